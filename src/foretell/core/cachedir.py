@@ -2,8 +2,10 @@
 safe."""
 
 import atexit
+import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,14 +19,32 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "foretell"
 
 
-def usable_directory(wanted: Path) -> Path:
-    """The directory, made where it is absent; where nothing can be written there (a read-only home), another one that is
-    this process's alone and goes with it. What is run as code is never read from a place that others may write to."""
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return _own()
-    return wanted if os.access(wanted, os.W_OK | os.X_OK) else _own()
+def other_directory() -> Path:
+    """Where compiled code goes that the cache directory cannot hold (a read-only home, a full disk): the user's directory
+    below the system's temporary one, else one that is this process's alone and goes with it (``is_kept`` tells which). What
+    is run as code is never read from a place that others may write to. Raises OSError where there is none."""
+    if hasattr(os, "getuid"):
+        path = Path(tempfile.gettempdir(), f"foretell-{os.getuid()}")
+        with contextlib.suppress(OSError):
+            if not os.path.lexists(path):
+                path.mkdir(mode=0o700)
+            if _is_private(path):
+                return path
+    return _own()
+
+
+def is_kept(path: Path) -> bool:
+    """Whether this ``other_directory`` outlives the process."""
+    return path != _own() if _own.cache_info().currsize else True
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a directory, and no link to one, is this user's, nobody else may look into it, and nobody else may put another
+    in its place."""
+    found, above = path.lstat(), path.parent.stat()
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    return own and not shared and above.st_uid in (0, os.getuid())
 
 
 @cache

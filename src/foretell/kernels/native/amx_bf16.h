@@ -11,7 +11,7 @@
  */
 #ifndef FORETELL_AMX_BF16_H
 #define FORETELL_AMX_BF16_H
-#include "amx.h"
+#include "ahead.h"
 
 #if AMX
 

@@ -10,15 +10,7 @@
 #ifndef FORETELL_EXPERTS_H
 #define FORETELL_EXPERTS_H
 #include "linear.h"
-#include "pass.h"
-
-/* Blocks of `all` rows in groups: a group of n rows that begins at place j stands behind 2 * j rows, as n | 1 <= 2 * n. */
-INLINE int64_t group_blocks_bytes(int64_t columns, int64_t all) {
-  return 2 * all * num_blocks(columns) * (int64_t)sizeof(Block);
-}
-INLINE Block *group_blocks(Block *blocks, int64_t columns, int64_t place) {
-  return blocks + 2 * place * num_blocks(columns);
-}
+#include "place.h"
 
 INLINE int is_any_quantised(const Expert *w) {
   return is_quantised(&w->gate) || is_quantised(&w->up) || is_quantised(&w->down);

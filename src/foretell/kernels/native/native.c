@@ -25,71 +25,21 @@
  *
  * Other weights and K, V are float or bf16; residual stream, scores and sums are float.
  */
-#include "common.h"
+#include "core.h"
 
 #include <omp.h>
 
+static const Product *products[NUM_FORMATS]; /* by format: foretell_use */
+
+#include "ahead.h"
 #include "layer.h"
 #include "pack.h"
-
-INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }
-INLINE int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
-
-/* Lay the scratch out behind `base`; returns its bytes. */
-static int64_t place(Pass *p, char *base) {
-  const Model *m = p->model;
-  const int64_t bytes = m->bf16 ? 2 : 4, rows = p->rows;
-  int64_t at = 0;
-  p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
-  p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
-  p->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
-#define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
-  PLACE(branch, rows * m->hidden * 4);
-  PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
-  PLACE(qkv, rows * p->qkv_width * 4);
-  PLACE(mixed, rows * p->ld_mixed * 4);
-  PLACE(gate, rows * m->intermediate * 4);
-  PLACE(up, rows * m->intermediate * 4);
-  PLACE(inner, rows * p->ld_inner * bytes);
-  PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
-  const int64_t widest = MAX(m->hidden, m->heads * m->dim);
-  p->ld_row = padded(MAX(widest, MAX(m->intermediate, m->expert_inner)));
-  PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
-  PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
-  PLACE(row, p->ld_row * 4 * p->threads);
-  if (m->experts) {
-    const int64_t all = MIN(rows, GROUPED_ROWS) * m->chosen;
-    p->ld_route = padded(m->experts + 1), p->ld_expert = padded(m->expert_inner);
-    PLACE(route, rows * p->ld_route * 4);
-    PLACE(weight, all * 4);
-    PLACE(expert, all * 4);
-    PLACE(from, all * 4);
-    PLACE(at, all * 4);
-    PLACE(begin, (m->experts + 2) * 4);
-    PLACE(gathered, all * p->ld_hidden * bytes);
-    PLACE(gathered_blocks, group_blocks_bytes(m->hidden, all));
-    PLACE(expert_gate, all * p->ld_expert * 4);
-    PLACE(expert_up, all * p->ld_expert * 4);
-    PLACE(expert_inner, all * p->ld_expert * bytes);
-    PLACE(expert_blocks, group_blocks_bytes(m->expert_inner, all));
-    PLACE(parts, all * m->hidden * 4);
-  }
-  PLACE(run, rows * 8);
-  PLACE(reach, rows * 8);
-  return at;
-}
+#include "place.h"
 
 /* Bytes of scratch that a pass over `rows` rows needs. cache may be NULL for the head alone. */
 int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, int64_t threads) {
   Pass p = {.model = model, .cache = cache, .rows = rows, .threads = (int)threads};
   return place(&p, 0);
-}
-
-static void look(Pass *p, int64_t i) {
-  const uint8_t *sees = p->ancestry + i / p->nodes * p->stride_b + i % p->nodes * p->stride_n;
-  int64_t run = 0, end = MIN(p->tree_nodes, p->slots[i] - p->length[i / p->nodes] + 1);
-  while (run < end && sees[run * p->stride_t]) run++;
-  p->run[i] = run, p->reach[i] = end; /* a node sees itself, and nothing behind itself */
 }
 
 /* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
@@ -218,19 +168,33 @@ int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const i
   return 0;
 }
 
+/* Use these products for matrices of a format, with the settings of now; before any call that reads such a matrix. */
+int64_t foretell_use(int64_t format, const Product *product) {
+  *product->l2_rows = l2_rows, *product->amx_rows = amx_rows;
+  products[format] = product;
+  return 0;
+}
+
+const Core foretell_core = {products, attend, project, settle, attention_part, mlp_part};
+
 /* Let passes over so many rows or more use AMX for quantised matrices (0: none; -1: where it is faster). Returns what it
  * was, -2 where this library was built without. */
 int64_t foretell_amx_rows(int64_t rows) {
   const int64_t before = amx_rows;
   if (!AMX) return -2;
   amx_rows = rows;
+  for (int i = 0; i < NUM_FORMATS; i++)
+    if (products[i]) *products[i]->amx_rows = rows;
   return before;
 }
 
 /* Fetch weights into L2 for tiles of so many rows or more (0: leave it). Returns what it was. */
 int64_t foretell_l2_rows(int64_t rows) {
   const int64_t before = l2_rows;
-  if (rows > 0) l2_rows = rows;
+  if (rows <= 0) return before;
+  l2_rows = rows;
+  for (int i = 0; i < NUM_FORMATS; i++)
+    if (products[i]) *products[i]->l2_rows = rows;
   return before;
 }
 
@@ -251,9 +215,3 @@ int64_t foretell_read(const char *memory, int64_t bytes, int64_t threads) {
   }
   return total;
 }
-
-/* These need what stands above. */
-#include "block.h"
-#include "blocks.h"
-#include "flash.h"
-#include "pair_tree.h"

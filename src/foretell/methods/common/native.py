@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from foretell.core.noise import token_table
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
+from foretell.kernels.native import need
 from foretell.kernels.pages import huge_pages
 from foretell.methods.common.head import Head
 from foretell.methods.common.sizes import check_ids
@@ -38,7 +39,7 @@ def refusal(head: Head, model: CausalModel) -> str | None:
     dim = getattr(head.config, "head_dim", HEAD_DIMS[0])
     if dim not in HEAD_DIMS:
         return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
-    return None
+    return heads.library()[1]
 
 
 def rounding(weights: str, model: CausalModel) -> str:
@@ -84,6 +85,7 @@ class Memory:
             place.copy_(each.data)
             each.data = place
             self._matrices[id(each)] = structures.Matrix.of(place)
+        need(matrix.format for matrix in self._matrices.values())
 
     def head_of(self, model: NativeModel) -> structures.Matrix:
         """The target's output head for this head to read: rounded too where this is."""
