@@ -19,12 +19,19 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "foretell"
 
 
+def kept_directories() -> list[Path]:
+    """Where compiled code may lie that an earlier process has made: the cache directory, and the user's own below the
+    system's temporary one, where it is there and safe. What is run as code is never read from a place that others may write
+    to."""
+    path = _temporary()
+    return [cache_directory(), *([path] if path is not None and _is_private(path) else [])]
+
+
 def other_directory() -> Path:
-    """Where compiled code goes that the cache directory cannot hold (a read-only home, a full disk): the user's directory
-    below the system's temporary one, else one that is this process's alone and goes with it (``is_kept`` tells which). What
-    is run as code is never read from a place that others may write to. Raises OSError where there is none."""
-    if hasattr(os, "getuid"):
-        path = Path(tempfile.gettempdir(), f"foretell-{os.getuid()}")
+    """Where compiled code goes that the cache directory cannot hold (a read-only home, a full disk): the user's own below the
+    system's temporary one, else one that is this process's alone and goes with it. Raises OSError where there is none."""
+    path = _temporary()
+    if path is not None:
         with contextlib.suppress(OSError):
             if not os.path.lexists(path):
                 path.mkdir(mode=0o700)
@@ -33,15 +40,17 @@ def other_directory() -> Path:
     return _own()
 
 
-def is_kept(path: Path) -> bool:
-    """Whether this ``other_directory`` outlives the process."""
-    return path != _own() if _own.cache_info().currsize else True
+def _temporary() -> Path | None:
+    return Path(tempfile.gettempdir(), f"foretell-{os.getuid()}") if hasattr(os, "getuid") else None
 
 
 def _is_private(path: Path) -> bool:
     """Whether a directory, and no link to one, is this user's, nobody else may look into it, and nobody else may put another
     in its place."""
-    found, above = path.lstat(), path.parent.stat()
+    try:
+        found, above = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
     own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
     shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
     return own and not shared and above.st_uid in (0, os.getuid())

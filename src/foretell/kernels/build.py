@@ -32,7 +32,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from foretell.core.cachedir import cache_directory, is_kept, other_directory
+from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
 
 _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
@@ -80,6 +80,7 @@ class Kernel(NamedTuple):
     variants: tuple[str, ...] = ("avx512", "avx2", "baseline")
 
 
+_QUICK = ("-fno-thread-jumps",)  # a sixth of the time to compile, and no pass is slower
 _X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
 PRODUCTS = tuple(f"product_{name}" for name in ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s"))
 """Products with matrices by their format's number in ``native/common.h``: a model needs those of its own formats."""
@@ -93,9 +94,9 @@ KERNELS = {
     "suffix": Kernel("suffix.c", ("-ffp-contract=off",), ("baseline",)),
     "tree": Kernel("tree.c"),
     # Their OpenMP runtime is the one that torch has loaded: see native.py.
-    "native": Kernel("native/native.c", ("-fopenmp",), _X86),
-    "heads": Kernel("native/heads.c", ("-fopenmp",), _X86),
-    **{name: Kernel("native/product.c", (f"-DPRODUCT={number}",), _X86) for number, name in enumerate(PRODUCTS)},
+    "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _X86),
+    "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _X86),
+    **{name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _X86) for number, name in enumerate(PRODUCTS)},
 }
 
 
@@ -258,18 +259,22 @@ def prebuild(directory: Path) -> list[Path]:
 
 
 def _libraries(name: str, variant: str) -> Iterator[Path]:
-    """The library where it lies compiled, and where that cannot be loaded another one: of the wheel, in the cache directory,
-    in the one besides. Each is compiled when it is asked for and absent. Raises OSError or SubprocessError."""
+    """Where the library lies compiled: of the wheel, in the cache directory, in the one besides; then those two again, where
+    it is compiled as it is asked for. Raises OSError or SubprocessError."""
     prebuilt = _PREBUILT / _file_name(name, variant)
     if is_whole(prebuilt):
         yield prebuilt
     compiler, file = _compiled_name(name, variant)
+    found = [root / file for root in kept_directories() if is_whole(root / file)]
+    yield from found
     for root in (cache_directory, other_directory):
         try:
-            if not is_whole(root() / file):
-                _compile_into(root(), file, compiler, name, variant)
-                _tell_place(root())
-            yield root() / file
+            made = root() / file
+            if made in found:  # it could not be loaded
+                continue
+            _compile_into(made, compiler, name, variant)
+            _tell_place(made.parent)
+            yield made
         except (OSError, subprocess.CalledProcessError) as error:
             if root == other_directory or not (isinstance(error, OSError) or _lacks_place(error)):
                 raise
@@ -288,19 +293,19 @@ def _is_missing(name: str, variant: str) -> bool:
         return False
     try:
         _, file = _compiled_name(name, variant)
-        return not any(is_whole(root() / file) for root in (cache_directory, other_directory))
+        return not any(is_whole(root / file) for root in kept_directories())
     except (OSError, subprocess.SubprocessError):
         return False
 
 
-def _compile_into(root: Path, file: str, compiler: str, name: str, variant: str) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root) as scratch:
+def _compile_into(library: Path, compiler: str, name: str, variant: str) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch, "code.so")
         _compile(compiler, name, variant, built)
         with built.open("rb") as stream:
             os.fsync(stream.fileno())  # else a power cut may leave the name and not the content
-        built.replace(root / file)
+        built.replace(library)
 
 
 def _tell_place(root: Path) -> None:
@@ -308,7 +313,7 @@ def _tell_place(root: Path) -> None:
     if root == cache_directory():
         return
     wanted = f"{cache_directory()} cannot hold compiled kernels"
-    if is_kept(root):
+    if root in kept_directories():
         if wanted not in _warned:
             _warned.append(wanted)
             _say(f"{wanted}; they are kept in {root}")
@@ -326,8 +331,7 @@ def _lacks_place(error: subprocess.CalledProcessError) -> bool:
 def _way_out(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError) and not _lacks_place(error):
         return "; name another compiler by CC, or install a wheel that brings the kernels"
-    number = getattr(error, "errno", None)
-    if number is not None or isinstance(error, subprocess.CalledProcessError):
+    if isinstance(error, subprocess.CalledProcessError) or getattr(error, "errno", None) is not None:
         return f"; make room in {cache_directory()}, or set FORETELL_CACHE to a directory that can be written to"
     return ""
 
@@ -412,5 +416,7 @@ def _run(command: list[str]) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    text = (getattr(error, "stderr", None) or str(error)).strip()
+    text = (getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)).strip()
+    if isinstance(error, subprocess.CalledProcessError):  # a compiler says many words of a full disk
+        text = next((os.strerror(number) for number in _PLACE if os.strerror(number) in text), text)
     return str(text.splitlines()[-1]) if text else type(error).__name__

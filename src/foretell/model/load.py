@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.kernels.build import SETTLED, warn_once
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
@@ -118,16 +119,21 @@ def load_model(
             )
         return _load_fast("native", path, wanted, where, name, weights)
     if implementation == "auto" and device_map is None:
+        reasons: dict[str, str] = {}
         for kind in FAST:
             reason = unsupported(kind, config, wanted, where)
             if reason is None:
                 try:
-                    return _load_fast(kind, path, wanted, where, name, weights)
+                    model = _load_fast(kind, path, wanted, where, name, weights)
+                    _tell_slower(name, kind, reasons, where)
+                    return model
                 except ShapeError:
                     raise
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
+            reasons[kind] = reason
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
+        _tell_slower(name, "transformers", reasons, where)
     return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
 
 
@@ -218,6 +224,14 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
     except Exception as error:  # no compiler, or an operator that does not build
         return first_line(error)
     return reason
+
+
+def _tell_slower(name: str, chosen: str, reasons: Mapping[str, str], where: torch.device) -> None:
+    """Warn once that a faster implementation does not run, and why: but for what the user chose or the machine cannot do."""
+    for kind, reason in reasons.items():
+        if not reason.startswith(SETTLED) and (kind != "native" or where.type == "cpu"):
+            warn_once(f"{name} runs as {chosen!r}, which is slower than {kind!r}: {reason}", reason)
+            return
 
 
 def _launch(implementation: str, device_map: Any) -> Launch:
