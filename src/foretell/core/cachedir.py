@@ -28,8 +28,9 @@ def kept_directories() -> list[Path]:
 
 
 def other_directory() -> Path:
-    """Where compiled code goes that the cache directory cannot hold (a read-only home, a full disk): the user's own below the
-    system's temporary one, else one that is this process's alone and goes with it. Raises OSError where there is none."""
+    """Where compiled code goes that the cache directory cannot hold (a read-only home, a full disk): the user's own below
+    the system's temporary one, else one that is this process's alone and goes with it. Raises OSError where there is
+    none."""
     path = _temporary()
     if path is not None:
         with contextlib.suppress(OSError):
@@ -45,8 +46,8 @@ def _temporary() -> Path | None:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether a directory, and no link to one, is this user's, nobody else may look into it, and nobody else may put another
-    in its place."""
+    """Whether a directory, and no link to one, is this user's, nobody else may look into it, and nobody else may put
+    another in its place."""
     try:
         found, above = path.lstat(), path.parent.stat()
     except OSError:

@@ -3,9 +3,9 @@ never fatal.
 
 Plain C through ctypes: no headers but the C library's, a few seconds of compilation, no interpreter to match. One source
 has several variants, for instruction sets that are named to the compiler; which one is loaded is decided at run time by
-the CPU. A wheel may bring all of them (``prebuild``). What is compiled lies in the user's cache directory, or where that cannot be
-written to in another one (``core.cachedir``), under a name that hashes source, flags and compiler, and is put there by one
-rename, so that processes may build it at the same time.
+the CPU. A wheel may bring all of them (``prebuild``). What is compiled lies in the user's cache directory, or where that
+cannot hold it in another one (``core.cachedir``), under a name that hashes source, flags and compiler, and is put there by
+one rename, so that processes may build it at the same time.
 
 ``FORETELL_ISA`` names the best variant that may be chosen (``avx2`` on a CPU that has more), ``FORETELL_AMX=0`` leaves out
 that with AMX, and ``FORETELL_NATIVE=0`` turns all kernels off.
@@ -96,7 +96,9 @@ KERNELS = {
     # Their OpenMP runtime is the one that torch has loaded: see native.py.
     "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _X86),
     "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _X86),
-    **{name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _X86) for number, name in enumerate(PRODUCTS)},
+    **{
+        name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _X86) for number, name in enumerate(PRODUCTS)
+    },
 }
 
 
@@ -259,8 +261,8 @@ def prebuild(directory: Path) -> list[Path]:
 
 
 def _libraries(name: str, variant: str) -> Iterator[Path]:
-    """Where the library lies compiled: of the wheel, in the cache directory, in the one besides; then those two again, where
-    it is compiled as it is asked for. Raises OSError or SubprocessError."""
+    """Where the library lies compiled: of the wheel, in the cache directory, in the one besides; then those two again,
+    where it is compiled as it is asked for. Raises OSError or SubprocessError."""
     prebuilt = _PREBUILT / _file_name(name, variant)
     if is_whole(prebuilt):
         yield prebuilt

@@ -1,5 +1,5 @@
-"""``native/native.c`` and what belongs to it as libraries, where the CPU has the instructions and torch's OpenMP runtime can
-be shared. Products (``native/product.c``) and heads (``native/heads.c``) are loaded when something needs them."""
+"""``native/native.c`` and what belongs to it as libraries, where the CPU has the instructions and torch's OpenMP runtime
+can be shared. Products (``native/product.c``) and heads (``native/heads.c``) are loaded when something needs them."""
 
 import contextlib
 import ctypes
@@ -37,14 +37,14 @@ def _best() -> tuple[ctypes.CDLL | None, str | None, str | None]:
         names = variants_of("native")
     except BuildError as error:
         return None, str(error), None
-    reasons = []
+    reasons: list[str] = []
     for name in names:
         lib, reason = _library(name)
         if lib is not None:
             if reasons:
-                warn_once(f"C kernels run as {name}, which is slower than {names[0]}: {reasons[0]}", str(reasons[0]))
+                warn_once(f"C kernels run as {name}, which is slower than {names[0]}: {reasons[0]}", reasons[0])
             return lib, None, name
-        reasons.append(reason)
+        reasons.append(reason or "")
     return None, reasons[0], None
 
 

@@ -227,7 +227,7 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
 
 
 def _tell_slower(name: str, chosen: str, reasons: Mapping[str, str], where: torch.device) -> None:
-    """Warn once that a faster implementation does not run, and why: but for what the user chose or the machine cannot do."""
+    """Warn once that a faster implementation does not run, and why; not of what the user chose or the machine cannot do."""
     for kind, reason in reasons.items():
         if not reason.startswith(SETTLED) and (kind != "native" or where.type == "cpu"):
             warn_once(f"{name} runs as {chosen!r}, which is slower than {kind!r}: {reason}", reason)

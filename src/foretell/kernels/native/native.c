@@ -28,8 +28,17 @@
 #include "core.h"
 
 #include <omp.h>
+#include <stdio.h>
 
-static const Product *products[NUM_FORMATS]; /* by format: foretell_use */
+/* By format: what foretell_use has been given. Until then a product ends the process with a word, and not somewhere. */
+static void missing(const Matrix *w, int64_t a, int64_t b, const void *x, int64_t ldx, int64_t rows, const float *bias,
+                    float *out, int64_t ldo, int add, const void *next) {
+  fprintf(stderr, "foretell: products of format %d are not loaded\n", (int)w->format);
+  abort();
+}
+static int64_t no_setting;
+static const Product MISSING = {missing, &no_setting, &no_setting};
+static const Product *products[NUM_FORMATS] = {[0 ... NUM_FORMATS - 1] = &MISSING};
 
 #include "ahead.h"
 #include "layer.h"
@@ -99,9 +108,11 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
   return 0;
 }
 
-/* out [rows, ldo] = the first `size` rows of w times x [rows, columns], both float. 0, or 4 where there is no memory. */
+/* out [rows, ldo] = the first `size` rows of w times x [rows, columns], both float. 0, or 4 where there is no memory, or 5
+ * where the products of its format are not loaded. */
 int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t rows, float *out, int64_t ldo,
                           int64_t threads) {
+  if (products[w->format] == &MISSING) return 5;
   const int64_t n = w->columns, ld = padded(n), stride = block_stride(rows);
   void *made = aligned_alloc(64, aligned(is_quantised(w) ? blocks_bytes(n, rows) : rows * ld * 4));
   if (!made) return 4;
@@ -183,8 +194,7 @@ int64_t foretell_amx_rows(int64_t rows) {
   const int64_t before = amx_rows;
   if (!AMX) return -2;
   amx_rows = rows;
-  for (int i = 0; i < NUM_FORMATS; i++)
-    if (products[i]) *products[i]->amx_rows = rows;
+  for (int i = 0; i < NUM_FORMATS; i++) *products[i]->amx_rows = rows;
   return before;
 }
 
@@ -193,8 +203,7 @@ int64_t foretell_l2_rows(int64_t rows) {
   const int64_t before = l2_rows;
   if (rows <= 0) return before;
   l2_rows = rows;
-  for (int i = 0; i < NUM_FORMATS; i++)
-    if (products[i]) *products[i]->l2_rows = rows;
+  for (int i = 0; i < NUM_FORMATS; i++) *products[i]->l2_rows = rows;
   return before;
 }
 
