@@ -1,5 +1,6 @@
 """What is compiled for which model: the layers, the products of its formats, and heads where one decodes."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import pytest
 
 from foretell.core.errors import ModelError
 from foretell.kernels import native
-from foretell.kernels.build import KERNELS, PRODUCTS, BuildError
+from foretell.kernels.build import KERNELS, PRODUCTS, BuildError, load_libraries
+from foretell.kernels.functions import native_functions
 from tests.processes import quick_compiler
 
 COUNT = """
@@ -71,6 +73,36 @@ def test_products_that_cannot_be_built_are_an_error_with_the_reason(monkeypatch:
     monkeypatch.setattr(native, "_loaded", {})
     with pytest.raises(ModelError, match=r"not available: native/product\.c could not be built"):
         native.need([3])
+
+
+class Products(ctypes.Structure):
+    """``Product`` of ``native/product.h``."""
+
+    _fields_ = (
+        ("linear", ctypes.c_void_p),
+        ("l2_rows", ctypes.POINTER(ctypes.c_int64)),
+        ("amx_rows", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+@pytest.mark.skipif(native.library()[0] is None, reason=str(native.library()[1]))
+def test_settings_reach_the_products_loaded_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = native.variant()
+    assert variant is not None
+    functions = native_functions()
+    before = functions.l2_rows(0)
+    try:
+        native.need([0])
+        functions.l2_rows(7)
+        monkeypatch.setattr(native, "_loaded", {})
+        made = Products.in_dll(load_libraries([PRODUCTS[0]], variant)[0], "foretell_products")
+        assert made.l2_rows[0] == 7
+        made.l2_rows[0] = 9
+        native.need([0])
+        assert made.l2_rows[0] == 7
+    finally:
+        functions.l2_rows(before)
+    assert made.l2_rows[0] == before
 
 
 def test_every_format_has_its_products_by_its_number() -> None:
