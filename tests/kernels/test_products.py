@@ -48,6 +48,7 @@ def test_a_model_compiles_what_it_needs(kind: str, more: str, wanted: set[str], 
     assert built & {"native", "heads", *PRODUCTS} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.library()[0] is None, reason=str(native.library()[1]))
 def test_a_product_that_is_not_loaded_is_refused() -> None:
     code = (
