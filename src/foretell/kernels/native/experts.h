@@ -2,7 +2,7 @@
  *
  *  - Reading. Rows are grouped by expert, so that a pass reads the weights of every expert that some row has chosen once,
  *    for all of them: more nodes read more experts, and cost more. Each expert's outputs are divided between all threads.
- *  - Bits. What an expert returns for a row depends on that row alone (linear.h, quant.h). A row adds up what its experts
+ *  - Bits. What an expert returns for a row depends on that row alone (tiles.h, quant.h). A row adds up what its experts
  *    return in the order in which the router chose them: largest logit first, of equal ones the lower number, shared last.
  *    So neither the grouping nor other rows change a bit. The router is never quantised.
  *  - Memory. Rows of long prompts come GROUPED_ROWS at a time: their weights are then worth reading again.

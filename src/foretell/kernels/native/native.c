@@ -18,6 +18,9 @@
  *    run. Scores, sums and mixes go through that order, in lanes counted from its first: the same token after the same
  *    text gives the same bits in any tree, at any slot, in any batch.
  *
+ *  - Libraries. Products are compiled for each format of weights apart (product.c), and drafters' heads too (heads.c): a
+ *    model waits for what it needs. One indirect call a product and thread leads there.
+ *
  *  - Quantised weights stay packed: see quant.h. Activations are rounded to int8 where such a matrix reads them.
  *
  *  - AMX. Built for it, bf16 matrices are multiplied by it at every number of rows (amx_bf16.h: an order of sums of its own),
