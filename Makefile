@@ -3,19 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+USE := $(VENV)/.usable
 
 .PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench site figures clean
 
 install: $(STAMP)
 
-# torch first and under the constraints, so that no other package chooses a build of it.
-$(STAMP): pyproject.toml constraints.txt
+# What the package itself needs. torch first and under the constraints, so that no other package chooses a build of it.
+# No byte code is made of it here: Python makes that of what it imports, which is a small part.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+$(USE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev]"
+	$(PIP) torch
+	$(PIP) --editable .
+	touch $(USE)
+
+$(STAMP): $(USE)
+	$(PIP) --editable ".[dev]"
 	touch $(STAMP)
 
-demo: $(STAMP)
+demo: $(USE)
 	$(BIN)/python examples/demo.py
 
 # Each of PROCESSES takes its share of the tests in their order, and then from what is left of another's.
@@ -54,7 +61,7 @@ stress: $(STAMP)
 
 # Two replicas and a file of a thousand prompts on this machine; installs Ray (0.7 GB) first.
 test-ray: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev,ray]"
+	$(PIP) --editable ".[dev,ray]"
 	$(BIN)/python -m pytest -m slow tests/ray
 
 lint: $(STAMP)
@@ -69,7 +76,7 @@ check: test lint test-rest
 # The documents as a site, in build/site: open build/site/index.html. A warning is an error.
 SITE := $(VENV)/.docs
 $(SITE): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev,docs]"
+	$(PIP) --editable ".[dev,docs]"
 	touch $(SITE)
 
 site: $(SITE)

@@ -1,10 +1,13 @@
 """Which variant of a kernel is loaded, what its file's name depends on, and what is said where there is none."""
 
 import ctypes
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,10 +32,10 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_library_is_built_again_when_an_included_file_changes(kernel: Path) -> None:
-    first = build._compile_once("two", "baseline")
-    assert build._compile_once("two", "baseline") == first
+    first = next(build._libraries("two", "baseline"))
+    assert next(build._libraries("two", "baseline")) == first
     kernel.write_text(kernel.read_text().replace("ONE 1", "ONE 41"))
-    second = build._compile_once("two", "baseline")
+    second = next(build._libraries("two", "baseline"))
     assert second != first
     assert ctypes.CDLL(str(second)).two() == 42
     assert [path.suffix for path in first.parent.iterdir()] == [".so", ".so"]  # and nothing else is left
@@ -55,15 +58,103 @@ def test_without_a_compiler_the_reason_is_said(kernel: Path, monkeypatch: pytest
         build.load_library("two")
 
 
-def test_compiling_is_told_on_a_terminal_alone(
-    kernel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_compiling_is_told_to_a_terminal_or_to_logs(
+    kernel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    build._compile_once("two", "baseline")
-    assert capsys.readouterr().err == ""
-    kernel.write_text(kernel.read_text() + "\n")
+    def load() -> str:
+        kernel.write_text(kernel.read_text() + "\n")
+        build._load.cache_clear()
+        build.load_library("two")
+        return capsys.readouterr().err
+
+    assert load() == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    build._compile_once("two", "baseline")
-    assert "for baseline, once ... " in capsys.readouterr().err
+    first, second = load().splitlines()
+    assert first == "foretell: compiling C kernels two for baseline, once ..."
+    assert re.fullmatch(r"foretell: compiled C kernels two in \d+\.\d s", second)
+    build._load.cache_clear()
+    build.load_library("two")
+    assert capsys.readouterr().err == "", "it lies there"
+    with caplog.at_level("INFO", "foretell"):
+        assert load() == ""
+    assert [record.message.partition(" in ")[0] for record in caplog.records] == [
+        "compiling C kernels two for baseline, once ...", "compiled C kernels two"
+    ]  # fmt: skip
+    build._load.cache_clear()
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory besides the cache, empty; nothing has been warned of."""
+    (tmp_path / "temporary").mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(build, "_warned", [])
+    build._load.cache_clear()
+    return tmp_path / "temporary" / f"foretell-{os.getuid()}"
+
+
+NO_SPACE = "two.c:1: fatal error: error writing: No space left on device\ncollect2: error: ld returned 1 exit status"
+
+
+@pytest.mark.parametrize("how", ["read-only", "full for python", "full for the compiler", "runs no code"])
+def test_a_cache_that_cannot_hold_code_is_replaced_by_a_directory_that_is_kept(
+    how: str, kernel: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, compiled, compile_ = tmp_path / "cache", [], build._compile
+    if how == "read-only":
+        cache.write_text("a file")  # root may write to every directory
+
+    def fill(compiler: str, name: str, variant: str, target: Path) -> None:
+        compiled.append(target)
+        if target.is_relative_to(cache) and how == "full for python":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if target.is_relative_to(cache) and how == "full for the compiler":
+            raise subprocess.CalledProcessError(1, "cc", "", NO_SPACE)
+        compile_(compiler, name, variant, target)
+
+    def open_library(path: str) -> ctypes.CDLL:
+        if how == "runs no code" and Path(path).is_relative_to(cache):
+            raise OSError("failed to map segment from shared object")
+        return load(path)
+
+    load = ctypes.CDLL
+    monkeypatch.setattr(build, "_compile", fill)
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+    assert build.load_library("two").two() == 2
+    assert [path.suffix for path in other.iterdir()] == [".so"]
+    tries = len(compiled)
+    build._load.cache_clear()
+    assert build.load_library("two").two() == 2
+    assert len(compiled) == tries, "compiled again at the next start"
+    build._load.cache_clear()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_failure_names_its_reason_and_the_way_out(
+    full: bool, kernel: Path, other: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise subprocess.CalledProcessError(1, "cc", "", NO_SPACE if full else "one.c: error: no")
+
+    monkeypatch.setattr(build, "_compile", fail)
+    reason = "No space left on device; make room in " if full else "error: no; name another compiler by CC"
+    for _ in range(2):
+        with pytest.raises(BuildError, match=reason):
+            build.load_library("two")
+    (said,) = caplog.messages  # once
+    assert said.startswith("C kernels two runs by torch, which is slower: ")
+    assert reason in said
+
+
+def test_what_is_compiled_again_at_every_start_says_so(
+    kernel: Path, other: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    other.write_text("another file")
+    assert build.load_library("two").two() == 2
+    (said,) = caplog.messages
+    assert "at every start; set FORETELL_CACHE" in said
+    build._load.cache_clear()
 
 
 ALL = frozenset(flag for variant in VARIANTS.values() for flag in variant.needs)
@@ -137,13 +228,17 @@ def test_the_cpu_s_maker_is_known_where_the_system_says() -> None:
     assert build.vendor() in ("", *(word for line in file.read_text().splitlines() for word in line.split()))
 
 
-def test_a_variant_that_cannot_be_built_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old compiler: the next variant runs, and where none can be built the best one's reason is told."""
+def test_a_variant_that_cannot_be_built_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An old compiler: the next variant runs, which is said, and where none can be built the best one's reason is told."""
+    monkeypatch.setattr(build, "_warned", [])
     built = ctypes.CDLL(None)
     monkeypatch.setattr(native, "variants_of", lambda name: ["amx", "avx512_bf16"])
     monkeypatch.setattr(native, "_library", lambda name: (None, "no AMX") if name == "amx" else (built, None))
     assert native.library() == (built, None)
     assert native.variant() == "avx512_bf16"
+    assert caplog.messages == ["C kernels run as avx512_bf16, which is slower than amx: no AMX"]
     monkeypatch.setattr(native, "_library", lambda name: (None, f"no {name}"))
     assert native.library() == (None, "no amx")
     assert native.variant() is None
@@ -225,7 +320,7 @@ def test_a_failed_compilation_is_an_error_with_its_words() -> None:
 
 @pytest.mark.parametrize("kept", [0, 10, 700, 0.9])
 def test_a_library_that_was_cut_short_is_built_again(kernel: Path, kept: float) -> None:
-    built = build._compile_once("two", "baseline")
+    built = next(build._libraries("two", "baseline"))
     whole = built.read_bytes()
     built.write_bytes(whole[: int(kept if kept != 0.9 else kept * len(whole))])
     assert not build.is_whole(built)

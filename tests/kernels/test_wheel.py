@@ -16,13 +16,15 @@ from tests.processes import quick_compiler
 
 ROOT = Path(__file__).parents[2]
 USE = """
-from foretell.kernels import build
-from foretell.kernels.native import library
-for name in build.KERNELS:
-    if name != "native":
+from foretell.kernels import build, heads, native
+for name, kernel in build.KERNELS.items():
+    if "baseline" in kernel.variants:
         build.load_library(name)
-lib, reason = library()
+lib, reason = native.library()
 assert (lib is None) == (not {runs_native}), reason
+if lib is not None:
+    native.need(range(len(build.PRODUCTS)))
+    assert heads.library()[0] is not None
 """
 
 

@@ -15,6 +15,7 @@ import torch
 from foretell import Engine, Request, SamplingParams
 from foretell.core.tree import TokenTree
 from foretell.draft.base import Method
+from foretell.kernels import build
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
 from foretell.methods.acceptance.native import speed_up
 from foretell.methods.common.head import Head
@@ -277,3 +278,19 @@ def test_bfloat16_and_rounded_heads_keep_the_text(name: str, weights: str) -> No
     found = Engine(model, None, speculative=config, method=method).generate_batch(asked, batch_size=3)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert sum(one.num_draft_tokens for one in found) > 20
+
+
+def test_a_head_that_runs_by_torch_beside_a_native_target_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "_warned", [])
+    for _ in range(2):
+        made, reason = native_medusa(medusa(), target(torch.bfloat16), "auto")
+        assert made is None
+    assert reason == "its weights are torch.float32, and the target's torch.bfloat16"
+    assert caplog.messages == [f"the drafter's head runs by torch, which is slower: {reason}"]
+    caplog.clear()
+    monkeypatch.setattr(build, "_warned", [])
+    other = TransformersModel(tiny_module("llama", head_dim=16))  # of which its loading has spoken
+    assert native_medusa(medusa(), other, "auto")[0] is None
+    assert caplog.messages == []

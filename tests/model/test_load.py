@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.kernels import build
 from foretell.model.checkpoint import check_files, check_layers
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.load import from_module, load_model, load_tokenizer
@@ -195,6 +196,42 @@ def test_auto_takes_the_fastest_that_supports_the_model(monkeypatch: pytest.Monk
     assert isinstance(load_model(str(saved)), TransformersModel)
     lean.reason = None
     assert isinstance(load_model(str(saved), device_map={"": "cpu"}), TransformersModel)
+
+
+CHOSEN = ("disabled by FORETELL_NATIVE=0", "it has no variant baseline", "the CPU lacks avx2")
+NO_MEMORY = RuntimeError("no memory\nand more")
+
+
+@pytest.mark.parametrize(
+    ("native", "lean", "said"),
+    [
+        (FakeTwin("no compiler"), FakeTwin(None), "runs as 'lean', which is slower than 'native': no compiler"),
+        (FakeTwin("a; b"), FakeTwin("c"), "runs as 'transformers', which is slower than 'native': a; b"),
+        (
+            FakeTwin(None, NO_MEMORY),
+            FakeTwin(None),
+            "runs as 'lean', which is slower than 'native': RuntimeError: no memory",
+        ),
+        (FakeTwin(CHOSEN[0]), FakeTwin("c"), "runs as 'transformers', which is slower than 'lean': c"),
+        *((FakeTwin(reason), FakeTwin(None), None) for reason in CHOSEN),
+        (FakeTwin(None), FakeTwin("c"), None),
+    ],
+)
+def test_a_slower_implementation_is_said_once_with_its_reason(
+    native: FakeTwin, lean: FakeTwin, said: str | None, monkeypatch: pytest.MonkeyPatch, saved: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    install(monkeypatch, native=native, lean=lean)
+    monkeypatch.setattr(build, "_warned", [])
+    for _ in range(2):  # a draft after its target
+        load_model(str(saved))
+    assert caplog.messages == ([] if said is None else [f"{saved} {said}"])
+    assert not caplog.messages or caplog.records[0].name.startswith("foretell.")
+    caplog.clear()
+    monkeypatch.setattr(build, "_warned", [])
+    for options in ({"implementation": "transformers"}, {"device_map": {"": "cpu"}}):  # the user's own choice
+        load_model(str(saved), **options)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -2,8 +2,10 @@
 safe."""
 
 import atexit
+import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,14 +19,42 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "foretell"
 
 
-def usable_directory(wanted: Path) -> Path:
-    """The directory, made where it is absent; where nothing can be written there (a read-only home), another one that is
-    this process's alone and goes with it. What is run as code is never read from a place that others may write to."""
+def kept_directories() -> list[Path]:
+    """Where compiled code may lie that an earlier process has made: the cache directory, and the user's own below the
+    system's temporary one, where it is there and safe. What is run as code is never read from a place that others may write
+    to."""
+    path = _temporary()
+    return [cache_directory(), *([path] if path is not None and _is_private(path) else [])]
+
+
+def other_directory() -> Path:
+    """Where compiled code goes that the cache directory cannot hold (a read-only home, a full disk): the user's own below
+    the system's temporary one, else one that is this process's alone and goes with it. Raises OSError where there is
+    none."""
+    path = _temporary()
+    if path is not None:
+        with contextlib.suppress(OSError):
+            if not os.path.lexists(path):
+                path.mkdir(mode=0o700)
+            if _is_private(path):
+                return path
+    return _own()
+
+
+def _temporary() -> Path | None:
+    return Path(tempfile.gettempdir(), f"foretell-{os.getuid()}") if hasattr(os, "getuid") else None
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a directory, and no link to one, is this user's, nobody else may look into it, and nobody else may put
+    another in its place."""
     try:
-        wanted.mkdir(parents=True, exist_ok=True)
+        found, above = path.lstat(), path.parent.stat()
     except OSError:
-        return _own()
-    return wanted if os.access(wanted, os.W_OK | os.X_OK) else _own()
+        return False
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    return own and not shared and above.st_uid in (0, os.getuid())
 
 
 @cache

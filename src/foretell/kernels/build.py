@@ -3,8 +3,9 @@ never fatal.
 
 Plain C through ctypes: no headers but the C library's, a few seconds of compilation, no interpreter to match. One source
 has several variants, for instruction sets that are named to the compiler; which one is loaded is decided at run time by
-the CPU. A wheel may bring all of them (``prebuild``). What is compiled lies in the user's cache directory under a name
-that hashes source, flags and compiler, and is put there by one rename, so that processes may build it at the same time.
+the CPU. A wheel may bring all of them (``prebuild``). What is compiled lies in the user's cache directory, or where that
+cannot hold it in another one (``core.cachedir``), under a name that hashes source, flags and compiler, and is put there by
+one rename, so that processes may build it at the same time.
 
 ``FORETELL_ISA`` names the best variant that may be chosen (``avx2`` on a CPU that has more), ``FORETELL_AMX=0`` leaves out
 that with AMX, and ``FORETELL_NATIVE=0`` turns all kernels off.
@@ -12,7 +13,9 @@ that with AMX, and ``FORETELL_NATIVE=0`` turns all kernels off.
 
 import contextlib
 import ctypes
+import errno
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -22,18 +25,21 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from foretell.core.cachedir import cache_directory, usable_directory
+from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
 
-_FLAGS = ("-O3", "-fPIC", "-std=gnu11")
+_FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64: arch/x86/include/uapi/asm/prctl.h
 _PREBUILT = Path(__file__).with_name("prebuilt")
+logger = logging.getLogger(__name__)
 
 
 class Variant(NamedTuple):
@@ -74,6 +80,11 @@ class Kernel(NamedTuple):
     variants: tuple[str, ...] = ("avx512", "avx2", "baseline")
 
 
+_QUICK = ("-fno-thread-jumps",)  # a sixth of the time to compile, and no pass is slower
+_X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
+PRODUCTS = tuple(f"product_{name}" for name in ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s"))
+"""Products with matrices by their format's number in ``native/common.h``: a model needs those of its own formats."""
+
 KERNELS = {
     "bounds": Kernel("bounds.c"),
     "cdf": Kernel("cdf.c", ("-ffp-contract=off",)),
@@ -82,8 +93,12 @@ KERNELS = {
     "residual": Kernel("residual.c", ("-fopenmp-simd",)),
     "suffix": Kernel("suffix.c", ("-ffp-contract=off",), ("baseline",)),
     "tree": Kernel("tree.c"),
-    # Its OpenMP runtime is the one that torch has loaded: see native.py.
-    "native": Kernel("native/native.c", ("-fopenmp",), ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")),
+    # Their OpenMP runtime is the one that torch has loaded: see native.py.
+    "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _X86),
+    "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _X86),
+    **{
+        name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _X86) for number, name in enumerate(PRODUCTS)
+    },
 }
 
 
@@ -91,12 +106,56 @@ class BuildError(Exception):
     """Why a kernel is not available. Callers fall back to torch and keep the reason for reports."""
 
 
+SETTLED = ("disabled by ", "it has no variant ", "the CPU")
+"""How reasons begin that are the user's own choice or the machine's nature: nobody is warned of them."""
+_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # another directory may do
+_warned: list[str] = []
+
+
 def load_library(name: str, variant: str | None = None) -> ctypes.CDLL:
     """The library of a kernel, in the best variant for this CPU or the one that is given.
 
     Raises BuildError with the reason where it is not available, ConfigError for an unknown ``FORETELL_ISA``.
     """
-    return _load(name, variant or variant_of(name))
+    return load_libraries([name], variant or variant_of(name))[0]
+
+
+def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
+    """The libraries of several kernels; those that must be compiled are compiled side by side. Raises BuildError."""
+    missing = [name for name in names if _is_missing(name, variant)]
+    start = perf_counter()
+    if missing:
+        _say(f"compiling {_shown(missing)} for {variant}, once ...")
+    try:
+        with ThreadPoolExecutor(max(1, min(len(names), os.cpu_count() or 1))) as pool:
+            libraries = list(pool.map(lambda name: _load(name, variant), names))
+    except BuildError as error:
+        if not any(name in ("native", *PRODUCTS) for name in names):  # of those the model's loading speaks
+            cause = str(error).partition(": ")[2]
+            warn_once(f"{_shown(names)} runs by torch, which is slower: {error}", cause)
+        raise
+    if missing:
+        _say(f"compiled {_shown(missing)} in {perf_counter() - start:.1f} s")
+    return libraries
+
+
+def warn_once(line: str, cause: str) -> None:
+    """A warning of this package's log: that something is slower than it could be. Only the first of each cause is said."""
+    if not any(cause in said for said in _warned):
+        _warned.append(line)
+        logger.warning("%s", line)
+
+
+def _say(line: str) -> None:
+    """Where logs are read, to them; else to a terminal."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s", line)
+    elif sys.stderr is not None and sys.stderr.isatty():
+        print(f"foretell: {line}", file=sys.stderr, flush=True)
+
+
+def _shown(names: Iterable[str]) -> str:
+    return "C kernels " + ", ".join(name.replace("_", " ") for name in names)
 
 
 def variant_of(name: str) -> str:
@@ -181,11 +240,13 @@ def _cpu_flags_of_torch() -> frozenset[str]:
 
 @cache
 def _load(name: str, variant: str) -> ctypes.CDLL:
-    prebuilt = _PREBUILT / _file_name(name, variant)
     try:
-        return ctypes.CDLL(str(prebuilt if is_whole(prebuilt) else _compile_once(name, variant)))
+        for library in _libraries(name, variant):
+            with contextlib.suppress(OSError):  # of a file system from which no code may be run, or for another system
+                return ctypes.CDLL(str(library))
+        raise OSError("what was compiled cannot be loaded; set FORETELL_CACHE to a directory that may hold programs")
     except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(f"{KERNELS[name].source} could not be built: {_last_line(error)}") from error
+        raise BuildError(f"{KERNELS[name].source} could not be built: {_last_line(error)}{_way_out(error)}") from error
 
 
 def prebuild(directory: Path) -> list[Path]:
@@ -199,30 +260,82 @@ def prebuild(directory: Path) -> list[Path]:
     return built
 
 
-def _compile_once(name: str, variant: str) -> Path:
+def _libraries(name: str, variant: str) -> Iterator[Path]:
+    """Where the library lies compiled: of the wheel, in the cache directory, in the one besides; then those two again,
+    where it is compiled as it is asked for. Raises OSError or SubprocessError."""
+    prebuilt = _PREBUILT / _file_name(name, variant)
+    if is_whole(prebuilt):
+        yield prebuilt
+    compiler, file = _compiled_name(name, variant)
+    found = [root / file for root in kept_directories() if is_whole(root / file)]
+    yield from found
+    for root in (cache_directory, other_directory):
+        try:
+            made = root() / file
+            if made in found:  # it could not be loaded
+                continue
+            _compile_into(made, compiler, name, variant)
+            _tell_place(made.parent)
+            yield made
+        except (OSError, subprocess.CalledProcessError) as error:
+            if root == other_directory or not (isinstance(error, OSError) or _lacks_place(error)):
+                raise
+
+
+def _compiled_name(name: str, variant: str) -> tuple[str, str]:
+    """The compiler, and the name of what it makes of a kernel. Raises OSError where there is none."""
     compiler = _compiler()
     version = next(iter(_run([compiler, "--version"]).splitlines()), "")
-    root = cache_directory()
-    target = root / _file_name(name, variant, compiler, version, platform.machine())
-    if is_whole(target):
-        return target
-    root = usable_directory(root)
-    target = root / target.name
-    shown = KERNELS[name].source if sys.stderr is not None and sys.stderr.isatty() else None
-    start = perf_counter()
-    if shown:
-        print(f"foretell: compiling {shown} for {variant}, once ... ", end="", file=sys.stderr, flush=True)
+    return compiler, _file_name(name, variant, compiler, version, platform.machine())
+
+
+def _is_missing(name: str, variant: str) -> bool:
+    """Whether a kernel would be compiled now."""
+    if is_whole(_PREBUILT / _file_name(name, variant)):
+        return False
     try:
-        with tempfile.TemporaryDirectory(dir=root) as scratch:
-            built = Path(scratch, "code.so")
-            _compile(compiler, name, variant, built)
-            with built.open("rb") as stream:
-                os.fsync(stream.fileno())  # else a power cut may leave the name and not the content
-            built.replace(target)
-    finally:
-        if shown:
-            print(f"{perf_counter() - start:.1f} s", file=sys.stderr)
-    return target
+        _, file = _compiled_name(name, variant)
+        return not any(is_whole(root / file) for root in kept_directories())
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def _compile_into(library: Path, compiler: str, name: str, variant: str) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        built = Path(scratch, "code.so")
+        _compile(compiler, name, variant, built)
+        with built.open("rb") as stream:
+            os.fsync(stream.fileno())  # else a power cut may leave the name and not the content
+        built.replace(library)
+
+
+def _tell_place(root: Path) -> None:
+    """Say where compiled code lies, if it is not the place that is documented."""
+    if root == cache_directory():
+        return
+    wanted = f"{cache_directory()} cannot hold compiled kernels"
+    if root in kept_directories():
+        if wanted not in _warned:
+            _warned.append(wanted)
+            _say(f"{wanted}; they are kept in {root}")
+    else:
+        warn_once(
+            f"{wanted}: they are compiled again at every start; set FORETELL_CACHE to a directory that can be written to",
+            wanted,
+        )
+
+
+def _lacks_place(error: subprocess.CalledProcessError) -> bool:
+    return any(os.strerror(number) in (error.stderr or "") for number in _PLACE)
+
+
+def _way_out(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError) and not _lacks_place(error):
+        return "; name another compiler by CC, or install a wheel that brings the kernels"
+    if isinstance(error, subprocess.CalledProcessError) or getattr(error, "errno", None) is not None:
+        return f"; make room in {cache_directory()}, or set FORETELL_CACHE to a directory that can be written to"
+    return ""
 
 
 def is_whole(library: Path) -> bool:
@@ -280,14 +393,15 @@ def _compiler() -> str:
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and (path := shutil.which(name)):
             return path
-    raise OSError("no C compiler (cc, gcc or clang) on the PATH")
+    raise OSError("no C compiler (cc, gcc or clang) on the PATH; install one, or a wheel that brings the kernels")
 
 
 def _run(command: list[str]) -> str:
     """What a program prints. One that takes too long is ended together with those that it has called: a compiler's driver
     alone would leave the compiler at work."""
+    environment = {**os.environ, "LC_ALL": "C"}  # its messages are read
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
     )
     try:
         out, errors = process.communicate(timeout=_TIMEOUT_S)
@@ -304,5 +418,7 @@ def _run(command: list[str]) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    text = (getattr(error, "stderr", None) or str(error)).strip()
+    text = (getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)).strip()
+    if isinstance(error, subprocess.CalledProcessError):  # a compiler says many words of a full disk
+        text = next((os.strerror(number) for number in _PLACE if os.strerror(number) in text), text)
     return str(text.splitlines()[-1]) if text else type(error).__name__

@@ -10,6 +10,7 @@ _PROBLEMS = {
     1: "a token is outside the vocabulary",
     2: "a slot is outside the cache",
     3: "a position is not the node's",
+    5: "the products of a matrix's format are not loaded",
 }
 
 

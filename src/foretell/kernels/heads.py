@@ -1,9 +1,11 @@
-"""The structures and functions of ``native/pair.h``, ``pair_tree.h``, ``blocks.h`` and ``draw.h``, typed."""
+"""The library ``native/heads.c``: its structures and functions, typed."""
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
 
-from foretell.kernels.native import library
+from foretell.kernels import native
+from foretell.kernels.build import BuildError, load_library
 from foretell.kernels.structures import Matrix, Model
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -64,9 +66,11 @@ class Markov(ctypes.Structure):
 class HeadFunctions:
     """The library's functions for heads. Those named ``*_scratch`` return bytes, the others 0 or an error's number."""
 
-    def __init__(self, lib: ctypes.CDLL) -> None:
-        def typed(name: str, *types: type) -> Callable[..., int]:
-            function = getattr(lib, f"foretell_{name}")
+    def __init__(self, lib: ctypes.CDLL, core: ctypes.CDLL) -> None:
+        """core: the library of ``native/native.c``."""
+
+        def typed(name: str, *types: type, of: ctypes.CDLL = lib) -> Callable[..., int]:
+            function = getattr(of, f"foretell_{name}")
             function.argtypes, function.restype = list(types), _NUMBER
             return function  # type: ignore[no-any-return]
 
@@ -85,13 +89,32 @@ class HeadFunctions:
         self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
         self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)
         self.adapter = typed("adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3)
-        self.product = typed("product", pointer, number, pointer, number, pointer, number, number)
+        self.product = typed("product", pointer, number, pointer, number, pointer, number, number, of=core)
         self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)
         self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)
 
 
+def library() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library of heads, or None and the reason why there is none. It may be compiled at the first call."""
+    core, reason = native.library()
+    return (None, reason) if core is None else _library(native.variant() or "")
+
+
+@cache
+def _library(variant: str) -> tuple[ctypes.CDLL | None, str | None]:
+    core, _ = native.library()
+    assert core is not None
+    try:
+        lib = load_library("heads", variant)
+    except BuildError as error:
+        return None, str(error)
+    lib.foretell_open_heads(native.address_in(core, "foretell_core"))
+    return lib, None
+
+
 def head_functions() -> HeadFunctions:
-    """Only where ``kernels.native.library`` has one."""
-    lib, reason = library()
+    """Only where ``library`` has one."""
+    (lib, reason), (core, _) = library(), native.library()
     assert lib is not None, reason
-    return HeadFunctions(lib)
+    assert core is not None
+    return HeadFunctions(lib, core)

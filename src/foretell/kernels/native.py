@@ -1,16 +1,24 @@
-"""``native/native.c`` as a library, where the CPU has the instructions and torch's OpenMP runtime can be shared."""
+"""``native/native.c`` and what belongs to it as libraries, where the CPU has the instructions and torch's OpenMP runtime
+can be shared. Products (``native/product.c``) and heads (``native/heads.c``) are loaded when something needs them."""
 
 import contextlib
 import ctypes
 import os
 import re
+import threading
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from foretell.kernels.build import BuildError, load_library, variants_of
+from foretell.core.errors import ModelError
+from foretell.kernels.build import PRODUCTS, BuildError, load_libraries, variants_of, warn_once
 
 _OPENMP = r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib|dll)\S*"
+
+
+_lock = threading.Lock()
+_loaded: dict[str, set[int]] = {}  # formats of products, by variant
 
 
 def library() -> tuple[ctypes.CDLL | None, str | None]:
@@ -29,24 +37,49 @@ def _best() -> tuple[ctypes.CDLL | None, str | None, str | None]:
         names = variants_of("native")
     except BuildError as error:
         return None, str(error), None
-    reasons = []
+    reasons: list[str] = []
     for name in names:
         lib, reason = _library(name)
         if lib is not None:
+            if reasons:
+                warn_once(f"C kernels run as {name}, which is slower than {names[0]}: {reasons[0]}", reasons[0])
             return lib, None, name
-        reasons.append(reason)
+        reasons.append(reason or "")
     return None, reasons[0], None
+
+
+def need(formats: Iterable[int]) -> None:
+    """Load products with matrices of these formats, the numbers of ``common.h``, before one is multiplied. They may be
+    compiled now (a second each). Raises ModelError with the reason where they are not available here."""
+    lib, reason, name = _best()
+    if lib is None or name is None:
+        raise ModelError(f"the native decoder is not available: {reason}")
+    with _lock:
+        loaded = _loaded.setdefault(name, set())
+        missing = sorted({*formats} - loaded)
+        try:
+            libraries = load_libraries([PRODUCTS[number] for number in missing], name) if missing else []
+        except BuildError as error:
+            raise ModelError(f"the native decoder is not available: {error}") from error
+        for number, made in zip(missing, libraries, strict=True):
+            lib.foretell_use(ctypes.c_int64(number), address_in(made, "foretell_products"))
+            loaded.add(number)
+
+
+def address_in(lib: ctypes.CDLL, name: str) -> ctypes.c_void_p:
+    """Where a structure lies that a library exports."""
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(lib, name)))
 
 
 @cache
 def _library(variant: str) -> tuple[ctypes.CDLL | None, str | None]:
     openmp = openmp_runtime()
     if openmp is None:
-        return None, "torch's OpenMP runtime was not found among the loaded libraries"
+        return None, "torch's OpenMP runtime was not found among the loaded libraries; install torch from its own wheel"
     try:
         # Built without naming a runtime: this must be the one torch has loaded, by whatever name it was packed.
         ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
-        return load_library("native", variant), None
+        return load_libraries(["native"], variant)[0], None
     except (BuildError, OSError) as error:
         return None, str(error)
 

@@ -14,6 +14,7 @@ import torch
 
 from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.progress import tell
+from foretell.kernels.build import SETTLED, warn_once
 from foretell.model import tokenizer as tokenizers
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
@@ -124,16 +125,21 @@ def load_model(
             )
         return _load_fast("native", path, wanted, where, name, weights)
     if implementation == "auto" and device_map is None:
+        reasons: dict[str, str] = {}
         for kind in FAST:
             reason = unsupported(kind, config, wanted, where)
             if reason is None:
                 try:
-                    return _load_fast(kind, path, wanted, where, name, weights)
+                    model = _load_fast(kind, path, wanted, where, name, weights)
+                    _tell_slower(name, kind, reasons, where)
+                    return model
                 except ShapeError:
                     raise
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
+            reasons[kind] = reason
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
+        _tell_slower(name, "transformers", reasons, where)
     from foretell.model.hf.adapter import TransformersModel
 
     if not _draws_bars:
@@ -258,6 +264,14 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
     except Exception as error:  # no compiler, or an operator that does not build
         return first_line(error)
     return reason
+
+
+def _tell_slower(name: str, chosen: str, reasons: Mapping[str, str], where: torch.device) -> None:
+    """Warn once that a faster implementation does not run, and why; not of what the user chose or the machine cannot do."""
+    for kind, reason in reasons.items():
+        if not reason.startswith(SETTLED) and (kind != "native" or where.type == "cpu"):
+            warn_once(f"{name} runs as {chosen!r}, which is slower than {kind!r}: {reason}", reason)
+            return
 
 
 def _launch(implementation: str, device_map: Any) -> "Launch":

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
-from foretell.kernels.native import variant
+from foretell.kernels.native import need, variant
 from foretell.model.llama import shape as llama
 from foretell.model.llama import twin
 from foretell.model.llama.native import NativeModel
@@ -91,6 +91,7 @@ def product(weight: Tensor, x: Tensor, threads: int = 1) -> Tensor:
     """[rows, out] float32 by the kernels; weight [out, columns] bf16, x float32."""
     out = torch.full((len(x), len(weight)), nan)
     matrix = structures.Matrix.of(weight)
+    need([matrix.format])
     call = native_functions().product
     address, rows = ctypes.addressof(matrix), len(weight)
     assert call(address, rows, x.data_ptr(), len(x), out.data_ptr(), rows, threads) == 0

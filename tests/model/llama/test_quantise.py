@@ -13,6 +13,7 @@ from torch import Tensor
 from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
+from foretell.kernels.native import need
 from foretell.model.llama import native, quantise, twin
 from foretell.model.llama import shape as llama
 from foretell.model.llama.native import NativeModel
@@ -70,6 +71,7 @@ class Held:
         quantise.pack_into(self.bytes, form, kind, rows, columns)
         self.num_rows, self.columns = len(rows), columns
         self.matrix = structures.Matrix(self.bytes.data_ptr(), None, FORMATS[form].number, columns, row_bytes)
+        need([self.matrix.format])
 
     def product(self, x: Tensor, threads: int = 1) -> Tensor:
         out = torch.full((len(x), self.num_rows), nan)

@@ -15,6 +15,10 @@ static int64_t l2_rows = 2;
 static int64_t l2_rows = 1 << 20;
 #endif
 
+/* Activation rows from which AMX is used, for all formats; below 0: where it was measured to be faster; 0: never. It
+ * changes no bit. */
+static int64_t amx_rows = -1;
+
 INLINE void prefetch_weights(const int M, const char *p) {
   if (M > 1 && M >= l2_rows) prefetch_l2(p);
   else prefetch(p);

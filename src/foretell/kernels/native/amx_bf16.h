@@ -6,12 +6,12 @@
  *
  * Bits. An output is one element of one accumulator: for each 32 of k (zeros behind the last) the instruction adds the
  * products of even k in order, and those of odd k, then both sums, then that onto the accumulator, each rounded once. So
- * it depends neither on the number of rows nor on thread, batch or place. It is not the order of linear.h: other variants
+ * it depends neither on the number of rows nor on thread, batch or place. It is not the order of tiles.h: other variants
  * of the kernels give other bits of a bf16 pass, of the same precision.
  */
 #ifndef FORETELL_AMX_BF16_H
 #define FORETELL_AMX_BF16_H
-#include "amx.h"
+#include "ahead.h"
 
 #if AMX
 

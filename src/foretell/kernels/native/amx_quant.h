@@ -7,12 +7,8 @@
  */
 #ifndef FORETELL_AMX_QUANT_H
 #define FORETELL_AMX_QUANT_H
-#include "amx.h"
+#include "ahead.h"
 #include "quant.h"
-
-/* Activation rows from which AMX is used, for all formats; below 0: where it was measured to be faster; 0: never. It
- * changes no bit. */
-static int64_t amx_rows = -1;
 
 #if AMX
 
@@ -72,14 +68,6 @@ INLINE void unpack_chunk(const int FORMAT, const char *w, int64_t units, Chunk *
   }
 }
 
-#define UNPACK(F)                                                                                                      \
-  case F:                                                                                                              \
-    unpack_chunk(F, w, units, to, ahead);                                                                              \
-    break;
-static void unpack(int64_t format, const char *w, int64_t units, Chunk *to, const char *ahead) {
-  switch (format) { UNPACK(Q8) UNPACK(Q8M) UNPACK(Q4) UNPACK(Q4M) UNPACK(Q4K) UNPACK(Q8K) UNPACK(Q8S) }
-}
-
 /* Tiles: activations of whole groups of 16 rows and of what is left, codes, and two accumulators of either. */
 enum { A_OF_16, A_OF_REST, CODES_0, CODES_1, SUMS_OF_16, SUMS_OF_REST = SUMS_OF_16 + 2 };
 
@@ -125,31 +113,25 @@ INLINE void amx_product(const int M, const int PART, const int MINIMUM, const Ch
 }
 
 typedef void amx_function(const Chunk *w, int64_t parts, const Block *x, int64_t stride, vec *parked);
-#define DEFINE_AMX(NAME, M, PART, MINIMUM)                                                                             \
-  static void amx_##NAME##_##M(const Chunk *w, int64_t parts, const Block *x, int64_t stride, vec *parked) {           \
-    amx_product(M, PART, MINIMUM, w, parts, x, stride, parked);                                                        \
+#define DEFINE_AMX(_, M)                                                                                               \
+  static void amx_##M(const Chunk *w, int64_t parts, const Block *x, int64_t stride, vec *parked) {                    \
+    amx_product(M, PRODUCT == Q8S ? 16 : 32, has_minimum(PRODUCT), w, parts, x, stride, parked);                       \
   }
-#define FOR_16(DO, ...)                                                                                                \
-  DO(__VA_ARGS__, 1) DO(__VA_ARGS__, 2) DO(__VA_ARGS__, 3) DO(__VA_ARGS__, 4) DO(__VA_ARGS__, 5) DO(__VA_ARGS__, 6)    \
-  DO(__VA_ARGS__, 7) DO(__VA_ARGS__, 8) DO(__VA_ARGS__, 9) DO(__VA_ARGS__, 10) DO(__VA_ARGS__, 11)                     \
-  DO(__VA_ARGS__, 12) DO(__VA_ARGS__, 13) DO(__VA_ARGS__, 14) DO(__VA_ARGS__, 15) DO(__VA_ARGS__, 16)
-#define AMX_PLAIN(NAME, M) DEFINE_AMX(NAME, M, 32, 0)
-#define AMX_MINIMUM(NAME, M) DEFINE_AMX(NAME, M, 32, 1)
-#define AMX_HALVES(NAME, M) DEFINE_AMX(NAME, M, 16, 0)
-#define AMX_ENTRY(NAME, M) [M] = amx_##NAME##_##M,
-FOR_16(AMX_PLAIN, plain) FOR_16(AMX_MINIMUM, minimum) FOR_16(AMX_HALVES, halves)
-static amx_function *const AMX_PRODUCTS[3][17] = {
-    {FOR_16(AMX_ENTRY, plain)}, {FOR_16(AMX_ENTRY, minimum)}, {FOR_16(AMX_ENTRY, halves)}};
+#define AMX_ENTRY(_, M) [M] = amx_##M,
+#define FOR_16(DO)                                                                                                     \
+  DO(, 1) DO(, 2) DO(, 3) DO(, 4) DO(, 5) DO(, 6) DO(, 7) DO(, 8) DO(, 9) DO(, 10) DO(, 11) DO(, 12) DO(, 13) DO(, 14) \
+  DO(, 15) DO(, 16)
+FOR_16(DEFINE_AMX)
+static amx_function *const AMX_PRODUCTS[17] = {FOR_16(AMX_ENTRY)};
 
 /* See linear_quant. */
 static void linear_quant_amx(const Matrix *w, int64_t a, int64_t b, const Block *x, int64_t rows, const float *bias,
                              float *out, int64_t ldo, int add, const void *next) {
   Chunk chunks[AMX_TILES] __attribute__((aligned(64)));
   vec parked[AMX_TILES][AMX_ROWS];
-  const int64_t format = w->format, stride = block_stride(rows), tile_bytes = TILE * w->row_bytes;
+  const int64_t format = PRODUCT, stride = block_stride(rows), tile_bytes = TILE * w->row_bytes;
   const int64_t unit = unit_of(format), units = (w->columns + unit - 1) / unit, many = CHUNK_K / unit;
   const int64_t part = format == Q8S ? 16 : 32, rest = rows % 16;
-  amx_function *const *const product = AMX_PRODUCTS[format == Q8S ? 2 : has_minimum(format)];
   const int64_t tiles = rows <= 16 ? 1 : AMX_TILES; /* few rows: weights in the order of memory */
   const char *data = w->data, *end = data + (b + TILE - 1) / TILE * tile_bytes;
   const int64_t distance = MIN(tiles == 1 ? PREFETCH : AMX_AHEAD, tile_bytes);
@@ -176,11 +158,11 @@ static void linear_quant_amx(const Matrix *w, int64_t a, int64_t b, const Block 
             if (ahead >= data + (r0 / TILE + j + 1) * tile_bytes) ahead += (tiles - 1) * tile_bytes;
             if (ahead >= end) ahead = (const char *)next + (ahead - end) % tile_bytes;
           }
-          unpack(format, from, count, &chunks[j], ahead);
+          unpack_chunk(PRODUCT, from, count, &chunks[j], ahead);
         }
         for (int64_t m = m0; m < m1; m += 16)
           for (int64_t j = 0; j < num; j++)
-            product[MIN(16, m1 - m)](&chunks[j], count * unit / part, here + m, stride, &parked[j][m - m0]);
+            AMX_PRODUCTS[MIN(16, m1 - m)](&chunks[j], count * unit / part, here + m, stride, &parked[j][m - m0]);
       }
       for (int64_t j = 0; j < num; j++) {
         const int64_t r = r0 + j * TILE;

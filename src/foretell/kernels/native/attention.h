@@ -1,7 +1,7 @@
 /* Attention of a tree's nodes over the cache. */
 #ifndef FORETELL_ATTENTION_H
 #define FORETELL_ATTENTION_H
-#include "pass.h"
+#include "core.h"
 
 /* Dot products of one query with 16 keys: key i at keys[i], or at run + i * dim where keys is NULL. */
 INLINE vec scores_dim(const int64_t dim, const int is_bf16, const void *query, const void *run, const void *const *keys) {
@@ -75,13 +75,6 @@ static void mix_one(int is_bf16, float weight, const void *value, int64_t dim, f
   float *const weights[1] = {&weight}, *const to[1] = {mixed};
   mix(1, is_bf16, weights, value, 0, 1, dim, to);
 }
-
-typedef struct {
-  int64_t row, head, low, high, total; /* sees slots [low, high), then ancestors; positions [low, total) in all */
-  float *scores;                       /* indexed by position */
-  float mixed[MAX_DIM];
-  float sum;
-} Query;
 
 /* Gemma 2: cap * tanh(scale * score / cap). */
 INLINE vec capped(vec score, float scale, float cap) {

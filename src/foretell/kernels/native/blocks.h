@@ -1,7 +1,7 @@
 /* Residual blocks x + silu(W x + b): Medusa's heads and acceptance heads. */
 #ifndef FORETELL_BLOCKS_H
 #define FORETELL_BLOCKS_H
-#include "layer.h"
+#include "linear.h"
 #include "rows.h"
 
 typedef struct {

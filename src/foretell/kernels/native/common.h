@@ -88,6 +88,9 @@ typedef struct {
   const float *cos, *sin; /* [rotations, capacity, dim / 2] */
 } Cache;
 
+INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }
+INLINE int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
+
 INLINE int is_quantised(const Matrix *w) { return w->format >= Q8; }
 
 /* Where a row of a matrix begins, or its tile. */

@@ -2,7 +2,7 @@
  *
  *  - Reading. Rows are grouped by expert, so that a pass reads the weights of every expert that some row has chosen once,
  *    for all of them: more nodes read more experts, and cost more. Each expert's outputs are divided between all threads.
- *  - Bits. What an expert returns for a row depends on that row alone (linear.h, quant.h). A row adds up what its experts
+ *  - Bits. What an expert returns for a row depends on that row alone (tiles.h, quant.h). A row adds up what its experts
  *    return in the order in which the router chose them: largest logit first, of equal ones the lower number, shared last.
  *    So neither the grouping nor other rows change a bit. The router is never quantised.
  *  - Memory. Rows of long prompts come GROUPED_ROWS at a time: their weights are then worth reading again.
@@ -10,15 +10,7 @@
 #ifndef FORETELL_EXPERTS_H
 #define FORETELL_EXPERTS_H
 #include "linear.h"
-#include "pass.h"
-
-/* Blocks of `all` rows in groups: a group of n rows that begins at place j stands behind 2 * j rows, as n | 1 <= 2 * n. */
-INLINE int64_t group_blocks_bytes(int64_t columns, int64_t all) {
-  return 2 * all * num_blocks(columns) * (int64_t)sizeof(Block);
-}
-INLINE Block *group_blocks(Block *blocks, int64_t columns, int64_t place) {
-  return blocks + 2 * place * num_blocks(columns);
-}
+#include "place.h"
 
 INLINE int is_any_quantised(const Expert *w) {
   return is_quantised(&w->gate) || is_quantised(&w->up) || is_quantised(&w->down);

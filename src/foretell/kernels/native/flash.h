@@ -1,7 +1,8 @@
 /* DFlash's block drafter and Kangaroo's adapter: layers of the model's kind with a way in and out of their own. */
 #ifndef FORETELL_FLASH_H
 #define FORETELL_FLASH_H
-#include "layer.h"
+#include "linear.h"
+#include "place.h"
 #include "rows.h"
 
 typedef struct {

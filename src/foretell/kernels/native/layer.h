@@ -3,7 +3,6 @@
 #define FORETELL_LAYER_H
 #include "attention.h"
 #include "linear.h"
-#include "pass.h"
 
 /* Where gate and up stand, and where their product goes: all of `rows` rows. */
 typedef struct {
@@ -41,12 +40,6 @@ static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t)
   const int64_t n = p->model->intermediate;
   const Gated x = {p->gate, p->up, p->rows, n, n, p->inner, p->ld_inner, p->inner_blocks};
   activate_rows(p, &x, reader, a, b, t);
-}
-
-/* Which rows of the MLP's inner matrices are thread t's: whole blocks where quantised ones read or write them. */
-INLINE void share_inner(const Layer *l, int64_t n, int t, int threads, int64_t *a, int64_t *b) {
-  if (is_quantised(&l->gate) || is_quantised(&l->up) || is_quantised(&l->down)) share_by(32, n, t, threads, a, b);
-  else share(n, t, threads, a, b);
 }
 
 /* Queries, keys and values of x [rows, ldx]: this thread's columns of them. */

@@ -1,4 +1,4 @@
-/* Products of bf16 rows by AVX2 and FMA, with the sums of linear.h: 16 lanes of pairs, odd elements first, then one tree.
+/* Products of bf16 rows by AVX2 and FMA, with the sums of tiles.h: 16 lanes of pairs, odd elements first, then one tree.
  *
  * Bound by arithmetic from about four rows on, so what counts is what a fused product costs beside itself: activations are
  * widened once and lie in the order in which they are read, accumulators hold whole lines of weights, and no masked store is

@@ -1,4 +1,4 @@
-/* Products of bf16 rows by AVX-512's products of floats, with the sums of linear.h: 16 lanes of pairs, odd elements first.
+/* Products of bf16 rows by AVX-512's products of floats, with the sums of tiles.h: 16 lanes of pairs, odd elements first.
  *
  * A core of Intel makes two of these in a cycle, and the instruction for pairs of bf16, where it has one, every second
  * cycle: twice the arithmetic, if nothing else takes the two ports. So activations are widened once, and lie in the order

@@ -18,6 +18,9 @@
  *    run. Scores, sums and mixes go through that order, in lanes counted from its first: the same token after the same
  *    text gives the same bits in any tree, at any slot, in any batch.
  *
+ *  - Libraries. Products are compiled for each format of weights apart (product.c), and drafters' heads too (heads.c): a
+ *    model waits for what it needs. One indirect call a product and thread leads there.
+ *
  *  - Quantised weights stay packed: see quant.h. Activations are rounded to int8 where such a matrix reads them.
  *
  *  - AMX. Built for it, bf16 matrices are multiplied by it at every number of rows (amx_bf16.h: an order of sums of its own),
@@ -25,71 +28,30 @@
  *
  * Other weights and K, V are float or bf16; residual stream, scores and sums are float.
  */
-#include "common.h"
+#include "core.h"
 
 #include <omp.h>
+#include <stdio.h>
 
+/* By format: what foretell_use has been given. Until then a product ends the process with a word, and not somewhere. */
+static void missing(const Matrix *w, int64_t a, int64_t b, const void *x, int64_t ldx, int64_t rows, const float *bias,
+                    float *out, int64_t ldo, int add, const void *next) {
+  fprintf(stderr, "foretell: products of format %d are not loaded\n", (int)w->format);
+  abort();
+}
+static int64_t no_setting;
+static const Product MISSING = {missing, &no_setting, &no_setting};
+static const Product *products[NUM_FORMATS] = {[0 ... NUM_FORMATS - 1] = &MISSING};
+
+#include "ahead.h"
 #include "layer.h"
 #include "pack.h"
-
-INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }
-INLINE int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
-
-/* Lay the scratch out behind `base`; returns its bytes. */
-static int64_t place(Pass *p, char *base) {
-  const Model *m = p->model;
-  const int64_t bytes = m->bf16 ? 2 : 4, rows = p->rows;
-  int64_t at = 0;
-  p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
-  p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
-  p->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
-#define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
-  PLACE(branch, rows * m->hidden * 4);
-  PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
-  PLACE(qkv, rows * p->qkv_width * 4);
-  PLACE(mixed, rows * p->ld_mixed * 4);
-  PLACE(gate, rows * m->intermediate * 4);
-  PLACE(up, rows * m->intermediate * 4);
-  PLACE(inner, rows * p->ld_inner * bytes);
-  PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
-  const int64_t widest = MAX(m->hidden, m->heads * m->dim);
-  p->ld_row = padded(MAX(widest, MAX(m->intermediate, m->expert_inner)));
-  PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
-  PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
-  PLACE(row, p->ld_row * 4 * p->threads);
-  if (m->experts) {
-    const int64_t all = MIN(rows, GROUPED_ROWS) * m->chosen;
-    p->ld_route = padded(m->experts + 1), p->ld_expert = padded(m->expert_inner);
-    PLACE(route, rows * p->ld_route * 4);
-    PLACE(weight, all * 4);
-    PLACE(expert, all * 4);
-    PLACE(from, all * 4);
-    PLACE(at, all * 4);
-    PLACE(begin, (m->experts + 2) * 4);
-    PLACE(gathered, all * p->ld_hidden * bytes);
-    PLACE(gathered_blocks, group_blocks_bytes(m->hidden, all));
-    PLACE(expert_gate, all * p->ld_expert * 4);
-    PLACE(expert_up, all * p->ld_expert * 4);
-    PLACE(expert_inner, all * p->ld_expert * bytes);
-    PLACE(expert_blocks, group_blocks_bytes(m->expert_inner, all));
-    PLACE(parts, all * m->hidden * 4);
-  }
-  PLACE(run, rows * 8);
-  PLACE(reach, rows * 8);
-  return at;
-}
+#include "place.h"
 
 /* Bytes of scratch that a pass over `rows` rows needs. cache may be NULL for the head alone. */
 int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, int64_t threads) {
   Pass p = {.model = model, .cache = cache, .rows = rows, .threads = (int)threads};
   return place(&p, 0);
-}
-
-static void look(Pass *p, int64_t i) {
-  const uint8_t *sees = p->ancestry + i / p->nodes * p->stride_b + i % p->nodes * p->stride_n;
-  int64_t run = 0, end = MIN(p->tree_nodes, p->slots[i] - p->length[i / p->nodes] + 1);
-  while (run < end && sees[run * p->stride_t]) run++;
-  p->run[i] = run, p->reach[i] = end; /* a node sees itself, and nothing behind itself */
 }
 
 /* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
@@ -149,9 +111,11 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
   return 0;
 }
 
-/* out [rows, ldo] = the first `size` rows of w times x [rows, columns], both float. 0, or 4 where there is no memory. */
+/* out [rows, ldo] = the first `size` rows of w times x [rows, columns], both float. 0, or 4 where there is no memory, or 5
+ * where the products of its format are not loaded. */
 int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t rows, float *out, int64_t ldo,
                           int64_t threads) {
+  if (products[w->format] == &MISSING) return 5;
   const int64_t n = w->columns, ld = padded(n), stride = block_stride(rows);
   void *made = aligned_alloc(64, aligned(is_quantised(w) ? blocks_bytes(n, rows) : rows * ld * 4));
   if (!made) return 4;
@@ -218,19 +182,31 @@ int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const i
   return 0;
 }
 
+/* Use these products for matrices of a format, with the settings of now; before any call that reads such a matrix. */
+int64_t foretell_use(int64_t format, const Product *product) {
+  *product->l2_rows = l2_rows, *product->amx_rows = amx_rows;
+  products[format] = product;
+  return 0;
+}
+
+const Core foretell_core = {products, attend, project, settle, attention_part, mlp_part};
+
 /* Let passes over so many rows or more use AMX for quantised matrices (0: none; -1: where it is faster). Returns what it
  * was, -2 where this library was built without. */
 int64_t foretell_amx_rows(int64_t rows) {
   const int64_t before = amx_rows;
   if (!AMX) return -2;
   amx_rows = rows;
+  for (int i = 0; i < NUM_FORMATS; i++) *products[i]->amx_rows = rows;
   return before;
 }
 
 /* Fetch weights into L2 for tiles of that many rows or more (0: leave it). Returns what it was. */
 int64_t foretell_l2_rows(int64_t rows) {
   const int64_t before = l2_rows;
-  if (rows > 0) l2_rows = rows;
+  if (rows <= 0) return before;
+  l2_rows = rows;
+  for (int i = 0; i < NUM_FORMATS; i++) *products[i]->l2_rows = rows;
   return before;
 }
 
@@ -251,9 +227,3 @@ int64_t foretell_read(const char *memory, int64_t bytes, int64_t threads) {
   }
   return total;
 }
-
-/* These need what stands above. */
-#include "block.h"
-#include "blocks.h"
-#include "flash.h"
-#include "pair_tree.h"

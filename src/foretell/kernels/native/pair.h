@@ -6,7 +6,8 @@
 #ifndef FORETELL_PAIR_H
 #define FORETELL_PAIR_H
 #include "draw.h"
-#include "layer.h"
+#include "linear.h"
+#include "place.h"
 #include "rows.h"
 
 typedef struct {

@@ -61,6 +61,12 @@ INLINE void share_rows(const Matrix *w, int64_t n, int t, int threads, int64_t *
   else share(n, t, threads, a, b);
 }
 
+/* Which rows of the MLP's inner matrices are thread t's: whole blocks where quantised ones read or write them. */
+INLINE void share_inner(const Layer *l, int64_t n, int t, int threads, int64_t *a, int64_t *b) {
+  if (is_quantised(&l->gate) || is_quantised(&l->up) || is_quantised(&l->down)) share_by(32, n, t, threads, a, b);
+  else share(n, t, threads, a, b);
+}
+
 /* What matrices read: activations in the model's type, blocks of int8, or both. */
 typedef struct {
   const void *plain;

@@ -14,7 +14,6 @@
  */
 #ifndef FORETELL_QUANT_H
 #define FORETELL_QUANT_H
-#include "ahead.h"
 #include "ints.h"
 
 /* 32 activations: value k is about scale * codes[k]. Block i of row m stands at [i * stride + m]. */
@@ -25,16 +24,7 @@ typedef struct {
   int32_t back8, half128[2], unused[2];
 } Block;
 
-enum {
-#ifdef __AVX512F__
-  MANY = 8, /* activation rows of a tile at most: what registers hold */
-#else
-  MANY = 4,
-#endif
-  TILES = 4,         /* tiles that share a pass over the activations, ... */
-  X_BYTES = 32768,   /* ... of which so many bytes stay in L1 */
-  SIDE_K = 320,      /* bytes of scales in front of the codes of 256 k: d, dmin, then 16 by 16 small integers */
-};
+enum { SIDE_K = 320 }; /* bytes of scales in front of the codes of 256 k: d, dmin, then 16 by 16 small integers */
 
 /* What formats have in common; i is a format, a constant wherever speed counts. */
 INLINE int bits_of(int64_t i) { return i == Q4 || i == Q4M || i == Q4K ? 4 : 8; }
@@ -56,131 +46,12 @@ INLINE vec minimum_at(const int FORMAT, const char *side, int64_t i, vec dmin) {
   return v_half(side + 64 + 32 * i);
 }
 
-/* out[m, r] (+)= bias[r] + the product of x[m] with row r of a tile, for `units` units of k from w and x on. parked holds
- * the accumulators between chunks of k. */
-INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t units, const Block *x, int64_t stride,
-                       vec *parked, int first, int last, Lanes lanes, const float *bias, float *out, int64_t ldo, int add,
-                       const char *ahead) {
-  const int BITS = bits_of(FORMAT), HALVES = FORMAT == Q8S ? 2 : 1, BYTES = 32 * TILE * BITS / 8;
-  vec acc[8];
-  UNROLL for (int m = 0; m < M; m++) acc[m] = first ? v_zero() : parked[m];
-  for (int64_t u = 0; u < units; u++) {
-    const char *codes = w + side_of(FORMAT);
-    vec d = v_zero(), dmin = v_zero();
-    if (by_256(FORMAT)) d = v_half(w);
-    if (by_256(FORMAT) && has_minimum(FORMAT)) dmin = v_sub(v_zero(), v_half(w + 32));
-    UNROLL for (int i = 0; i < side_of(FORMAT); i += 64) prefetch_weights(M, ahead + i);
-    ahead += side_of(FORMAT);
-    for (int64_t block = 0; block < unit_of(FORMAT) / 32; block++, x += stride) {
-      UNROLL for (int half = 0; half < HALVES; half++) {
-        ints sum[8];
-        UNROLL for (int m = 0; m < M; m++)
-            sum[m] = BITS == 4           ? i_begin4(has_minimum(FORMAT) ? i_zero() : i_all(&x[m].back8))
-                     : has_minimum(FORMAT) ? i_zero()
-                     : HALVES == 2       ? i_back128(&x[m].half128[half])
-                                         : i_back128(&x[m].back128);
-        if (BITS == 8) {
-          UNROLL for (int i = 0; i < 8 / HALVES; i++) {
-            const int at = half * 4 + i;
-            const ints c = i_load(codes + 64 * at);
-            prefetch_weights(M, ahead + 64 * at);
-            UNROLL for (int m = 0; m < M; m++) {
-              const ints a = i_all(x[m].codes + 4 * at);
-              sum[m] = has_minimum(FORMAT) ? i_dot_small(sum[m], c, a) : i_dot_byte(sum[m], c, a);
-            }
-          }
-        } else {
-          UNROLL for (int i = 0; i < 4; i++) {
-            const ints c = i_load(codes + 64 * i), low = i_low4(c), high = i_high4(c);
-            prefetch_weights(M, ahead + 64 * i);
-            UNROLL for (int m = 0; m < M; m++) {
-              sum[m] = i_dot4(sum[m], low, i_all(x[m].codes + 4 * i));
-              sum[m] = i_dot4(sum[m], high, i_all(x[m].codes + 16 + 4 * i));
-            }
-          }
-          UNROLL for (int m = 0; m < M; m++)
-              sum[m] = i_end4(sum[m], has_minimum(FORMAT) ? i_zero() : i_all(&x[m].back8));
-        }
-        const vec scale = scale_at(FORMAT, w, block * HALVES + half, d);
-        UNROLL for (int m = 0; m < M; m++)
-            acc[m] = v_fma(i_float(sum[m]), v_mul(scale, v_all(x[m].scale)), acc[m]);
-      }
-      if (has_minimum(FORMAT)) {
-        const vec minimum = minimum_at(FORMAT, w, block, dmin);
-        UNROLL for (int m = 0; m < M; m++) acc[m] = v_fma(minimum, v_all(x[m].sum), acc[m]);
-      }
-      codes += BYTES, ahead += BYTES;
-    }
-    w = codes;
-  }
-  if (!last) {
-    UNROLL for (int m = 0; m < M; m++) parked[m] = acc[m];
-    return;
-  }
-  UNROLL for (int m = 0; m < M; m++) {
-    vec y = bias ? v_add(acc[m], v_load_some(lanes, bias)) : acc[m];
-    if (add) y = v_add(y, v_load_some(lanes, out + m * ldo));
-    v_store_some(out + m * ldo, lanes, y);
-  }
-}
-
-#define QUANT_ARGS                                                                                                     \
-  const char *w, int64_t units, const Block *x, int64_t stride, vec *parked, int first, int last, Lanes lanes,         \
-      const float *bias, float *out, int64_t ldo, int add, const char *ahead
-typedef void quant_function(QUANT_ARGS);
-#define DEFINE_QUANT(FORMAT, M)                                                                                        \
-  static void quant_##FORMAT##_##M(QUANT_ARGS) {                                                                       \
-    tile_quant(M, FORMAT, w, units, x, stride, parked, first, last, lanes, bias, out, ldo, add, ahead);                \
-  }
-#define DEFINE_FORMAT(F)                                                                                               \
-  DEFINE_QUANT(F, 1) DEFINE_QUANT(F, 2) DEFINE_QUANT(F, 3) DEFINE_QUANT(F, 4)                                          \
-  DEFINE_QUANT(F, 5) DEFINE_QUANT(F, 6) DEFINE_QUANT(F, 7) DEFINE_QUANT(F, 8)
-#define QUANT_TABLE(F)                                                                                                 \
-  [F] = {0, quant_##F##_1, quant_##F##_2, quant_##F##_3, quant_##F##_4, quant_##F##_5, quant_##F##_6, quant_##F##_7,   \
-         quant_##F##_8}
-DEFINE_FORMAT(Q8) DEFINE_FORMAT(Q8M) DEFINE_FORMAT(Q4) DEFINE_FORMAT(Q4M)
-DEFINE_FORMAT(Q4K) DEFINE_FORMAT(Q8K) DEFINE_FORMAT(Q8S)
-static quant_function *const QUANT_TILES[NUM_FORMATS][9] = {
-    QUANT_TABLE(Q8), QUANT_TABLE(Q8M), QUANT_TABLE(Q4), QUANT_TABLE(Q4M), QUANT_TABLE(Q4K), QUANT_TABLE(Q8K), QUANT_TABLE(Q8S)};
-
 /* Blocks of a row of `columns` activations: whole units of k, so that every format finds what it reads. */
 INLINE int64_t num_blocks(int64_t columns) { return (columns + 63) / 64 * 2; }
 /* Blocks between block i and block i + 1 of a row: odd, so that the rows of a group spread over all sets of L1. */
 INLINE int64_t block_stride(int64_t rows) { return rows | 1; }
 INLINE int64_t blocks_bytes(int64_t columns, int64_t rows) {
   return num_blocks(columns) * block_stride(rows) * (int64_t)sizeof(Block);
-}
-
-/* Rows [a, b) of w times `rows` rows of x, plus bias (or NULL), to out [rows, ldo], or added to it. a is a multiple of
- * TILE. `next` is what this thread will read after row b: it is prefetched. */
-static void linear_quant(const Matrix *w, int64_t a, int64_t b, const Block *x, int64_t rows, const float *bias,
-                         float *out, int64_t ldo, int add, const void *next) {
-  vec parked[TILES * MANY];
-  const int64_t format = w->format, stride = block_stride(rows), tile_bytes = TILE * w->row_bytes;
-  const int64_t unit = unit_of(format), units = (w->columns + unit - 1) / unit;
-  const char *data = w->data, *end = data + (b + TILE - 1) / TILE * tile_bytes;
-  const int64_t part = (end - (data + a / TILE * tile_bytes)) / 2;
-  const int64_t tiles = rows > MANY ? MAX(1, MIN(TILES, BLOCK_BYTES / tile_bytes)) : TILES;
-  for (int64_t r0 = a; r0 < b; r0 += tiles * TILE) {
-    const int64_t r1 = MIN(r0 + tiles * TILE, b);
-    for (int64_t m0 = 0, size; m0 < rows; m0 += size) {
-      const int64_t groups = (rows - m0 + MANY - 1) / MANY;
-      size = (rows - m0 + groups - 1) / groups;
-      const int64_t wanted = units * (unit / 32) * size * (int64_t)sizeof(Block);
-      const int64_t chunks = (wanted + X_BYTES - 1) / X_BYTES, chunk = (units + chunks - 1) / chunks;
-      for (int64_t u = 0; u < units; u += chunk) {
-        const int64_t count = MIN(chunk, units - u);
-        for (int64_t r = r0; r < r1; r += TILE) {
-          const char *from = data + r / TILE * tile_bytes + u * unit_bytes(format), *ahead = from;
-          if (m0 == 0) ahead += MIN(chunk == units ? PREFETCH : PREFETCH_FAR, part); /* later the weights are near */
-          if (m0 == 0 && ahead >= end) ahead = (const char *)next + (ahead - end);
-          QUANT_TILES[format][size](from, count, x + u * (unit / 32) * stride + m0, stride,
-                                    parked + (r - r0) / TILE * MANY, u == 0, u + count == units,
-                                    first_lanes(r1 - r), bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead);
-        }
-      }
-    }
-  }
 }
 
 /* Round n floats to blocks of int8: scale = largest / 127, ties to even. What is not finite gives a scale that is not. */

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.common.native import Memory
 from foretell.methods.common.native_blocks import NativeBlocks
@@ -14,7 +15,13 @@ from foretell.model.target import CausalModel
 def speed_up(head: AcceptanceHead, model: CausalModel) -> AcceptanceHead:
     """The head in eval mode, its products by the C kernels where model, which it decodes beside, is a native one."""
     plain = {parameter.dtype for parameter in head.parameters()} <= {torch.float32, torch.bfloat16}
-    if head.native is None and isinstance(model, NativeModel) and head.blocks and plain:
+    if (
+        head.native is None
+        and isinstance(model, NativeModel)
+        and head.blocks
+        and plain
+        and heads.library()[0] is not None
+    ):
         linears = [block.linear for block in head.blocks if isinstance(block, ResBlock)]
         blocks = NativeBlocks(Memory(head), [linears], [head.out], head.config.width)
         head.native = lambda x: _apply(blocks, x)

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from foretell.core.noise import token_table
 from foretell.kernels import heads, structures
+from foretell.kernels.build import warn_once
 from foretell.kernels.functions import check
+from foretell.kernels.native import need
 from foretell.kernels.pages import huge_pages
 from foretell.methods.common.head import Head
 from foretell.methods.common.sizes import check_ids
@@ -29,7 +31,15 @@ Guesses from rounded weights are as sound: the distribution that is reported is 
 
 
 def refusal(head: Head, model: CausalModel) -> str | None:
-    """Why a head cannot run through the native kernels beside this target; None where it can."""
+    """Why a head cannot run through the native kernels beside this target; None where it can. Beside a native target, which
+    could be guessed for faster, it is said once."""
+    reason = _refusal(head, model)
+    if reason is not None and isinstance(model, NativeModel):
+        warn_once(f"the drafter's head runs by torch, which is slower: {reason}", reason)
+    return reason
+
+
+def _refusal(head: Head, model: CausalModel) -> str | None:
     if not isinstance(model, NativeModel):
         return f"the target runs as {model.spec.implementation!r}, and native heads need a native one"
     dtypes = {parameter.dtype for parameter in head.parameters()}
@@ -38,7 +48,7 @@ def refusal(head: Head, model: CausalModel) -> str | None:
     dim = getattr(head.config, "head_dim", HEAD_DIMS[0])
     if dim not in HEAD_DIMS:
         return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
-    return None
+    return heads.library()[1]
 
 
 def rounding(weights: str, model: CausalModel) -> str:
@@ -84,6 +94,7 @@ class Memory:
             place.copy_(each.data)
             each.data = place
             self._matrices[id(each)] = structures.Matrix.of(place)
+        need(matrix.format for matrix in self._matrices.values())
 
     def head_of(self, model: NativeModel) -> structures.Matrix:
         """The target's output head for this head to read: rounded too where this is."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
 from foretell.kernels import structures
+from foretell.kernels.native import need
 from foretell.model.llama import shape as llama
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
 from foretell.model.llama.weights import WeightSource
@@ -86,6 +87,8 @@ def read_matrices(
             _add_plain(out, name, own)
         else:
             plans[name] = plan
+    need(structures.FORMATS[dtype] if plan.format is None else FORMATS[plan.format].number for plan in plans.values())
+    need(matrix.format for matrix in out.held.values())
     if not plans:
         return _labelled(out, plain)
     sizes = [-(-plan.num_bytes(dtype) // _LINE) * _LINE for plan in plans.values()]

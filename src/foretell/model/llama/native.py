@@ -53,7 +53,7 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device.type}"
     if dtype not in (torch.float32, torch.bfloat16):
-        return f"it runs float32 and bfloat16, not {dtype}"
+        return f"it runs float32 and bfloat16, not {dtype}: give one of them as dtype"
     reason = llama.unsupported(config)
     if reason is not None:
         return reason

@@ -1,0 +1,65 @@
+/* The scratch of a pass, and what its nodes see. */
+#ifndef FORETELL_PLACE_H
+#define FORETELL_PLACE_H
+#include "pass.h"
+
+/* Blocks of `all` rows in groups: a group of n rows that begins at place j stands behind 2 * j rows, as n | 1 <= 2 * n. */
+INLINE int64_t group_blocks_bytes(int64_t columns, int64_t all) {
+  return 2 * all * num_blocks(columns) * (int64_t)sizeof(Block);
+}
+INLINE Block *group_blocks(Block *blocks, int64_t columns, int64_t place) {
+  return blocks + 2 * place * num_blocks(columns);
+}
+
+/* Lay the scratch out behind `base`; returns its bytes. */
+static int64_t place(Pass *p, char *base) {
+  const Model *m = p->model;
+  const int64_t bytes = m->bf16 ? 2 : 4, rows = p->rows;
+  int64_t at = 0;
+  p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
+  p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
+  p->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
+#define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
+  PLACE(branch, rows * m->hidden * 4);
+  PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
+  PLACE(qkv, rows * p->qkv_width * 4);
+  PLACE(mixed, rows * p->ld_mixed * 4);
+  PLACE(gate, rows * m->intermediate * 4);
+  PLACE(up, rows * m->intermediate * 4);
+  PLACE(inner, rows * p->ld_inner * bytes);
+  PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
+  const int64_t widest = MAX(m->hidden, m->heads * m->dim);
+  p->ld_row = padded(MAX(widest, MAX(m->intermediate, m->expert_inner)));
+  PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
+  PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
+  PLACE(row, p->ld_row * 4 * p->threads);
+  if (m->experts) {
+    const int64_t all = MIN(rows, GROUPED_ROWS) * m->chosen;
+    p->ld_route = padded(m->experts + 1), p->ld_expert = padded(m->expert_inner);
+    PLACE(route, rows * p->ld_route * 4);
+    PLACE(weight, all * 4);
+    PLACE(expert, all * 4);
+    PLACE(from, all * 4);
+    PLACE(at, all * 4);
+    PLACE(begin, (m->experts + 2) * 4);
+    PLACE(gathered, all * p->ld_hidden * bytes);
+    PLACE(gathered_blocks, group_blocks_bytes(m->hidden, all));
+    PLACE(expert_gate, all * p->ld_expert * 4);
+    PLACE(expert_up, all * p->ld_expert * 4);
+    PLACE(expert_inner, all * p->ld_expert * bytes);
+    PLACE(expert_blocks, group_blocks_bytes(m->expert_inner, all));
+    PLACE(parts, all * m->hidden * 4);
+  }
+  PLACE(run, rows * 8);
+  PLACE(reach, rows * 8);
+  return at;
+}
+
+static void look(Pass *p, int64_t i) {
+  const uint8_t *sees = p->ancestry + i / p->nodes * p->stride_b + i % p->nodes * p->stride_n;
+  int64_t run = 0, end = MIN(p->tree_nodes, p->slots[i] - p->length[i / p->nodes] + 1);
+  while (run < end && sees[run * p->stride_t]) run++;
+  p->run[i] = run, p->reach[i] = end; /* a node sees itself, and nothing behind itself */
+}
+
+#endif
