@@ -34,7 +34,7 @@ def test_the_share_of_each_model_grows(implementation: str, caplog: pytest.LogCa
         assert shares == sorted(shares)
         assert any(0.2 < share < 0.8 for share in shares) or implementation == "transformers"
     lines = [record.getMessage() for record in caplog.records if record.name == "foretell.model.load"]
-    assert any(line.startswith(f"bundled: loaded as {implementation} in float32, ") for line in lines)
+    assert any(line.startswith(f"bundled: loaded as {implementation} in ") for line in lines)
 
 
 def test_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

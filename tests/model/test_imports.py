@@ -33,12 +33,14 @@ print(engine.model.spec.implementation, [name for name in {HEAVY!r} if name in s
     ("implementation", "method", "told"),
     [
         ("native", "draft_model", "native []"),
+        ("native", "eagle3", "native []"),
+        ("native", "dflash", "native []"),
         ("lean", "none", "lean []"),
         ("transformers", "none", "transformers ['transformers'"),  # the control
     ],
 )
 def test_a_first_token(tmp_path: Path, implementation: str, method: str, told: str) -> None:
-    target = "bundled" if method == "draft_model" else str(checkpoint.save(tmp_path))
+    target = "bundled" if implementation == "native" else str(checkpoint.save(tmp_path))
     command = [sys.executable, "-c", GENERATE, target, implementation, method]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

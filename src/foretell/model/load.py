@@ -149,7 +149,7 @@ def load_model(
     begun = monotonic()
     tell(name, 0.0)
     model = TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
-    _tell_loaded(model, begun)
+    _tell_loaded(name, "transformers", begun)
     return model
 
 
@@ -242,7 +242,7 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype of a name; None for None and "auto". Raises ConfigError for anything else."""
     if dtype is None:
         return None
-    name = torch_name(str(dtype))
+    name = torch_name(dtype)
     return None if name is None else getattr(torch, name)
 
 
@@ -302,16 +302,14 @@ def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, n
     module = importlib.import_module(f"foretell.model.llama.{kind}")
     options = {"weights": weights} if kind == "native" else {}
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
-    _tell_loaded(model, begun)
+    _tell_loaded(name, kind, begun)
     return model
 
 
-def _tell_loaded(model: CausalModel, begun: float) -> None:
+def _tell_loaded(name: str, kind: str, begun: float) -> None:
     """Say that a model is in memory. begun: ``monotonic()`` when it was asked for."""
-    spec = model.spec
-    tell(spec.name, 1.0)
-    held = spec.weights or str(spec.dtype).removeprefix("torch.")
-    logger.info("%s: loaded as %s in %s, %.1f s", spec.name, spec.implementation, held, monotonic() - begun)
+    tell(name, 1.0)
+    logger.info("%s: loaded as %s in %.1f s", name, kind, monotonic() - begun)
 
 
 def draw_no_bars() -> None:

@@ -30,11 +30,11 @@ def check_weights(name: str) -> None:
         raise ConfigError(f"weights {name!r} is unknown{nearest(name, WEIGHTS)}")
 
 
-def torch_name(dtype: str) -> str | None:
-    """torch's name of a dtype; None for "auto". Raises ConfigError for an unknown one."""
+def torch_name(dtype: object) -> str | None:
+    """torch's name of a dtype, given by name or as it is; None for "auto". Raises ConfigError for an unknown one."""
     if dtype == "auto":
         return None
-    found = DTYPES.get(dtype.removeprefix("torch."))
+    found = DTYPES.get(str(dtype).removeprefix("torch."))
     if found is None:
-        raise ConfigError(f"dtype {dtype!r} is unknown{nearest(dtype, ('auto', *DTYPES))}")
+        raise ConfigError(f"dtype {dtype!r} is unknown{nearest(str(dtype), ('auto', *DTYPES))}")
     return found

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from foretell.core.errors import ModelError
 from foretell.methods.common.files import WEIGHTS
@@ -95,9 +96,27 @@ class Layout(ABC):
         """A head of a configuration to be filled, whose tensors have shapes and no memory: what the file holds is compared
         with them before anything is allocated."""
         build: Any = self.head
-        with torch.device("meta"):
+        with torch.device("meta"), _ShapesAlone():
             head: Head = build(config)
         return head
+
+
+_INITS = frozenset(("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_"))
+
+
+class _ShapesAlone(TorchFunctionMode):
+    """Without values that a head begins with and its file replaces: on device "meta" torch computes their shapes by Python
+    code, whose import (torch._dynamo, sympy) takes 1.5 s."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", None)
+        if name in ("lt", "__lt__"):
+            return torch.empty(args[0].shape, dtype=torch.bool)
+        if name in _INITS:
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.arange and len(args) == 1 and not kwargs:
+            return torch.empty(args[0], dtype=torch.int64)
+        return func(*args, **(kwargs or {}))
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
