@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
-from foretell.core.errors import ModelError
+from foretell.core.errors import DrafterError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, chain_tree, root_tree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
@@ -117,7 +117,7 @@ def test_a_tree_that_does_not_fit_costs_its_guesses_alone(kind: str) -> None:
     ],
 )
 def test_what_is_wrong_is_told(kind: str, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(DrafterError, match=told):
         engine_of(kind, "raise").generate(asked()[0].prompt, asked()[0].params)
 
 

@@ -18,6 +18,12 @@ from foretell.kernels import build, native
 from foretell.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
 
 
+@pytest.fixture(autouse=True)
+def _warnings_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever level other tests have left: what is compiled goes to the log where that takes INFO."""
+    caplog.set_level("WARNING", "foretell.kernels.build")
+
+
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel ``two`` of two files; the second one is returned."""
@@ -75,7 +81,7 @@ def test_compiling_is_told_to_a_terminal_or_to_logs(
     build._load.cache_clear()
     build.load_library("two")
     assert capsys.readouterr().err == "", "it lies there"
-    with caplog.at_level("INFO", "foretell"):
+    with caplog.at_level("INFO", "foretell.kernels.build"):
         assert load() == ""
     assert [record.message.partition(" in ")[0] for record in caplog.records] == [
         "compiling C kernels two for baseline, once ...", "compiled C kernels two"
