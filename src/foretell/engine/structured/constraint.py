@@ -178,6 +178,9 @@ class Constraints:
             if made is not None:
                 self._made.move_to_end(grammar)
                 return made
+        self._check.check(
+            grammar, what
+        )  # what is too large, or takes too long, is refused whole: its parts would take longer
         try:
             made = self._compiled(grammar, what)
         except ConfigError:
@@ -191,7 +194,6 @@ class Constraints:
         return made
 
     def _compiled(self, grammar: str, what: str) -> "Constraint":
-        self._check.check(grammar, what)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         first = matcher.deep_copy()
         if not first.is_error():
