@@ -33,10 +33,10 @@ print(engine.model.spec.implementation, [name for name in {HEAVY!r} if name in s
     ("implementation", "method", "told"),
     [
         ("native", "draft_model", "native []"),
-        ("native", "eagle3", "native []"),
-        ("native", "dflash", "native []"),
-        ("lean", "none", "lean []"),
-        ("transformers", "none", "transformers ['transformers'"),  # the control
+        pytest.param("native", "eagle3", "native []", marks=pytest.mark.slow),
+        pytest.param("native", "dflash", "native []", marks=pytest.mark.slow),
+        pytest.param("lean", "none", "lean []", marks=pytest.mark.slow),
+        pytest.param("transformers", "none", "transformers ['transformers'", marks=pytest.mark.slow),  # the control
     ],
 )
 def test_a_first_token(tmp_path: Path, implementation: str, method: str, told: str) -> None:
