@@ -22,13 +22,13 @@ ALPHA = 1e-6
 
 
 def observed(kind: Any, shape: str, draws: str) -> Check:
-    """The check after 48 texts of 20 tokens."""
+    """The check after 96 texts of 20 tokens."""
     options = {"num_speculative_tokens": 3, "verify": "rejection", "shape": shape, "draws": draws}
     collected = DrawChecks(seed=0)
     recorder = VisitRecorder(1, 0, [collected])
     engine = h.engine(method=h.Spoilt(kind), draws=draws)
     config = speculative_config({"method": "draft_model", **options})
-    asked = requests(h.PROMPTS * 12, 1.0, 20, 0)
+    asked = requests(h.PROMPTS * 24, 1.0, 20, 0)
     recorder.engine(engine, config).generate_batch(asked, batch_size=48)
     return collected.check("rejection", shape, ALPHA)
 

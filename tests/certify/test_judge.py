@@ -79,7 +79,7 @@ def test_a_tie_at_temperature_0_is_no_defect() -> None:
     assert "edge of a filter, or of the largest logit" in window.findings[0].what
     assert found.verdict == "certified"
     # Were the difference not one of rounding: the tokens are tied all the same, but the distributions are not.
-    assert h.failed(rounding(0.05, probs=tied)) == {"window"}
+    assert "window" in h.failed(rounding(0.05, probs=tied))
 
 
 @pytest.mark.parametrize(

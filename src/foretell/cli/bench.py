@@ -101,6 +101,7 @@ def bench(
     """
     check_writable(output)
     runs_file = open_runs(output, resume=resume)
+    at = settings.temperatures(temperature, (0.0,))
     settings.check_paths(ctx, models)
     draft = settings.draft_of(
         ctx, models.draft, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
@@ -108,7 +109,6 @@ def bench(
     settings.quiet()
     from foretell.bench import BenchInterrupted, run_bench
 
-    at = settings.temperatures(temperature, (0.0,))
     items = _questions(suite, sample, categories, limit, quality)
     chosen = _methods(methods, models.target, draft, verify, any(item.prediction for item in items))
     if models.draft_weights is not None:

@@ -92,6 +92,7 @@ def certify(
     u.check_options(ctx)
     if url is not None:
         return u.certify_url(ctx, models)
+    temperatures = settings.temperatures(temperature, (0.0, 0.7, 1.0))
     settings.check_paths(ctx, models)
     draft = settings.draft_of(ctx, models.draft, [method])
     if limit < 1:
@@ -107,7 +108,6 @@ def certify(
     config = speculation(models.target, draft, method, num_speculative_tokens)
     verifiers, shapes = verify or exact_verifiers(), shape or list(SHAPES)
     combinations(speculative_config(config), verifiers, shapes)  # mistakes are found before anything is loaded
-    temperatures = settings.temperatures(temperature, (0.0, 0.7, 1.0))
     SamplingParams(max_new_tokens=max_new_tokens)
     settings.use_threads(threads)
     engine = settings.load_engine(models, config, no_color=no_color)
