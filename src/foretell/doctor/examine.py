@@ -1,6 +1,7 @@
 """One method on prompt after prompt: what it accepts, and what its steps cost beside plain ones of the same moment."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Examined:
         return f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
 
 
-class Examination:
+class Examination(ABC):
     """A candidate's texts so far. ``look`` takes one prompt more."""
 
     def __init__(self, engine: Engine, candidate: Candidate, params: SamplingParams) -> None:
@@ -76,12 +77,12 @@ class Examination:
         self._look(given, timed=timed)
         self.seconds.append(perf_counter() - begun)
 
-    def _look(self, request: Request, *, timed: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _look(self, request: Request, *, timed: bool) -> None: ...
 
+    @abstractmethod
     def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
         """What the prompts so far say."""
-        raise NotImplementedError
 
     @property
     def costs(self) -> StepCosts | None:
