@@ -9,7 +9,7 @@ from pathlib import Path
 from recipes.problems import problem
 
 from foretell import Engine
-from foretell.engine.request import token_ids
+from foretell.engine.request.request import token_ids
 
 DOMAINS = ("code", "mathematics", "prose", "copy")
 

@@ -37,7 +37,7 @@ from benchmarks.domains import DOMAINS, prompts
 from benchmarks.figures import said
 
 from foretell import Engine, SamplingParams
-from foretell.engine.result import Completion
+from foretell.engine.request.result import Completion
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.export import export
 from foretell.learn.options import LearnOptions

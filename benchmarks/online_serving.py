@@ -30,10 +30,10 @@ from benchmarks.domains import prompts
 from benchmarks.figures import interval
 
 from foretell import Engine, SamplingParams
-from foretell.engine.options import ServiceOptions
-from foretell.engine.service import Service
-from foretell.engine.submission import Submission, Update
+from foretell.engine.request.submission import Submission, Update
 from foretell.learn.options import LearnOptions
+from foretell.service.options import ServiceOptions
+from foretell.service.service import Service
 
 START_S = 10.0
 """Until costs are known, and the first texts have come."""

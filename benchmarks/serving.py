@@ -29,12 +29,12 @@ from torch import Tensor
 
 import foretell
 from foretell.bench.suite import load_suite
-from foretell.engine.options import ServiceOptions
-from foretell.engine.service import Service
-from foretell.engine.submission import Submission, Update
+from foretell.engine.request.submission import Submission, Update
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
+from foretell.service.options import ServiceOptions
+from foretell.service.service import Service
 
 MAX_PROMPT = 64
 """Longer prompts of the suite are left out, so that decoding is most of the time."""

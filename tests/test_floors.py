@@ -21,6 +21,7 @@ FLOORS = {
     "draft": 3,
     "methods": 4,
     "engine": 5,
+    "service": 5.5,
     "train": 6,
     "bench": 6,
     "certify": 6,

@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from foretell.draft.ngram import chain_of
     from foretell.draft.shapes import SHAPES, Shape
     from foretell.engine.config import METHODS, speculative_config
-    from foretell.engine.engine import Engine, Request
+    from foretell.engine.engine import Engine, Request, Stream
     from foretell.engine.event import Observer, StepEvent
-    from foretell.engine.options import ServiceOptions
-    from foretell.engine.result import Completion
-    from foretell.engine.service import Service
-    from foretell.engine.state import Piece
-    from foretell.engine.stream import Stream
-    from foretell.engine.submission import Submission, Update
+    from foretell.engine.request.result import Completion
+    from foretell.engine.request.row import Piece
+    from foretell.engine.request.submission import Submission, Update
     from foretell.learn.options import LearnOptions
     from foretell.model.target import CausalModel, ModelSpec, Target
+    from foretell.service.options import ServiceOptions
+    from foretell.service.service import Service
     from foretell.verify import VERIFIERS
     from foretell.verify.base import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
 
@@ -105,7 +104,7 @@ _HOMES = {
     "Capabilities": "draft.base",
     "CausalModel": "model.target",
     "Commit": "draft.base",
-    "Completion": "engine.result",
+    "Completion": "engine.request.result",
     "ConfigError": "core.errors",
     "Context": "draft.base",
     "Drafter": "draft.base",
@@ -126,22 +125,22 @@ _HOMES = {
     "ModelSpec": "model.target",
     "Noise": "core.noise",
     "Observer": "engine.event",
-    "Piece": "engine.state",
+    "Piece": "engine.request.row",
     "Plan": "core.tree",
     "Processors": "core.probs",
     "PromptChunk": "draft.base",
     "PromptError": "core.errors",
-    "Request": "engine.engine",
+    "Request": "engine.request.request",
     "SamplingParams": "core.params",
-    "Service": "engine.service",
-    "ServiceOptions": "engine.options",
+    "Service": "service.service",
+    "ServiceOptions": "service.options",
     "Shape": "draft.shapes",
     "StepEvent": "engine.event",
-    "Stream": "engine.stream",
-    "Submission": "engine.submission",
+    "Stream": "engine.engine",
+    "Submission": "engine.request.submission",
     "Target": "model.target",
     "TokenTree": "core.tree",
-    "Update": "engine.submission",
+    "Update": "engine.request.submission",
     "Verdict": "verify.base",
     "Verifier": "verify.base",
     "VerifierLoader": "verify.base",

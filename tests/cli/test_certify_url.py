@@ -66,8 +66,8 @@ def test_our_own_server_against_itself_and_against_weights(
     invoke: Invoke, models: dict[str, Path], prompts: Path
 ) -> None:
     from foretell import Engine
-    from foretell.engine.service import Service, ServiceOptions
     from foretell.server.run import bind, in_thread, url_of
+    from foretell.service.service import Service, ServiceOptions
 
     engine = Engine.load(
         str(models["target"]), implementation="lean",

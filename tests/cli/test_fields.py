@@ -15,8 +15,8 @@ from foretell.cli import options
 from foretell.cli.fields import option_name, with_fields, with_group
 from foretell.core.params import SamplingParams
 from foretell.core.settings import setting
-from foretell.engine.options import ServiceOptions
 from foretell.server.options import ServerOptions
+from foretell.service.options import ServiceOptions
 from foretell.train.config import TrainConfig
 from tests.cli.conftest import Invoke
 

@@ -12,8 +12,8 @@ import pytest
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.core.settings import check_keys, checked, field_kinds, read, setting, value_of_json, value_of_text
-from foretell.engine.options import ServiceOptions
 from foretell.server.options import ServerOptions
+from foretell.service.options import ServiceOptions
 from foretell.train.config import TrainConfig
 
 

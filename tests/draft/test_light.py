@@ -9,8 +9,8 @@ from foretell.core.errors import ConfigError
 from foretell.draft.ngram import Ngram
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.config import speculative_config
-from foretell.engine.groups import Choice
 from foretell.engine.planning import light_choices, light_parts, plan_with
+from foretell.engine.speculation import Choice
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable

@@ -10,8 +10,8 @@ from foretell.core.tree import DrawMode, layout, root_tree
 from foretell.draft.base import Commit, Method
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix, SuffixDrafter
-from foretell.engine import resting
-from foretell.engine.resting import RestingDrafter
+from foretell.engine.drafters import waiting as resting
+from foretell.engine.drafters.waiting import RestingDrafter
 from foretell.methods import features
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.features import FeatureBuffer

@@ -12,10 +12,10 @@ from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import Shape
+from foretell.engine.drafters.groups import GroupedDrafter
+from foretell.engine.drafters.guarded import GuardedDrafter
+from foretell.engine.drafters.lazy import LazyDrafter
 from foretell.engine.event import StepEvent
-from foretell.engine.groups import GroupedDrafter
-from foretell.engine.guarded import GuardedDrafter
-from foretell.engine.lazy import LazyDrafter
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter

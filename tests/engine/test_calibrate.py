@@ -16,7 +16,7 @@ from foretell.planner.costs import CostTable
 from foretell.planner.files import MAX_AGE_S, cache_file, load
 from foretell.planner.measure import StepSeconds
 from tests.engine.harness import ToyTokenizer, table
-from tests.engine.test_service import Mailbox
+from tests.service.test_service import Mailbox
 
 LIGHT = {"ngram", "suffix", "recycling", "prediction"}
 

@@ -21,7 +21,7 @@ from foretell.draft.shapes import Chain, parse_shape
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
-from foretell.engine.groups import check_branching
+from foretell.engine.speculation import check_branching
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3

@@ -16,11 +16,11 @@ from foretell.draft.host import tree_of
 from foretell.draft.ngram import Ngram
 from foretell.draft.shapes import Shape
 from foretell.engine.batch import Batch
+from foretell.engine.drafters.lazy import IDLE_STEPS
 from foretell.engine.event import StepEvent
-from foretell.engine.lazy import IDLE_STEPS
 from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
-from tests.engine.test_service import Mailbox
+from tests.service.test_service import Mailbox
 
 
 def counted(engine: Engine) -> list[StepEvent]:

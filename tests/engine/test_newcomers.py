@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from foretell import Engine, Request, SamplingParams, speculative_config
 from foretell.bundled import path as bundled_path
 from foretell.core.errors import ConfigError, ForetellError, PromptError, VocabularyMismatchError
-from foretell.engine.options import ServiceOptions
 from foretell.model.load import load_model, load_tokenizer
 from foretell.server.options import ServerOptions
+from foretell.service.options import ServiceOptions
 from tests.engine.harness import ToyTokenizer, table
 
 

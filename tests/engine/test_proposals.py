@@ -14,7 +14,7 @@ from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, outcome, plain, table
-from tests.engine.test_service import Mailbox
+from tests.service.test_service import Mailbox
 
 GAMMA = 3
 

@@ -16,8 +16,7 @@ from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine import planning
 from foretell.engine.calibrate import Bench, Calibration
-from foretell.engine.groups import Choice
-from foretell.engine.memory import bytes_per_row, bytes_per_token, kv_budget
+from foretell.engine.speculation import Choice
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
@@ -25,13 +24,14 @@ from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
 from foretell.model.hf import rewind
 from foretell.model.hf.adapter import TransformersModel
 from foretell.planner.costs import CostTable
+from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
 from tests.engine.harness import ToyTokenizer
-from tests.engine.test_service import Mailbox
 from tests.engine.traffic import Traffic
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as kangaroo_head
 from tests.model.recurrent import FAMILIES, family_module
 from tests.model.tiny import VOCAB, tiny_module
+from tests.service.test_service import Mailbox
 from tests.stress import MINUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers tells which kernels are not installed

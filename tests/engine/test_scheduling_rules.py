@@ -9,9 +9,9 @@ import torch
 
 import foretell.engine.loop as loop_module
 from foretell import Engine, Request, SamplingParams, Submission, Update, speculative_config
-from foretell.engine.groups import Choice
 from foretell.engine.loop import HEADROOM, Limits, Loop
 from foretell.engine.prefix import PrefixStore
+from foretell.engine.speculation import Choice
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.planner.acceptance import Acceptance

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from foretell import Completion, ConfigError, Engine, ModelError, Request, SamplingParams, Service, ServiceOptions
+from foretell.engine.request.submission import Submission, Update
 from foretell.engine.structured.format import Formats
-from foretell.engine.submission import Submission, Update
 
 pytest.importorskip("llguidance")
 
@@ -242,7 +242,7 @@ def test_the_time_of_a_callers_processor_is_not_the_grammars(service: Service, m
         sum(range(300_000))
         return logits
 
-    monkeypatch.setattr("foretell.engine.guard.REQUEST_S", 0.002)
+    monkeypatch.setattr("foretell.service.processors.REQUEST_S", 0.002)
     update = ended(service, SamplingParams(regex="a", logits_processor=slow, logprobs=0))
     assert update.completion is not None
     assert update.completion.text == "a"

@@ -10,10 +10,10 @@ import torch
 from foretell import Engine, Request, SamplingParams, speculative_config
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.engine.groups import Choice
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
-from foretell.engine.submission import Submission, Update
+from foretell.engine.request.submission import Submission, Update
+from foretell.engine.speculation import Choice
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance

@@ -32,8 +32,8 @@ from foretell.model.target import Target
 from foretell.verify import Evidence, Rejection, Walk
 from foretell.verify.base import stops_from_edges
 from tests.engine.harness import VOCAB, ToyTokenizer, outcome, table
-from tests.engine.test_service import Mailbox
 from tests.extend.packages import lay
+from tests.service.test_service import Mailbox
 
 RULE = {
     "raises": r"stops\(\) raised KeyError: 'no such row'",

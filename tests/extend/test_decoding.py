@@ -45,11 +45,11 @@ from foretell.certify.run import CertifyBudget
 from foretell.draft.none import NoMethod
 from foretell.draft.shapes import Chain
 from foretell.engine.choices import Choices
-from foretell.engine.lazy import LazyDrafter, open_drafter
+from foretell.engine.drafters.lazy import LazyDrafter, open_drafter
 from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
-from tests.engine.test_service import Mailbox
 from tests.extend.packages import lay_third_party
+from tests.service.test_service import Mailbox
 from tests.verify.enumerate import Case, error, shapes, tables
 
 VERY_SHORT = Chain(depth=1)

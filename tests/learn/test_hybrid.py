@@ -14,8 +14,8 @@ from foretell.learn.learner import Learner
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
 from foretell.methods.hybrid.drafter import Hybrid
-from tests.engine.test_service import Mailbox
 from tests.learn.test_revert import VERDICT, publish
+from tests.service.test_service import Mailbox
 
 OPTIONS = LearnOptions(where="inline", learn_share=1.0)
 CONFIG = {"method": "hybrid", "second": "eagle1", "second_shape": "chain"}

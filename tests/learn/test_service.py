@@ -18,8 +18,8 @@ from foretell.learn.texts import RawText
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.security import tenant_of
-from tests.engine.test_service import Mailbox
 from tests.learn.test_student import SECRET, engine_of, knows, secret
+from tests.service.test_service import Mailbox
 
 
 def service(learn: LearnOptions | None, **options: Any) -> Service:

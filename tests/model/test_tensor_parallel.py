@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerFast
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
-from foretell.engine.options import ServiceOptions
-from foretell.engine.service import Service
-from foretell.engine.submission import Submission, Update
+from foretell.engine.request.submission import Submission, Update
 from foretell.model.load import load_model
 from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.target import CausalModel
+from foretell.service.options import ServiceOptions
+from foretell.service.service import Service
 from tests.model.tiny import ACCEPTED, BUSHY, VOCAB, Rows, tiny_config, tiny_module
 from tests.processes import run_group, torchrun
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import httpx
     import openai
 
-    from foretell.engine.service import Service
+    from foretell.service.service import Service
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog", "httpx", "openai")
 collect_ignore_glob = [] if all(find_spec(name) for name in NEEDED) else ["test_*.py"]  # without the extra "serve"
@@ -55,8 +55,8 @@ def fake() -> "Iterator[httpx.Client]":
 def bundled() -> "Iterator[Service]":
     """The bundled pair, guessing always, so that no costs need be measured."""
     from foretell import Engine
-    from foretell.engine.options import ServiceOptions
-    from foretell.engine.service import Service
+    from foretell.service.options import ServiceOptions
+    from foretell.service.service import Service
 
     service = Service(
         Engine.load("bundled", speculative="draft_model"),

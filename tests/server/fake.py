@@ -11,13 +11,13 @@ import torch
 from foretell import speculative_config
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.draft.config import MethodConfig
-from foretell.engine.options import ServiceOptions
-from foretell.engine.result import Completion
-from foretell.engine.snapshot import Snapshot
-from foretell.engine.state import Piece, Row
-from foretell.engine.submission import Sink, StepTrace, Submission, Update
-from foretell.engine.text import TextStream
+from foretell.engine.request.result import Completion
+from foretell.engine.request.row import Piece, Row
+from foretell.engine.request.submission import Sink, StepTrace, Submission, Update
+from foretell.engine.request.text import TextStream
 from foretell.model.target import ModelSpec
+from foretell.service.options import ServiceOptions
+from foretell.service.snapshot import Snapshot
 
 EOS, VOCAB = 256, 258
 LIGHT = ("ngram", "none", "prediction", "suffix")
@@ -61,7 +61,7 @@ def told(submission: Submission) -> list[int]:
 
 
 class FakeService:
-    """See ``foretell.engine.service.Service``."""
+    """See ``foretell.service.service.Service``."""
 
     def __init__(
         self,

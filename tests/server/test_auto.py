@@ -6,10 +6,10 @@ import openai
 import pytest
 
 from foretell import Engine
-from foretell.engine.options import ServiceOptions
-from foretell.engine.service import Service
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
+from foretell.service.options import ServiceOptions
+from foretell.service.service import Service
 from tests.server.live import live
 
 MESSAGES: list[dict[str, str]] = [{"role": "user", "content": "Write a function that adds two numbers."}]

@@ -10,8 +10,8 @@ import pytest
 from foretell import Engine
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED
-from foretell.engine.service import Service
 from foretell.server.replies.completions import ChatReply
+from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

@@ -10,7 +10,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits
 
 from foretell import ConfigError, Engine, ForetellError
-from foretell.engine.request import token_ids
+from foretell.engine.request.request import token_ids
 from foretell.engine.structured.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
 from tests.engine.harness import TreeMethod
 from tests.stress.schemas import is_valid, random_schema

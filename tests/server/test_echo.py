@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from foretell import Engine
-from foretell.engine.service import Service
 from foretell.server.replies.completions import ChatReply, TextReply
+from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 from tests.server.test_completions import complete

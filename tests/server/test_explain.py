@@ -9,12 +9,12 @@ import pytest
 from foretell import Engine, Service
 from foretell.analysis.explain import explain
 from foretell.core.params import SamplingParams
-from foretell.engine.submission import Submission
+from foretell.engine.request.submission import Submission
 from foretell.server.explain import MOST_STEPS, MOST_TOKENS
 from foretell.server.replies.explain import ExplainReply
-from tests.engine.test_service import Mailbox
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
+from tests.service.test_service import Mailbox
 
 PATH = "/v1/foretell/explain"
 PROMPT = "def add(a, b):\n    return"

@@ -9,10 +9,11 @@ from threading import Thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.engine.learning import LearnFigures
-from foretell.engine.result import Completion
-from foretell.engine.snapshot import MethodFigures, Snapshot
+from foretell.engine.recorder import MethodFigures
+from foretell.engine.request.result import Completion
 from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
+from foretell.service.learning import LearnFigures
+from foretell.service.snapshot import Snapshot
 
 NAME = 'a "quoted" \\ name\nin two lines'
 BUSY = Snapshot(

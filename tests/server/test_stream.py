@@ -16,13 +16,13 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from foretell import Engine
-from foretell.engine.options import ServiceOptions
-from foretell.engine.service import Service
-from foretell.engine.submission import Sink, Submission, Update
+from foretell.engine.request.submission import Sink, Submission, Update
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.replies.completions import ChatChunk, TextReply
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, event
+from foretell.service.options import ServiceOptions
+from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 from tests.server.live import live

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from foretell import Engine
-from foretell.engine.options import ServiceOptions
-from foretell.engine.service import Service
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
+from foretell.service.options import ServiceOptions
+from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 from tests.server.live import live

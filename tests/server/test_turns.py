@@ -13,7 +13,7 @@ from foretell.server.errors import ApiError
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.tools import messages_with_tools
 from foretell.server.turns import Form, turns
-from tests.engine.test_conversation import beginning_with
+from tests.engine.request.test_conversation import beginning_with
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

@@ -17,7 +17,7 @@ import time
 import psutil
 
 from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
-from foretell.engine.request import token_ids
+from foretell.engine.request.request import token_ids
 from foretell.learn.learner import Learner
 
 

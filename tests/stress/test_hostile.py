@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from foretell.engine.snapshot import Snapshot
 from foretell.server.metrics import Metrics
 from foretell.server.run import bind
+from foretell.service.snapshot import Snapshot
 from tests.stress import MINUTES, hostile
 from tests.stress.served import Served, served
 

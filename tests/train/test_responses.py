@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from foretell import Engine, Request
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.journal import read_journal
-from foretell.engine.conversation import is_instruct
+from foretell.engine.request.conversation import is_instruct
 from foretell.learn.files import read_prompts as read_learned
 from foretell.train.answering import SURE, ShortAnswers
 from foretell.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate, target_hash

@@ -14,7 +14,7 @@ from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, SamplingParams
 from foretell.core.settings import check_keys
 from foretell.engine.engine import Engine, Request
-from foretell.engine.request import token_ids
+from foretell.engine.request.request import token_ids
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that tasks give the most tokens to write, the strongest first."""

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from foretell.adapters.evaluation import Evaluation
 from foretell.core.errors import ConfigError
-from foretell.engine.conversation import render, template_of
 from foretell.engine.engine import Engine
+from foretell.engine.request.conversation import render, template_of
 
 logger = logging.getLogger(__name__)
 LOADED = ("draft", "dtype", "device", "implementation", "weights", "trust_remote_code")

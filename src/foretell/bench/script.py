@@ -6,9 +6,9 @@ from dataclasses import replace
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError, PromptError
-from foretell.engine.conversation import template_of
 from foretell.engine.engine import Engine
-from foretell.engine.request import token_ids
+from foretell.engine.request.conversation import template_of
+from foretell.engine.request.request import token_ids
 
 
 class Script:

@@ -25,8 +25,8 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.legality import parse_draws, refusal
 from foretell.draft.shapes import parse_shape
 from foretell.engine.engine import Engine, Prompt, Request
-from foretell.engine.request import token_ids
-from foretell.engine.result import Completion
+from foretell.engine.request.request import token_ids
+from foretell.engine.request.result import Completion
 from foretell.model.target import CausalModel
 from foretell.verify import VERIFIERS, Verifier, parse_verifier
 

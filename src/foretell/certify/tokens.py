@@ -17,7 +17,7 @@ from foretell.certify.report import DEFECT, LOSSY, NEAR_TIE, Check, Finding, few
 from foretell.core.noise import Noise, derive_seed, exponentials
 from foretell.core.tree import DrawMode
 from foretell.engine.engine import Engine, Request
-from foretell.engine.result import Completion
+from foretell.engine.request.result import Completion
 from foretell.verify.base import Verifier
 
 

@@ -216,7 +216,7 @@ def served_here(models: o.Models, threads: int | None, *, no_color: bool) -> Ite
         raise ConfigError(
             f'--target as a reference needs the package {error.name}: pip install "foretell[serve]"'
         ) from None
-    from foretell.engine.service import Service, ServiceOptions
+    from foretell.service.service import Service, ServiceOptions
 
     settings.use_threads(threads)
     engine = settings.load_engine(models, {"method": "none"}, no_color=no_color)

@@ -175,7 +175,7 @@ def _check_up(
     from foretell.bench import encode_item
     from foretell.doctor.candidates import candidates
     from foretell.doctor.checkup import check_up
-    from foretell.engine.request import token_ids
+    from foretell.engine.request.request import token_ids
 
     guesses = [token_ids(item.prediction, engine.tokenizer) if item.prediction else None for item in items]
     tried, left = candidates(

@@ -15,7 +15,7 @@ from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.core.registry import check_method, check_spec
-from foretell.engine.options import check_speculation
+from foretell.engine.config import check_speculation
 from foretell.model import names
 from foretell.model.catalogue import DEFAULT, default_target
 

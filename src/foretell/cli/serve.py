@@ -15,9 +15,9 @@ from foretell.cli import settings
 from foretell.cli.errors import explain
 from foretell.cli.fields import with_fields, with_group
 from foretell.core.errors import ConfigError
-from foretell.engine.options import ServiceOptions
 from foretell.learn.options import LearnOptions
 from foretell.server.options import ServerOptions
+from foretell.service.options import ServiceOptions
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig
@@ -130,7 +130,7 @@ def _serve(
     if learn is not None:
         guessing: list[Any] = [] if service_options.speculation == "off" else [speculative, *also]
         settings.check_learning(guessing, models.target, learn)
-    from foretell.engine.service import Service
+    from foretell.service.service import Service
 
     if service_options.shared_drafts == "key" and not wanted.api_keys:
         raise ConfigError(

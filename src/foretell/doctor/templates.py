@@ -6,7 +6,7 @@ from foretell.bench.script import encode_item
 from foretell.bench.suite import Item
 from foretell.core.errors import ForetellError
 from foretell.engine.engine import Engine
-from foretell.engine.request import token_ids
+from foretell.engine.request.request import token_ids
 
 TEMPLATES = {
     "ChatML": (

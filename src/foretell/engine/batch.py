@@ -16,14 +16,16 @@ from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter
 from foretell.draft.none import NoDrafter
+from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.drafters.groups import Group, GroupedDrafter
+from foretell.engine.drafters.guarded import GuardedDrafter
+from foretell.engine.drafters.lazy import open_drafter
 from foretell.engine.event import Part, StepEvent
-from foretell.engine.failures import DrafterFailures
-from foretell.engine.groups import Choice, Group, GroupedDrafter
-from foretell.engine.guarded import GuardedDrafter
-from foretell.engine.lazy import open_drafter
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prompts import Arrival, PromptReader
-from foretell.engine.state import Row, State
+from foretell.engine.request.row import Row
+from foretell.engine.speculation import Choice
+from foretell.engine.state import State
 from foretell.engine.step import step
 from foretell.model.cache import KVCache
 from foretell.model.recurrent import RecurrentCache

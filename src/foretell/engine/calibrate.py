@@ -13,9 +13,9 @@ import torch
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.engine.batch import Batch
-from foretell.engine.groups import Choice
-from foretell.engine.state import Row
-from foretell.engine.text import TextStream
+from foretell.engine.request.row import Row
+from foretell.engine.request.text import TextStream
+from foretell.engine.speculation import Choice
 from foretell.model.target import CausalModel
 from foretell.planner.costs import CostTable
 from foretell.planner.files import discard, identity, load, save

@@ -10,7 +10,7 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
 from foretell.engine.config import METHODS, loaded, speculative_config, with_draft
 from foretell.engine.engine import Engine
-from foretell.engine.groups import Choice, check_branching, check_together
+from foretell.engine.speculation import Choice, check_branching, check_together
 
 MARGIN = 64
 """Cache slots of a row beyond its longest text, for the guesses of a step."""

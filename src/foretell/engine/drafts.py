@@ -7,8 +7,8 @@ from typing import Any
 from foretell.core.errors import ConfigError
 from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.config import speculative_config
-from foretell.engine.text import Tokenizer
-from foretell.engine.vocabulary import check_sizes, check_vocabulary
+from foretell.engine.request.text import Tokenizer
+from foretell.engine.request.vocabulary import check_sizes, check_vocabulary
 from foretell.model.load import load_model, load_tokenizer
 from foretell.model.target import CausalModel
 

@@ -14,27 +14,25 @@ from foretell.core.progress import Lines, Listener, listening
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.engine.config import loaded, speculative_config, with_draft
-from foretell.engine.conversation import render
+from foretell.engine.config import check_speculation, loaded, speculative_config, with_draft
+from foretell.engine.drafters.failures import DrafterFailures, RaisedFailures
 from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
-from foretell.engine.failures import DrafterFailures, RaisedFailures
-from foretell.engine.groups import Choice, check_branching, check_together
 from foretell.engine.loop import Limits, Loop
-from foretell.engine.options import check_speculation
 from foretell.engine.planning import Planning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
-from foretell.engine.request import Prompt as Prompt
-from foretell.engine.request import Request as Request
-from foretell.engine.request import check_several, row_of
-from foretell.engine.result import Completion
-from foretell.engine.scoring import Scoring
-from foretell.engine.state import Piece, Row
-from foretell.engine.stream import Stream
+from foretell.engine.request.conversation import render
+from foretell.engine.request.request import Prompt as Prompt
+from foretell.engine.request.request import Request as Request
+from foretell.engine.request.request import check_several, row_of
+from foretell.engine.request.result import Completion
+from foretell.engine.request.row import Piece, Row
+from foretell.engine.request.scoring import Scoring
+from foretell.engine.request.submission import Submission
+from foretell.engine.request.text import Tokenizer
+from foretell.engine.speculation import Choice, check_branching, check_together
 from foretell.engine.structured.format import Formats
-from foretell.engine.submission import Submission
-from foretell.engine.text import Tokenizer
 from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
@@ -405,6 +403,31 @@ class Engine:
             **({} if head is None else {"head": head}),
             **({"reads_again": spec.reads_again} if spec.reads_again else {}),
         }
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one completion as they are made."""
+
+    def __init__(self, engine: Engine, row: Row) -> None:
+        self._engine, self._row = engine, row
+        self._steps = engine._decode([row], [engine.choice()], 1)
+        self._given = 0
+
+    def __next__(self) -> Piece:
+        """The next token. Raises StopIteration after the last."""
+        while self._given == len(self._row.pieces):
+            next(self._steps)
+        self._given += 1
+        return self._row.pieces[self._given - 1]
+
+    def close(self) -> None:
+        """Stop decoding and free the cache."""
+        self._steps.close()  # type: ignore[attr-defined]
+
+    @property
+    def completion(self) -> Completion:
+        """The completion so far; whole once the iterator is exhausted."""
+        return self._engine._completion(self._row, self._engine.choice())
 
 
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretell.draft.base import Commit, LightStep
 from foretell.draft.shapes import Shape
-from foretell.engine.state import Row
+from foretell.engine.request.row import Row
 from foretell.verify.base import Evidence, Verdict, Verifier
 
 

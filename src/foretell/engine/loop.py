@@ -13,16 +13,16 @@ from typing import Any
 
 from foretell.core.errors import ForetellError, QueueFullError
 from foretell.engine.batch import Batch, Member
+from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.event import Observer
-from foretell.engine.failures import DrafterFailures
-from foretell.engine.groups import Choice
-from foretell.engine.job import Job, deliver, observation_of, plain_reason, view_of
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
-from foretell.engine.result import Completion
-from foretell.engine.scoring import Scoring
-from foretell.engine.state import Row
-from foretell.engine.submission import Sink, Submission, Update
+from foretell.engine.request.job import Job, deliver, observation_of, plain_reason, view_of
+from foretell.engine.request.result import Completion
+from foretell.engine.request.row import Row
+from foretell.engine.request.scoring import Scoring
+from foretell.engine.request.submission import Sink, Submission, Update
+from foretell.engine.speculation import Choice
 from foretell.engine.threads import thread_limit
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.calibrate import Calibration
 from foretell.engine.config import speculative_config
-from foretell.engine.groups import Choice
+from foretell.engine.speculation import Choice
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable

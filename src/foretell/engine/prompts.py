@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from foretell.draft.base import Drafter, PromptChunk
-from foretell.engine.groups import Choice
 from foretell.engine.prefix import PrefixStore
-from foretell.engine.state import Row, State
+from foretell.engine.request.row import Row
+from foretell.engine.speculation import Choice
+from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.model.cache import KVCache
 from foretell.model.prefill import PREFILL_CHUNK, feed

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from foretell.engine.event import StepEvent
-from foretell.engine.snapshot import MethodFigures
-from foretell.engine.state import Row
+from foretell.engine.request.row import Row
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,17 @@ class StepTime:
             seconds_draft_model=event.seconds_draft_model,
             is_light=event.is_light,
         )
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """Speculation by one method, summed over all requests since the start."""
+
+    num_drafts: int = 0  # (row, step) pairs that proposed anything
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_pos: tuple[int, ...] = ()
+    accepted_per_pos: tuple[int, ...] = ()
 
 
 @dataclass

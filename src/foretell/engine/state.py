@@ -4,103 +4,19 @@ Invariant: the cache holds KV of ``tokens[:, :length]``, slot equal to position;
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError, VerifierError
-from foretell.core.params import SamplingParams
 from foretell.core.probs import History, Processors
 from foretell.core.tree import TokenTree
 from foretell.draft.base import Commit, Context
-from foretell.engine.text import TextStream
+from foretell.engine.request.row import Row
 from foretell.model.prefill import round_up
 from foretell.verify.base import Verdict
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One emitted token as a stream yields it."""
-
-    token_id: int
-    text: str  # whole characters only: "" while a character or a stop text may still be incomplete
-    source: str  # "draft:<method>", "bonus" or "plain"; "prompt" where it was given
-    logprob: float | None = None  # natural log of the model's own probability, before temperature and processors
-    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the most probable ones, the best first
-    offset: int = 0  # characters of the text before its own, among them those that are held back
-
-
-@dataclass
-class Row:
-    """One request being decoded, and its figures."""
-
-    index: int  # index of the request in the caller's list
-    prompt_ids: list[int]
-    params: SamplingParams
-    seed: int
-    end_ids: frozenset[int]  # tokens that end the output, in force
-    max_tokens: int  # of output, the context's end included
-    text: TextStream
-    prediction: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)  # one a token
-    prompt_pieces: list[Piece] = field(default_factory=list)  # where the prompt was scored
-    finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
-    error: ModelError | None = None  # set where the row ended with an error
-    draft_error: str = ""  # why it is no longer guessed for: its drafter failed, or its method rests
-    draft_name: str = ""  # of its own method, where rows of one batch have several
-    steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
-    num_steps: int = 0
-    num_drafts: int = 0  # steps that proposed anything
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    drafted_per_pos: list[int] = field(default_factory=list)  # steps that proposed at least k + 1 tokens in a line
-    accepted_per_pos: list[int] = field(default_factory=list)  # ... of which position k was accepted
-    seconds_queue: float = 0.0
-    seconds_prefill: float = 0.0
-    seconds_decode: float = 0.0
-    num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
-    num_preemptions: int = 0
-    tenant: str | None = None  # whose prefixes it may use
-    capture: object | None = None  # of a service that learns: see ``Learning.marks``
-
-    @property
-    def known(self) -> list[int]:
-        """The text so far, the pending token last."""
-        return self.prompt_ids + self.token_ids
-
-    @property
-    def depth_limit(self) -> int:
-        """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
-
-        max_tokens ends with the context, so no guess within room lies beyond it either. 0 without a drafter.
-        """
-        if self.draft_error:
-            return 0
-        return self.max_tokens - len(self.token_ids) - 1
-
-    def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:
-        """Take tokens until the row ends; returns how many were taken."""
-        for taken, (token, origin) in enumerate(zip(tokens, source, strict=True), start=1):
-            self.token_ids.append(token)
-            offset = len(self.text.text)
-            is_end = token in self.end_ids
-            if not is_end:
-                self.text.push(token, may_stop=len(self.token_ids) > self.params.min_new_tokens)
-            if is_end or self.text.stopped:
-                self.finish_reason = "stop"
-            elif len(self.token_ids) >= self.max_tokens:
-                self.finish_reason = "length"
-            if self.finish_reason is not None:
-                self.text.finish()
-                if self.text.stopped:  # a stop text whose token also ended in half a character
-                    self.finish_reason = "stop"
-            self.pieces.append(Piece(token, self.text.take(), origin, offset=offset))
-            if self.finish_reason is not None:
-                return taken
-        return len(tokens)
 
 
 @dataclass

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
-from foretell.engine.drift import DriftWatch
 from foretell.engine.engine import Engine
-from foretell.engine.groups import Choice
+from foretell.engine.speculation import Choice
 from foretell.learn.ends import Matrices, matrices_of
 from foretell.learn.options import RECIPES, LearnOptions, check_configs, weights_of
 from foretell.learn.pool import TrainerPool
@@ -25,6 +24,7 @@ from foretell.learn.student import Origin
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.model.load import parse_device
+from foretell.service.drift import DriftWatch
 
 
 @dataclass

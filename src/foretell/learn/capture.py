@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.engine.event import StepEvent
-from foretell.engine.state import Row
+from foretell.engine.request.row import Row
 from foretell.engine.tapping import Tapping
 from foretell.learn.route import Router
 from foretell.learn.texts import RawText

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
-from foretell.engine.drift import ends_piece
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
-from foretell.engine.groups import Choice
-from foretell.engine.learning import ACTIONS, LearnFigures
-from foretell.engine.state import Row
-from foretell.engine.submission import Submission
+from foretell.engine.request.row import Row
+from foretell.engine.request.submission import Submission
+from foretell.engine.speculation import Choice
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
@@ -34,6 +32,8 @@ from foretell.learn.process import TrainerProcess
 from foretell.learn.texts import RawText
 from foretell.learn.trainer import Event, Version
 from foretell.planner.account import Allowance
+from foretell.service.drift import ends_piece
+from foretell.service.learning import ACTIONS, LearnFigures
 
 logger = logging.getLogger(__name__)
 SWEEP_STEPS = 256

@@ -13,7 +13,7 @@ from foretell.planner.account import LEARN_SHARE
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig
     from foretell.engine.engine import Engine
-    from foretell.engine.groups import Choice
+    from foretell.engine.speculation import Choice
     from foretell.learn.learner import Learner
 
 RECIPES = {

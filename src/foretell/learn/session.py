@@ -11,10 +11,10 @@ import torch
 
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
-from foretell.engine.groups import Choice
 from foretell.engine.loop import Limits, Loop
-from foretell.engine.result import Completion
-from foretell.engine.submission import Submission, Update
+from foretell.engine.request.result import Completion
+from foretell.engine.request.submission import Submission, Update
+from foretell.engine.speculation import Choice
 from foretell.learn.learner import Learner
 from foretell.learn.options import LearnOptions
 from foretell.model.prefill import round_up

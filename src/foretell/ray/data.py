@@ -24,7 +24,7 @@ from foretell.core.prompts import Entry, conversation
 from foretell.core.settings import check_keys
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
-from foretell.engine.result import Completion
+from foretell.engine.request.result import Completion
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig

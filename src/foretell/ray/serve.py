@@ -19,8 +19,8 @@ from ray import serve
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig
-    from foretell.engine.options import ServiceOptions
     from foretell.server.options import ServerOptions
+    from foretell.service.options import ServiceOptions
 
 NAME = "foretell"
 """Of the deployment, as Serve's status and log lines have it."""
@@ -67,10 +67,10 @@ Build = Callable[[Settings], tuple[Served, ASGIApp]]
 def build_replica(settings: Settings) -> tuple[Served, ASGIApp]:
     """Load the model, start its engine thread, and build the app of ``foretell serve`` over it."""
     from foretell.engine.engine import Engine
-    from foretell.engine.options import ServiceOptions
-    from foretell.engine.service import Service
     from foretell.server.app import build_app
     from foretell.server.options import ServerOptions
+    from foretell.service.options import ServiceOptions
+    from foretell.service.service import Service
 
     engine = Engine.load(settings.target, speculative=settings.speculative, **settings.engine_options)
     service = Service(engine, _options(ServiceOptions, settings.service_options, "service_options"))
@@ -82,9 +82,9 @@ def check(settings: Settings) -> int:
     """Raise ConfigError, before anything is deployed, for options that ``build_replica`` would refuse. Returns the rows
     of a step."""
     from foretell.engine.config import speculative_config
-    from foretell.engine.options import ServiceOptions
     from foretell.ray.data import check_engine_options
     from foretell.server.options import ServerOptions
+    from foretell.service.options import ServiceOptions
 
     speculative_config(settings.speculative)
     check_engine_options(settings.engine_options)

@@ -30,7 +30,7 @@ from foretell.server.responses import responses
 from foretell.server.security import REQUEST_ID, Gate
 
 if TYPE_CHECKING:
-    from foretell.engine.service import Service
+    from foretell.service.service import Service
 
 HIDDEN: dict[str, Any] = {"include_in_schema": False, "operation_id": None}
 

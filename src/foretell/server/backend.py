@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ConfigError, PromptError
-from foretell.engine.conversation import Messages, content_ids, render, template_of
-from foretell.engine.request import token_ids
+from foretell.engine.request.conversation import Messages, content_ids, render, template_of
+from foretell.engine.request.request import token_ids
 from foretell.engine.structured.format import Formats
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
@@ -17,8 +17,8 @@ from foretell.server.options import ServerOptions
 from foretell.server.tokens import TokenTexts
 
 if TYPE_CHECKING:
-    from foretell.engine.service import Service
     from foretell.engine.structured.constraint import Constraints
+    from foretell.service.service import Service
 
 RESERVED = frozenset(
     {

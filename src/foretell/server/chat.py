@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.core.errors import ConfigError
-from foretell.engine.result import Completion
+from foretell.engine.request.result import Completion
+from foretell.engine.request.submission import Submission
 from foretell.engine.structured.format import Format
-from foretell.engine.submission import Submission
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine

@@ -13,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from foretell.engine.result import Completion
-from foretell.engine.snapshot import MethodFigures, Snapshot
+from foretell.engine.recorder import MethodFigures
+from foretell.engine.request.result import Completion
+from foretell.service.snapshot import Snapshot
 
 PREFIX = "foretell:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

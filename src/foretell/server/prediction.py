@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from foretell.core.errors import ConfigError
 from foretell.draft.config import MethodConfig
 from foretell.draft.prediction import Prediction
-from foretell.engine.state import Piece
+from foretell.engine.request.row import Piece
 
 if TYPE_CHECKING:
-    from foretell.engine.service import Service
+    from foretell.service.service import Service
 
 SOURCE = f"draft:{Prediction.name}"
 

@@ -10,7 +10,7 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretell.engine.result import Completion
+from foretell.engine.request.result import Completion
 from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
 from foretell.server.chat import Plan, plan_of

@@ -11,11 +11,11 @@ from typing import Any
 import uvicorn
 
 from foretell.core.errors import ConfigError
-from foretell.engine.service import Service
 from foretell.server.app import build_app
 from foretell.server.connection import connections
 from foretell.server.logs import log
 from foretell.server.options import ServerOptions
+from foretell.service.service import Service
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 

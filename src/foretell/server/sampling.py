@@ -8,14 +8,14 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams, fresh_seed
 from foretell.draft.config import MethodConfig
-from foretell.engine.submission import Submission
+from foretell.engine.request.submission import Submission
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.prediction import prediction_method
 from foretell.server.protocol.sampling import Sampling, Speculative
 
 if TYPE_CHECKING:
-    from foretell.engine.service import Service
+    from foretell.service.service import Service
 
 RESERVED = ("model", "judge", "acceptance", "suffix_decoding_max_cached_tokens")
 """Keys of a configuration that name files or take memory beyond the request: chosen where the server is started."""

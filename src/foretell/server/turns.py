@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretell.engine.conversation import Messages, Tools
+from foretell.engine.request.conversation import Messages, Tools
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage

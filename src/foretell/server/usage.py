@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from foretell.engine.result import Completion
+from foretell.engine.request.result import Completion
 from foretell.server.prediction import count_prediction
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.prompts import Entry, conversation
-from foretell.engine.conversation import is_instruct, template_of
 from foretell.engine.engine import Engine
-from foretell.engine.request import token_ids
+from foretell.engine.request.conversation import is_instruct, template_of
+from foretell.engine.request.request import token_ids
 
 
 def chat_ids(messages: list[Any], engine: Engine, where: str) -> list[int]:

@@ -19,7 +19,6 @@ from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape, parse_shape
 from foretell.engine.event import StepEvent
-from foretell.engine.memory import bytes_per_token
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.slem import SLEMDrafter
 from foretell.methods.draft_model.tli import TLIDrafter, TranslatedDrafter
@@ -27,12 +26,13 @@ from foretell.methods.draft_model.translation import Translation
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
+from foretell.service.memory import bytes_per_token
 from foretell.verify import parse_verifier
 from tests.engine.harness import mixed_params, outcome, own
 from tests.engine.test_rejection import ALPHA, p_value, toy
-from tests.engine.test_service import Mailbox
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
 from tests.model.tiny import tiny_module
+from tests.service.test_service import Mailbox
 from tests.verify.enumerate import Case, Drafts, Tables, emitted_joint, error, target_joint
 
 TOKENIZERS: dict[str, Any] = {name: kind() for name, kind in KINDS.items()}

@@ -13,7 +13,7 @@ from foretell.core.tree import layout
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.prediction import Prediction, PredictionConfig
 from foretell.engine.calibrate import Bench
-from foretell.engine.groups import Choice
+from foretell.engine.speculation import Choice
 from foretell.model.llama import experts, mixture, native
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route

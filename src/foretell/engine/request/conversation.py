@@ -1,0 +1,187 @@
+"""A conversation as a model reads it: the chat template that is used, turns that suit it, and its tokens."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.core.errors import ConfigError, PromptError
+from foretell.engine.request.markers import Hidden, Markers
+from foretell.engine.request.request import check_text
+from foretell.engine.request.text import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+SYSTEM = ("system", "developer")
+JOINED = (*SYSTEM, "user", "assistant")
+SURE = 16
+"""Characters of a text that a template does not write by itself."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation's text."""
+
+    text: str
+    hidden: Hidden
+    tokenizer: Tokenizer
+    marked: str  # the text with its hidden markers
+
+    def ids(self) -> list[int]:
+        """Its token ids. Raises PromptError where this tokenizer cannot read a marker as text."""
+        check_text(self.text)
+        return self.hidden.ids(self.tokenizer, self.marked)
+
+
+def template_of(tokenizer: Tokenizer | None, *, tools: bool = False) -> str | None:
+    """The source of the chat template for a conversation with or without tools, by transformers' rule: of several ones
+    ``tool_use`` with tools, if there is one, else ``default``. None where there is none."""
+    found = getattr(tokenizer, "chat_template", None)
+    if isinstance(found, Mapping):
+        found = found.get("tool_use" if tools and "tool_use" in found else "default")
+    return found if isinstance(found, str) and hasattr(tokenizer, "apply_chat_template") else None
+
+
+def is_instruct(tokenizer: Tokenizer | None, eos_token_ids: Iterable[int]) -> bool:
+    """Whether a model was taught conversations: its template ends the assistant's turn with a token that ends its output.
+    Base models often come with a template of markers that they have never seen."""
+    if tokenizer is None or template_of(tokenizer) is None:
+        return False
+    said = "whatsaidit"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}]
+    try:
+        closing = render(turns, tokenizer, "", generate=False).text.rpartition(said)[2]
+    except (ConfigError, PromptError):
+        return False
+    ends = (tokenizer.decode([token]).strip() for token in eos_token_ids)
+    return any(end and end in closing for end in ends)
+
+
+def render(
+    messages: Messages,
+    tokenizer: Tokenizer | None,
+    name: str,
+    *,
+    tools: Tools | None = None,
+    compose: Callable[[Messages, Tools], Messages] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    generate: bool = True,
+    goes_on: bool = False,
+    parse_special: bool = False,
+) -> Rendered:
+    """A conversation by the chat template of the model of that name.
+
+    tools: for the template, or for ``compose``, which makes plain turns of messages and tools; extra: further values of
+    the template; generate: with the beginning of a reply; goes_on: ending in the middle of the last message;
+    parse_special: markers in contents count as tokens. Where the template refuses the turns or leaves a system's text out,
+    neighbours of one role are joined, and what the system says goes into the user's text.
+
+    Raises ConfigError without a template, PromptError where it refuses the messages.
+    """
+    source = template_of(tokenizer, tools=tools is not None and compose is None)
+    if source is None or tokenizer is None:
+        named = getattr(tokenizer, "chat_template", None)
+        several = f" for these messages ({', '.join(map(repr, named))} alone)" if isinstance(named, Mapping) else ""
+        raise ConfigError(f"{name!r} has no chat template{several}: give the prompt as plain text")
+    if isinstance(messages, str | Mapping):
+        raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
+    hidden = Hidden(None if parse_special else Markers.of(tokenizer, source), messages, tools, extra)
+    try:
+        given = {**({"continue_final_message": True} if goes_on else {}), **hidden.hide(dict(extra or {}))}
+        listed = hidden.hide(tools)
+        turns: Messages = [
+            hidden.hide(turn, of_assistant=isinstance(turn, Mapping) and turn.get("role") == "assistant")
+            for turn in messages
+        ]
+    except RecursionError:
+        raise PromptError("the messages, or their tools, are nested too deeply: mend them") from None
+    template: Any = tokenizer.apply_chat_template  # type: ignore[attr-defined]
+
+    def write(turns: Messages) -> str:
+        options = {} if listed is None or compose is not None else {"tools": listed}
+        return str(template(list(turns), tokenize=False, add_generation_prompt=generate, **options, **given))
+
+    if compose is not None:
+        turns = compose(turns, listed or ())
+    refusal: Exception = ValueError("it leaves the system's text out")
+    for fitting in _fits(turns):
+        try:
+            text = write(fitting)
+            if _tells_system(fitting, text, write):
+                return Rendered(hidden.shown(text), hidden, tokenizer, text)
+        except Exception as error:  # templates raise their own errors, and any other by what they read
+            refusal = error
+    raise PromptError(
+        f"the chat template of {name!r} refuses these messages ({str(refusal) or type(refusal).__name__}): mend them"
+    ) from refusal
+
+
+def content_ids(text: str, tokenizer: Tokenizer, *, parse_special: bool = False) -> list[int]:
+    """Token ids of a text as the assistant's turn would have them. Raises PromptError."""
+    hidden = Hidden(None if parse_special else Markers.of(tokenizer, template_of(tokenizer) or ""), text)
+    return hidden.ids(tokenizer, hidden.hide(text, of_assistant=True))
+
+
+def _fits(turns: Messages) -> Iterator[Messages]:
+    """The turns as they are, and as templates take them that want one turn of each in change, the system's at the
+    beginning alone, or none of it."""
+    yield turns
+    made: list[Messages] = [turns]
+    if not all(isinstance(turn, Mapping) for turn in turns):
+        return
+    begun = next((at for at, turn in enumerate(turns) if turn.get("role") not in SYSTEM), len(turns))
+    for kept in (len(turns), begun, 0):
+        fitting = _joined([turn if at < kept else _of_user(turn) for at, turn in enumerate(turns)])
+        if fitting not in made:
+            made.append(fitting)
+            yield fitting
+
+
+def _of_user(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A system's text as the user's."""
+    if turn.get("role") not in SYSTEM or not isinstance(turn.get("content"), str):
+        return turn
+    return {"role": "user", "content": turn["content"]}
+
+
+def _joined(turns: Messages) -> Messages:
+    """Neighbouring texts of one role as one, with an empty line between."""
+    groups: list[list[Mapping[str, Any]]] = []
+    for turn in turns:
+        if groups and turn.get("role") in JOINED and _same_but_text(groups[-1][-1], turn):
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return [
+        one[0]
+        if len(one) == 1
+        else {**one[0], "content": "\n\n".join(turn["content"] for turn in one if turn["content"])}
+        for one in groups
+    ]
+
+
+def _same_but_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    rests = [{key: value for key, value in turn.items() if key != "content"} for turn in (one, other)]
+    texts = isinstance(one.get("content"), str) and isinstance(other.get("content"), str)
+    return texts and rests[0] == rests[1] and "tool_calls" not in rests[0]
+
+
+def _tells_system(turns: Messages, text: str, write: Callable[[Messages], str]) -> bool:
+    """Whether a template has written what the system says: some leave it out silently. Where its text cannot tell
+    (it is short, or changed), another text is tried in its place."""
+    said = [
+        at
+        for at, turn in enumerate(turns)
+        if isinstance(turn, Mapping)
+        and turn.get("role") in SYSTEM
+        and isinstance(turn.get("content"), str)
+        and turn["content"].strip()
+    ]
+    wanted = [turns[at]["content"].strip() for at in said]
+    if all(len(one) >= SURE and one in text for one in wanted):
+        return True
+    words = {at: f"systemsaid{'x' * at}y" for at in said}
+    try:
+        tried = write([{**turn, "content": words[at]} if at in words else turn for at, turn in enumerate(turns)])
+    except Exception:  # by what it reads of the text, which it took
+        return True
+    return all(word in tried.lower() for word in words.values())

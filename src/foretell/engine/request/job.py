@@ -1,0 +1,103 @@
+"""One request of the loop that has not ended: its state, and what is reported of it to its sink and the planner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.draft.base import LightStep
+from foretell.engine.event import StepEvent
+from foretell.engine.request.row import Piece, Row
+from foretell.engine.request.scoring import Scoring
+from foretell.engine.request.submission import Sink, StepTrace, Submission, Update
+from foretell.engine.request.traces import trace_of, with_logprobs
+from foretell.engine.speculation import Choice
+from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
+
+
+@dataclass
+class Job:
+    """A request that has not ended, and its state."""
+
+    submission: Submission
+    row: Row
+    choice: Choice
+    sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
+    arrived: float
+    since: float  # waiting, reading or decoding: since when
+    decoded_s: float = 0.0  # seconds of decoding before it was preempted
+    num_draft_tokens: int = 0  # of ``row`` before the last step
+    num_asked: int = 0  # steps in which it might guess
+    num_delivered: int = 0  # pieces that were sent to the sink, or are sent with the end
+    tail: str = ""  # see Update
+    scoring: Scoring | None = None  # of its prompt, while that is read for its own sake
+    undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that its next step may use."""
+        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.choice.num_nodes
+
+
+def deliver(job: Job, index: int, event: StepEvent) -> None:
+    """Score the tokens of one step, where that is asked for, and send its updates. Those of a request's last step are sent
+    when its row is free."""
+    pieces = job.row.pieces[job.num_delivered :]
+    count = job.row.params.logprobs
+    if count is not None and pieces:
+        path = event.commit.path[index]
+        pieces = with_logprobs(pieces, event.logits[index], path, count)
+        job.row.pieces[job.num_delivered :] = pieces
+    job.num_delivered = len(job.row.pieces)
+    trace = trace_of(event, index) if job.submission.trace and job.row.error is None else None
+    if job.sink is not None and job.row.finish_reason is None and (pieces or trace):
+        job.sink(Update(job.submission.request_id, tuple(pieces), trace))
+    else:
+        job.undelivered = (tuple(pieces), trace)
+
+
+def view_of(job: Job, num_unread: int = 0) -> RowView:
+    """The planner's view of a request before a step."""
+    return RowView(
+        job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread,
+        job.submission.always, job.row.params.heat,
+    )  # fmt: skip
+
+
+def observation_of(
+    jobs: Sequence[Job],
+    caps: Sequence[int],
+    lights: Sequence[LightStep | None],
+    event: StepEvent,
+    seconds_loop: float = 0.0,
+) -> StepObservation:
+    """The planner's view of a step that was made: jobs, their caps and light steps, each in the order of its rows.
+    seconds_loop: what the loop took around the step.
+
+    Counts in each job the steps in which it might guess (``num_asked``).
+    """
+    rows = []
+    for job, cap, light in zip(jobs, caps, lights, strict=True):
+        job.num_asked += cap > 0
+        drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
+        nodes = job.row.num_draft_tokens - job.num_draft_tokens
+        known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
+        by_light = None if known is None or light is None else light.preferred
+        name, heat = job.choice.method.name, job.row.params.heat
+        rows.append(RowStep(job.submission.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light))
+    return StepObservation(
+        len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop
+    )
+
+
+def plain_reason(job: Job, planner: Planner | None) -> str | None:
+    """Why a request made no guess, where it might have made some."""
+    if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
+        return None
+    if job.submission.note:
+        return job.submission.note
+    if job.submission.params.max_new_tokens == 1:
+        return "one token takes one pass, guessed or not"
+    method = job.choice.method.name
+    if job.num_asked or planner is None:
+        return f"{method} found nothing to guess"
+    return planner.why_not(method)

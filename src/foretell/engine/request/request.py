@@ -1,0 +1,104 @@
+"""What is asked of an engine, and the row that it is decoded as: tokens, seed, limits, all of it checked."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from foretell.core.errors import ConfigError, PromptError
+from foretell.core.noise import derive_seed
+from foretell.core.params import SamplingParams
+from foretell.core.places import keyed
+from foretell.draft.config import MethodConfig
+from foretell.engine.request.row import Row
+from foretell.engine.request.text import TextStream, Tokenizer
+from foretell.engine.request.vocabulary import checked_ids
+from foretell.model.target import CausalModel
+
+Prompt = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+@keyed
+@dataclass(frozen=True)
+class Request:
+    """One thing to complete."""
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
+    speculative: MethodConfig | Mapping[str, Any] | str | None = None  # None: the engine's method
+
+
+def row_of(index: int, request: Request, model: CausalModel, tokenizer: Tokenizer | None, *, write: bool = True) -> Row:
+    """A request as it is decoded: tokens, end tokens, seed, limits. write: False where the prompt is only scored, so
+    that it may fill the context and have one token more, which is never read. Raises PromptError, ConfigError."""
+    spec, params = model.spec, request.params
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
+    ids = token_ids(request.prompt, tokenizer)
+    guess = [] if request.prediction is None else token_ids(request.prediction, tokenizer, add_special_tokens=False)
+    if not ids:
+        raise PromptError("the prompt is empty: at least one token is needed")
+    for token in (*ids, *guess):
+        if not 0 <= token < spec.vocab_size:
+            raise PromptError(
+                f"token id {token} is not in the vocabulary of {spec.display_name!r}: 0 to {spec.vocab_size - 1}"
+            )
+    if len(ids) > spec.max_positions + (-1 if write else 1):
+        room = ", and at least one token of it must be left for the output" if write else ""
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens; {spec.display_name!r} has a context of {spec.max_positions}{room}: "
+            "shorten the prompt"
+        )
+    seed = model.fresh_seed() if params.seed is None else params.seed
+    end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
+    return Row(
+        index=index,
+        prompt_ids=ids,
+        params=replace(params, seed=seed),  # reported, so that a run with a fresh seed can be repeated
+        seed=derive_seed(seed),
+        end_ids=frozenset(end_ids),
+        max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
+        text=TextStream(tokenizer, params.stop),
+        prediction=guess,
+    )
+
+
+def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:
+    """A prompt's token ids. add_special_tokens: with what the tokenizer puts around a text, but no second BOS where the
+    text begins with one. Raises PromptError, and ConfigError for a text without a tokenizer."""
+    if not isinstance(prompt, str):
+        return checked_ids(prompt)
+    if tokenizer is None:
+        raise ConfigError(
+            "a text was given to an engine without a tokenizer: give token ids, or load it with tokenizer=..."
+        )
+    check_text(prompt)
+    ids = list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+    if add_special_tokens and ids[:1] and ids[0] in ids[1:]:
+        first = _leading(tokenizer)
+        if first and ids[len(first) : 2 * len(first)] == first:  # a template, or a person, has begun the text with it
+            return ids[len(first) :]
+    return ids
+
+
+def check_several(prompts: object) -> None:
+    """Raise PromptError for one prompt where a list of them is expected."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, str | bytes | Mapping):
+        what = "one prompt" if isinstance(prompts, str | Request) else f"{prompts!r:.80}"
+        raise PromptError(f"{what} was given where a list of prompts is expected: use generate, or give [prompt]")
+
+
+def check_text(text: str) -> None:
+    """Raise PromptError for what is no text, which tokenizers raise various errors for."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # as JSON's "\\ud83d" alone gives it
+        raise PromptError(f"the prompt is no text: its character {error.start} is half a surrogate pair") from None
+
+
+def _leading(tokenizer: Tokenizer) -> list[int]:
+    """What a tokenizer puts before a text: BOS, or nothing."""
+    whole, bare = (list(tokenizer.encode("a", add_special_tokens=special)) for special in (True, False))
+    at = next(at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare or at == len(whole))
+    return whole[:at] if at < len(whole) else []

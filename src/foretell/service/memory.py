@@ -1,0 +1,82 @@
+"""How much memory is free for keys and values."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from foretell.core.errors import ConfigError
+from foretell.draft.base import Method
+from foretell.engine.drafters.waiting import MOST_BYTES
+from foretell.model.target import CausalModel
+
+SHARE = 0.5
+"""Fraction of the memory free after loading that KV may use. The rest is for passes, drafters and other programs."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free bytes on a device: the machine's, or less where a container's limit is lower."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _available()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 << 30  # not reported by this system: a value that any such machine has
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
+
+
+def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
+    """Greatest KV bytes that one token of a row may take in the target and in a drafter, over all methods.
+
+    A row has one method at a time. On a CPU the memory of a removed row is freed, so the largest method counts. On
+    other devices a drafter keeps it, and rows of other methods may follow, so the methods are added up.
+    """
+    drafters = [method.bytes_per_token for method in {id(method): method for method in methods}.values()]
+    together = max(drafters, default=0) if model.spec.device.type == "cpu" else sum(drafters)
+    return max(
+        1, model.new_cache(0, 1).bytes_per_slot + together
+    )  # a model without attention holds nothing for a token
+
+
+def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:
+    """Greatest bytes that a row takes whatever its length, in the target and in a drafter: recurrent states, and what waits
+    to be read."""
+    drafters = [method.bytes_per_row + (MOST_BYTES if method.taps else 0) for method in methods]
+    return model.new_cache(0, 1).bytes_per_row + max(drafters, default=0)
+
+
+def kv_budget(
+    model: CausalModel,
+    bytes_per_token: int,
+    *,
+    given_gib: float | None,
+    row_tokens: int,
+    max_rows: int,
+    bytes_per_row: int = 0,
+) -> int:
+    """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free, without bytes_per_row of
+    each row; no more than max_rows rows of row_tokens can use. Raises ConfigError where not even one such row fits."""
+    budget = int(given_gib * 2**30) if given_gib is not None else int(free_bytes(model.spec.device) * SHARE)
+    budget = max(0, budget - max_rows * bytes_per_row)
+    tokens = min(budget // bytes_per_token, max_rows * row_tokens)
+    if tokens < row_tokens:
+        raise ConfigError(
+            f"{budget / 2**30:.2f} GiB of KV memory hold {tokens} tokens of {model.spec.name!r}, and one request may have "
+            f"{row_tokens}: give a smaller max_model_len, or more with kv_memory_gib"
+        )
+    return tokens

@@ -1,0 +1,64 @@
+"""Limits and modes of a service: one dataclass, whose fields are, with their help, options of ``foretell serve``."""
+
+from dataclasses import dataclass
+
+from foretell.core.errors import ConfigError
+from foretell.core.places import keyed
+from foretell.core.settings import setting, settle
+
+MODES = ("auto", "on", "off")
+SHARED_DRAFTS = ("off", "key", "all")
+"""A request learns from itself alone; from requests of its tenant; from all requests."""
+
+
+@keyed
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Limits and modes of a service."""
+
+    max_num_seqs: int = setting(32, "Requests decoded together.")
+    max_queue: int = setting(256, "Waiting requests at most; further ones get status 429.")
+    max_model_len: int | None = setting(
+        None, "Tokens of prompt and output together.", default_text="the model's context"
+    )
+    kv_memory_gib: float | None = setting(
+        None, "Memory of the KV cache.", metavar="GIB", default_text="a share of what is free"
+    )
+    stall_target_s: float = setting(
+        0.1, "Target for how long reading a prompt delays decoding requests.",
+        option="--stall-target", metavar="SECONDS", min=0.001,
+    )  # fmt: skip
+    speculation: str = setting(
+        "auto", "auto: guess as much as pays under the load of the moment. on: always. off: never.",
+        metavar="|".join(MODES), panel="Speculation",
+    )  # fmt: skip
+    # The KV of texts is kept for requests of the same tenant that begin alike.
+    prefix_reuse: bool = setting(True, "Keep no KV for prompts that begin alike.", option="--no-prefix-reuse")
+    shared_drafts: str = setting(
+        "off", "What methods that learn from texts (suffix, recycling) guess from. off: each request's own text. key: that "
+        "of all requests with the same API key. all: of all requests; clients can then see each other's texts.",
+        metavar="|".join(SHARED_DRAFTS), panel="Speculation",
+    )  # fmt: skip
+    cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        settle(self)
+        for name in ("max_num_seqs", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len = {self.max_model_len} must be at least 2: a prompt and an output")
+        if self.kv_memory_gib is not None and not self.kv_memory_gib > 0:
+            raise ConfigError(f"kv_memory_gib = {self.kv_memory_gib} must be positive")
+        if not self.stall_target_s > 0:
+            raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
+        if self.speculation not in MODES:
+            raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
+        check_shared(self.shared_drafts)
+
+
+def check_shared(value: str) -> None:
+    """Raise ConfigError for an unknown way of sharing."""
+    if value not in SHARED_DRAFTS:
+        raise ConfigError(f"shared_drafts = {value!r} must be one of {', '.join(SHARED_DRAFTS)}")

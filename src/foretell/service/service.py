@@ -1,0 +1,417 @@
+"""The engine as a service: one thread owns the device and decodes; its methods may be called from any thread."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+
+from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
+from foretell.core.params import fresh_seed
+from foretell.draft.config import MethodConfig
+from foretell.draft.none import NoMethod
+from foretell.engine.choices import Choices
+from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.engine import Engine, Request
+from foretell.engine.loop import Limits, Loop
+from foretell.engine.prefix import PrefixStore
+from foretell.engine.request.row import Row
+from foretell.engine.request.scoring import Scoring
+from foretell.engine.request.submission import Sink, Submission, Update
+from foretell.engine.speculation import Choice
+from foretell.model.workers import release_workers
+from foretell.service.admission import check_submission
+from foretell.service.drift import Drifts
+from foretell.service.heap import IDLE_S, HeapKeeper
+from foretell.service.learning import Learning, LearnOptions
+from foretell.service.options import ServiceOptions as ServiceOptions
+from foretell.service.planning import ServicePlanning
+from foretell.service.processors import GuardedProcessor, StepBudget
+from foretell.service.sizes import sizes_of
+from foretell.service.snapshot import Snapshot, snapshot_of
+from foretell.service.tenants import Tenants
+
+logger = logging.getLogger(__name__)
+LEARN_BEAT_S = 0.1  # between two looks for what was learned, while idle
+HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command for the engine's thread, and its form as a message to the other processes that share the model."""
+
+    run: Callable[[], None]
+    wire: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Do it."""
+        self.run()
+
+
+class Service:
+    """Takes requests by ``submit`` and sends updates to their sinks, on the engine's thread. See ``ServiceOptions``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: ServiceOptions | None = None,
+        *,
+        also: Sequence[MethodConfig] = (),
+        learn: LearnOptions | None = None,
+    ) -> None:
+        """engine: the target and the default method. also: further methods that requests may choose (methods without
+        weights are always available). learn: drafters learn from the requests (``foretell.learn.LearnOptions``). Raises
+        ConfigError, ModelError."""
+        options = options or ServiceOptions()
+        if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
+            raise ConfigError(
+                "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
+                "model would decode different steps: give 'on' or 'off'"
+            )
+        self.engine, self.options = engine, options
+        self._choices = Choices(engine, also, off=options.speculation == "off")
+        if learn is not None:
+            learn.check(engine, self._choices.guessing)
+        self._tenants = Tenants(options.shared_drafts)
+        self._learn, self._learning = learn, cast(Learning | None, None)
+        self._drifts = Drifts()
+        self._failures = DrafterFailures(name for name in self._choices.names if name != NoMethod.name)
+        self._loop: Loop | None = None
+        self._costs: ServicePlanning | None = None
+        self._inbox: deque[Command | Callable[[], None]] = deque()
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self._known: set[str] = set()  # request ids that have not ended
+        self._draining = self._closed = self._failed = False
+        self.kv_tokens = 0
+        self._heap = HeapKeeper()
+        self._step_budget = StepBudget()
+        release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
+
+    # -- methods ---------------------------------------------------------------------------------------------------
+
+    def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
+        """See ``Choices.method``."""
+        return self._choices.method(given)
+
+    @property
+    def default(self) -> MethodConfig:
+        """The method and verifier of requests that choose none."""
+        return self._choices.default.config
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that a request may ask for."""
+        return self._choices.names
+
+    @property
+    def resting(self) -> dict[str, float]:
+        """Methods that are not tried now because their drafters failed several times in a row: for how many seconds."""
+        return {name: left for name, left in self._failures.rests().items() if left}
+
+    # -- start and stop --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError.
+
+        Where several processes share the model (torchrun), each starts a service; process 0 takes requests, and the others
+        call ``follow``.
+        """
+        options, width = self.options, self.engine.width
+        sizes = sizes_of(self.engine, self._choices.guessing, options)
+        self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
+        prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
+        self._costs = ServicePlanning(
+            self.engine.model, self._choices, self._tenants, mode=options.speculation, max_rows=sizes.max_rows,
+            time_limit_s=options.cost_time_limit_s,
+        )  # fmt: skip
+        limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
+        self._loop = Loop(
+            self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
+            observers=self.engine.observers,
+            # Processes that share a model draft the same guesses: one of them cannot go on without.
+            failures=None if self.engine.model.is_shared else self._failures,
+        )  # fmt: skip
+        self._loop.observers.append(self._drifts)
+        if self._learn is not None:
+            self._learning = self._learn.open(self.engine, self._choices.guessing)
+            self._loop.observers.append(self._learning.observe)
+            self._loop.batch.prompts.on_prompt = self._learning.prompt
+        release_workers()  # costs were measured here
+        if not self.engine.model.is_leader:
+            return
+        self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
+        self._thread.start()
+
+    def _measure_again(self) -> None:
+        """While nothing is to be done: measure costs again where they are in doubt."""
+        if self._costs is not None:
+            self._costs.measure_again(must_stop=lambda: bool(self._inbox) or self._closed)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.healthy and not self._draining
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine's thread is running."""
+        return self._thread is not None and self._thread.is_alive() and not self._failed and not self._closed
+
+    @property
+    def state(self) -> str:
+        """ "starting" (``start`` has not returned), "ready", "draining" or "stopped"."""
+        if self._thread is None and not self._closed and not self._failed:
+            return "starting"
+        if not self.healthy:
+            return "stopped"
+        return "draining" if self._draining else "ready"
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait until all others have ended. False on a timeout."""
+        with self._news:
+            self._draining = True
+            return self._news.wait_for(lambda: not self._known or not self.healthy, timeout_s)
+
+    def close(self) -> None:
+        """Stop. Running and waiting requests end with an error."""
+        with self._news:
+            self._draining = self._closed = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if self._learning is not None:
+            self._learning.close()
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    def learner(self, tenant: str | None = None) -> dict[str, Any]:
+        """The learner's figures, adapters, events and history, of one tenant or (None) of all. Raises ConfigError where
+        nothing learns."""
+        return self._learner().state(tenant)
+
+    def tell_learner(self, action: str, tenant: str | None = None) -> dict[str, Any]:
+        """pause, resume, revert (to the version before) or save; returns ``learner``. Raises ConfigError."""
+        learning = self._learner()
+        return self._call(lambda: learning.act(action, tenant))
+
+    def _learner(self) -> Learning:
+        if self._learning is None:
+            raise ConfigError("nothing learns here: start the service with --learn, or Service(learn=LearnOptions())")
+        return self._learning
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, sink: Sink) -> None:
+        """Queue a request; its sink receives the updates. Raises QueueFullError, ServiceClosedError, PromptError and
+        ConfigError at once; the sink is then never called."""
+        if not self.ready or self._loop is None:
+            raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
+        choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
+        reason = None if self._costs is None else self._costs.hopeless.get(choice.config.method)
+        if reason is not None and not submission.always:
+            submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
+            choice = self._choices.plain
+        choice, capture = self._tenants.choice(choice, submission.tenant), None
+        if self._learning is not None:
+            choice, capture = self._learning.assign(choice, submission)
+        params = self.engine.formats.applied(
+            submission.params, len(submission.prompt_ids), lambda made: GuardedProcessor(made, self._step_budget)
+        )
+        if params.seed is None:  # drawn here, in the process that takes the request
+            params = replace(params, seed=fresh_seed())
+        check_submission(submission, choice, self.engine, self.max_model_len)
+        submission = replace(submission, params=params, speculative=choice.config)
+        with self._news:
+            if self._draining:  # since it was looked at above; who drains was told that nobody is left
+                raise ServiceClosedError("the service takes no more requests: it is draining, or has stopped")
+            self._number += 1
+            number = self._number
+            if submission.request_id in self._known:
+                raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
+            row = self._row(number, submission)
+            row.capture = capture
+            if len(self._known) - len(self._loop.running) >= self.options.max_queue:
+                self._loop.refuse()
+            self._known.add(submission.request_id)
+            wire = ("submit", number, submission)
+            self._inbox.append(Command(lambda: self._enter(submission, row, choice, sink), wire))
+            self._news.notify_all()
+
+    def _row(self, number: int, submission: Submission) -> Row:
+        request = Request(list(submission.prompt_ids), submission.params, list(submission.prediction_ids) or None)
+        row = self.engine.make_row(number, request, write=submission.write)
+        row.tenant = submission.tenant
+        row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids)) if submission.write else 0
+        return row
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step. An unknown or ended request is ignored."""
+        with self._news:
+            if request_id in self._known:
+                self._inbox.append(Command(lambda: self._cancel(request_id), ("cancel", request_id)))
+                self._news.notify_all()
+
+    def _cancel(self, request_id: str) -> None:
+        if self._loop is not None:
+            self._loop.cancel(request_id)
+
+    def snapshot(self) -> Snapshot:
+        """The current counters and gauges."""
+        if self._loop is None or self._costs is None:
+            return Snapshot()
+        return snapshot_of(
+            self._loop, self._costs.planner, kv_tokens=self.kv_tokens, num_inbox=len(self._inbox), drifts=self._drifts,
+            failures=self._failures, learning=self._learning,
+        )  # fmt: skip
+
+    def check_integrity(self) -> None:
+        """Check the invariants between two steps. Raises RuntimeError where one is violated."""
+        self._call(self._check_counters)
+
+    def _check_counters(self) -> None:
+        assert self._loop is not None
+        self._loop.check_integrity()
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], _T]) -> _T:
+        """Run a function on the engine's thread, between steps, and return its result."""
+        if not self.healthy:
+            raise ServiceClosedError("the service is not running")
+        done = threading.Event()
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.append((function(), None))
+            except Exception as error:
+                outcome.append((None, error))
+            done.set()
+
+        with self._news:
+            self._inbox.append(run)
+            self._news.notify_all()
+        while not done.wait(0.5):
+            if not self.healthy:
+                raise ServiceClosedError("the service stopped")
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        result: _T = value
+        return result
+
+    def _enter(self, submission: Submission, row: Any, choice: Choice, sink: Sink) -> None:
+        assert self._loop is not None
+
+        def deliver(update: Any) -> None:
+            if update.is_last:
+                with self._news:
+                    self._known.discard(submission.request_id)
+                    self._news.notify_all()
+            try:
+                sink(update)
+            except Exception:
+                logger.exception("the sink of request %s failed", submission.request_id)
+
+        self._loop.submit(submission, row, choice, deliver, self._scoring(submission))
+
+    def _scoring(self, submission: Submission) -> Scoring | None:
+        count, engine = submission.num_prompt_logprobs, self.engine
+        return None if count is None else Scoring(engine.model, engine.tokenizer, submission.prompt_ids, count)
+
+    def _run(self) -> None:
+        loop, model = self._loop, self.engine.model
+        assert loop is not None
+        todo: deque[Command | Callable[[], None]] = deque()
+        while True:
+            try:
+                learned = False
+                if not self._inbox and not loop.has_work:
+                    learned = self._learning is not None and bool(self._learning.train_idle())
+                    if not learned:
+                        release_workers()
+                        self._rest()
+                with self._news:
+                    while not (learned or self._inbox or loop.has_work or self._closed):
+                        if self._learning is not None:
+                            if not self._news.wait(LEARN_BEAT_S):
+                                break
+                        elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
+                            break  # the other processes wait for a message, and their wait times out
+                    todo, closed = deque(self._inbox), self._closed
+                    self._inbox.clear()
+                if model.is_shared:
+                    model.share([command.wire for command in todo if isinstance(command, Command)] + [closed])
+                if closed:
+                    break
+                with torch.inference_mode():
+                    while todo:
+                        todo.popleft()()
+                    if loop.has_work:
+                        self._step_budget.begin()
+                        loop.tick()
+                        self._heap.worked()
+                    if self._learning is not None:
+                        self._learning.swap()
+            except Exception as error:
+                logger.exception("the engine failed")
+                self._failed = True
+                loop.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
+                break
+        with self._news:
+            self._closed = True  # refuse further requests
+            todo.extend(self._inbox)  # after those that were taken and not begun: a lost one would be waited for
+            self._inbox.clear()
+        for one in todo:
+            try:
+                with torch.inference_mode():
+                    one()
+            except Exception:
+                logger.exception("a request was lost in a stopping engine")
+        loop.fail_all(ServiceClosedError("the service stopped before the request ended"))
+        with self._news:
+            self._news.notify_all()
+
+    def follow(self) -> None:
+        """To be called in every process but process 0: decode the requests of process 0 until it closes."""
+        loop, model = self._loop, self.engine.model
+        if loop is None or model.is_leader:
+            raise ConfigError(
+                "follow() is for the processes beside process 0, after start(); process 0 takes the requests"
+            )
+        with torch.inference_mode():
+            while True:
+                message: list[Any] = model.share([])
+                if message[-1]:  # closed
+                    return
+                for kind, *rest in message[:-1]:
+                    if kind == "cancel":
+                        self._cancel(rest[0])
+                        continue
+                    number, submission = rest
+                    choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
+                    row = self._row(number, submission)
+                    loop.submit(submission, row, choice, _ignore, self._scoring(submission))
+                if loop.has_work:
+                    loop.tick()
+
+    def _rest(self) -> None:
+        """Wait for work. After a while without any, return freed memory to the system."""
+        with self._news:
+            came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
+        if not came:
+            self._heap.rested()
+            self._measure_again()
+
+    def _describe(self, choice: Choice) -> dict[str, Any]:
+        return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
+
+
+def _ignore(update: Update) -> None:
+    """The sink in processes other than 0: it drops all updates."""

@@ -1,0 +1,49 @@
+"""How much a service holds at once: rows, their slots, and the KV of all of them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.engine.choices import MARGIN
+from foretell.engine.engine import Engine
+from foretell.engine.speculation import Choice
+from foretell.model.prefill import round_up
+from foretell.service.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
+from foretell.service.options import ServiceOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The limits of one service on its machine."""
+
+    max_model_len: int  # tokens of prompt and output together
+    capacity: int  # slots of a row
+    max_rows: int  # decoded or read together
+    kv_tokens: int  # whose keys and values may be held at once
+    prefix_bytes: int  # that the prefix store may hold
+
+
+def sizes_of(engine: Engine, guessing: Sequence[Choice], options: ServiceOptions) -> Sizes:
+    """The sizes for an engine and its guessing methods, logged. Raises ConfigError where not even one row fits."""
+    spec = engine.model.spec
+    longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
+    width = engine.width
+    capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
+    methods = [choice.method for choice in guessing]
+    slot, states = bytes_per_token(engine.model, methods), bytes_per_row(engine.model, methods)
+    kv_tokens = kv_budget(
+        engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity,
+        max_rows=options.max_num_seqs, bytes_per_row=states,
+    )  # fmt: skip
+    kv_tokens = engine.model.share(kv_tokens)
+    rows = options.max_num_seqs
+    if spec.device.type != "cpu":  # a pool is allocated whole there
+        rows = max(1, min(rows, kv_tokens // capacity))
+    logger.info(
+        "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
+        kv_tokens, kv_tokens * slot / 2**30, rows, longest,
+        "as given" if options.kv_memory_gib is not None else f"{SHARE:.0%}",
+    )  # fmt: skip
+    return Sizes(longest, capacity, rows, kv_tokens, int((kv_tokens * slot + rows * states) * 0.25))

@@ -1,0 +1,90 @@
+"""Counters and gauges of a service."""
+
+from dataclasses import dataclass, field
+
+from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.loop import Loop
+from foretell.engine.recorder import MethodFigures
+from foretell.planner.planner import Planner
+from foretell.service.drift import Drifts
+from foretell.service.learning import LearnFigures, Learning
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters only grow; gauges are as they stood after the last step."""
+
+    # Gauges.
+    num_running: int = 0
+    num_prefilling: int = 0
+    num_waiting: int = 0
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    prefix_cached_tokens: int = 0  # tokens whose KV is kept for requests to come
+    is_speculating: bool = False  # whether the last step guessed
+    num_speculative_tokens: float = 0.0  # guesses planned a row in the last step, mean
+    # Live estimate: tokens a second now, against this engine with speculation off. None where nothing is being decoded, and
+    # where plain steps are not measured (``speculation`` "on" or "off").
+    speedup: float | None = None
+    # Counters.
+    num_steps: int = 0
+    num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason; "error" is one
+    num_rejected: int = 0  # refused because the queue was full
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0  # of them found in the prefix store
+    num_generated_tokens: int = 0
+    seconds_draft: float = 0.0
+    seconds_target: float = 0.0
+    seconds_rest: float = 0.0
+    seconds_prefill: float = 0.0
+    methods: dict[str, MethodFigures] = field(default_factory=dict)
+    drifts: dict[str, int] = field(default_factory=dict)  # falls of acceptance against its own history, by method
+    recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
+    drafter_failures: dict[str, int] = field(default_factory=dict)  # drafters that raised, by method
+    drafter_rests: dict[str, float] = field(
+        default_factory=dict
+    )  # gauge: seconds for which it rests for that; 0: it works
+    learn: LearnFigures | None = None  # None: nothing learns
+
+
+def snapshot_of(
+    loop: Loop,
+    planner: Planner,
+    *,
+    kv_tokens: int,
+    num_inbox: int,
+    drifts: Drifts,
+    failures: DrafterFailures,
+    learning: Learning | None,
+) -> Snapshot:
+    """The counters and gauges of a loop as they stand. num_inbox: requests that have not reached it."""
+    recorder, prefixes = loop.recorder, loop.prefixes
+    return Snapshot(
+        num_running=len(loop.batch.members),
+        num_prefilling=len(loop.batch.arrivals),
+        num_waiting=len(loop.waiting) + len(loop.scoring) + num_inbox,
+        kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
+        kv_capacity_tokens=kv_tokens,
+        prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
+        is_speculating=recorder.guessed,
+        num_speculative_tokens=recorder.planned,
+        speedup=planner.speedup if loop.batch.members else None,
+        num_steps=recorder.num_steps,
+        num_finished=dict(recorder.num_finished),
+        num_rejected=recorder.num_rejected,
+        num_preemptions=recorder.num_preemptions,
+        num_prompt_tokens=recorder.num_prompt_tokens,
+        num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
+        num_generated_tokens=recorder.num_generated_tokens,
+        seconds_draft=recorder.seconds_draft,
+        seconds_target=recorder.seconds_target,
+        seconds_rest=recorder.seconds_rest,
+        seconds_prefill=recorder.seconds_prefill,
+        methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
+        drifts=drifts.num_drifts(),
+        recent_acceptance=drifts.recent_acceptance(),
+        drafter_failures=failures.totals(),
+        drafter_rests=failures.rests(),
+        learn=None if learning is None else learning.figures(),
+    )

@@ -1,0 +1,79 @@
+"""Which texts the guesses for a request may come from: its own, its tenant's, or those of all requests.
+
+A tenant is a sender of requests, which the server identifies by API key. A method that learns from requests
+(``Capabilities.learns``) keeps what it learned in stores. A store belongs to one tenant. By default there is no store,
+and each request learns from its own text alone. Guesses reveal their source (``trace``, and timing), so tenants must
+not share a store.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+
+from foretell.core.errors import ConfigError
+from foretell.draft.base import Method
+from foretell.engine.speculation import Choice
+from foretell.service.options import check_shared
+
+MAX_STORE_BYTES = 256 << 20
+"""Limit of all stores together; the least recently used is dropped first."""
+MAX_STORES = 1024
+"""The same limit for their number: a store that has learned nothing is held too."""
+
+
+class Tenants:
+    """The methods of requests, each with the store that it may use. Thread-safe."""
+
+    def __init__(self, shared_drafts: str, *, max_bytes: int = MAX_STORE_BYTES) -> None:
+        """Raises ConfigError for an unknown way of sharing."""
+        check_shared(shared_drafts)
+        self.shared_drafts, self.max_bytes = shared_drafts, max_bytes
+        self._stores: OrderedDict[tuple[Method, str], Method] = OrderedDict()  # the most recently used last
+        self._lock = Lock()
+
+    def choice(self, choice: Choice, tenant: str | None) -> Choice:
+        """The choice with the store of a tenant. None: the sender is unknown; such requests share nothing unless
+        sharing is "all". Raises ConfigError for a method that learns and cannot be separated."""
+        method = choice.method
+        if not method.capabilities.learns:
+            return choice
+        owner = "" if self.shared_drafts == "all" else tenant
+        if self.shared_drafts == "off" or owner is None:
+            return replace(choice, method=_separate(method, method.isolated()))
+        with self._lock:
+            found = self._stores.pop((method, owner), None) or _separate(method, method.fresh())
+            self._stores[method, owner] = found
+            while len(self._stores) > MAX_STORES or (len(self._stores) > 1 and self._held() > self.max_bytes):
+                self._stores.popitem(last=False)
+        return replace(choice, method=found)
+
+    def measured(self, choice: Choice) -> Choice:
+        """The choice with a separate, temporary store: for steps that are run to be timed."""
+        method = choice.method
+        if not method.capabilities.learns:
+            return choice
+        made = method.isolated() if self.shared_drafts == "off" else method.fresh()
+        return replace(choice, method=_separate(method, made))
+
+    @property
+    def num_stores(self) -> int:
+        """Stores that are held."""
+        return len(self._stores)
+
+    @property
+    def learned_bytes(self) -> int:
+        """Bytes that all stores take."""
+        with self._lock:
+            return self._held()
+
+    def _held(self) -> int:
+        return sum(store.learned_bytes for store in self._stores.values())
+
+
+def _separate(method: Method, made: Method) -> Method:
+    if made is method:
+        raise ConfigError(
+            f"method {method.name!r} learns from requests and has no store of its own for each tenant: its fresh() must "
+            "return another method of the same weights that has learned nothing"
+        )
+    return made

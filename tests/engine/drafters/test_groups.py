@@ -1,0 +1,181 @@
+"""Rows of one batch with several ways of guessing: each row draws with its own seed, whatever stands above it.
+
+Under a rule that reads q the text depends on the draft's own draws. So a row whose drafter drew with another row's seed
+has another text than alone, though not a wrong distribution: no statistical test of one row sees it.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawnBy, TokenTree, chain_tree, root_tree
+from foretell.draft.config import Loader
+from foretell.engine.drafters.groups import GroupedDrafter
+from foretell.model.target import CausalModel
+from foretell.service.memory import bytes_per_token
+from foretell.verify import VERIFIERS, Coupled
+from foretell.verify.base import Evidence, RowVerifiers, Verdict, draw
+from tests.engine.harness import ToyTokenizer, table
+
+PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}
+WAYS: tuple[dict[str, Any], ...] = (
+    {**PAIR, "num_speculative_tokens": 4},
+    {**PAIR, "shape": "static/branching=3x1"},
+    {**PAIR, "shape": "static/branching=2x1", "draws": "iid"},
+    {**PAIR, "num_speculative_tokens": 3, "verify": "block"},
+)
+"""No two of them can be guessed by one drafter and judged by one verifier, so each is a group of its own."""
+
+
+class TableEngine(Engine):
+    @property
+    def loader(self) -> Loader:
+        def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+            return table(2, blur=0.5)
+
+        return Loader(self.model, load, lambda name: None)  # a table has no tokenizer
+
+
+def engine(way: dict[str, Any]) -> Engine:
+    return TableEngine(table(1), ToyTokenizer(), speculative=way)
+
+
+def together(
+    requests: list[tuple[dict[str, Any], Request]], *, kv_tokens: int = 0, preempted: bool = False
+) -> list[list[int]]:
+    """The tokens of requests that run in one batch: the first holds the engine's thread until all have been sent.
+    kv_tokens: the memory of all rows; 0: enough. preempted: whether some had to give their rows up for a while."""
+    served = engine(WAYS[0])
+    memory = kv_tokens * bytes_per_token(served.model, [served.method]) / 2**30 if kv_tokens else 0.05
+    service = Service(served, ServiceOptions(max_num_seqs=8, max_model_len=128, speculation="on", kv_memory_gib=memory))
+    chosen = [service.method(way) for way, _ in requests]
+    sent, heard, news = threading.Event(), {}, threading.Condition()
+
+    def sink(update: Update) -> None:
+        assert sent.wait(30)
+        if update.is_last:
+            with news:
+                heard[update.request_id] = update
+                news.notify_all()
+
+    service.start()
+    try:
+        for number, ((_, request), config) in enumerate(zip(requests, chosen, strict=True)):
+            submission = Submission(str(number), list(request.prompt), request.params, speculative=config)
+            service.submit(submission, sink)
+        sent.set()
+        with news:
+            assert news.wait_for(lambda: len(heard) == len(requests), 60)
+        assert (service.snapshot().num_preemptions > 0) == preempted
+        service.check_integrity()
+    finally:
+        service.close()
+    return [heard[str(number)].completion.token_ids for number in range(len(requests))]
+
+
+@pytest.mark.parametrize("same_prompt", [True, False])
+def test_a_row_of_any_group_has_its_solo_text(same_prompt: bool) -> None:
+    requests = []
+    for number, way in enumerate(WAYS * 2):
+        prompt = [3, 1, 4, 1, 5] if same_prompt else [number, 3, 1, 4, *range(number)]
+        params = SamplingParams(seed=100 + number, max_new_tokens=24, ignore_eos=True)
+        requests.append((way, Request(prompt, params)))
+    found = together(requests)
+    alone = [engine(way).generate(request.prompt, request.params).token_ids for way, request in requests]
+    assert found == alone
+    assert len({tuple(tokens) for tokens in found}) == len(found), "seeds matter"
+
+
+MIXED: tuple[dict[str, Any], ...] = (
+    {"method": "none"},
+    {"method": "ngram", "verify": "rejection"},
+    {**PAIR, "shape": "static/branching=3x1"},
+    {**PAIR, "verify": "traversal", "shape": "static/branching=2x2", "draws": "iid"},
+    {**PAIR, "verify": "block", "num_speculative_tokens": 3},
+    {"method": "recycling", "verify": "exact", "shape": "static/branching=3x2"},
+    {"method": "suffix", "verify": "rejection"},
+    {**PAIR, "verify": "coupled", "shape": "sequoia/size=7"},
+)
+"""Narrow groups stand before wide ones, those that draw nothing before those that do."""
+
+
+@pytest.mark.parametrize("kv_tokens", [0, 224])
+def test_mixed_methods_and_rules_keep_their_solo_texts_through_preemption(kv_tokens: int) -> None:
+    """A row that gave up its place reads its text again, with a drafter opened anew, beside others than before. Under a
+    rule that reads q the text depends on every guess, so the drafter has to stand exactly where it stood."""
+    requests: list[tuple[dict[str, Any], Request]] = []
+    for number, way in enumerate(MIXED * 2):
+        params = SamplingParams(seed=100 + number, max_new_tokens=40, ignore_eos=True)
+        requests.append((way, Request([number, 3, 1, 4, *range(number)] * 2, params)))
+    found = together(requests, kv_tokens=kv_tokens, preempted=bool(kv_tokens))
+    alone = [engine(way).generate(request.prompt, request.params) for way, request in requests]
+    assert found == [one.token_ids for one in alone]
+    assert all(one.num_accepted_tokens > 0 for (way, _), one in zip(requests, alone, strict=True) if "model" in way)
+
+
+def two_trees() -> list[TokenTree]:
+    """A chain, and a node with three children."""
+    star = torch.tensor([[5, 1, 2, 3]])
+    parent = torch.tensor([[-1, 0, 0, 0]])
+    return [chain_tree(torch.tensor([[4, 1, 2]])), TokenTree(star, parent, torch.zeros_like(star), max_children=3)]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_batch_is_as_wide_as_its_widest_group(order: tuple[int, int]) -> None:
+    """The first group's number of children was once as good as another's to every test: the others lost their siblings."""
+    trees = [two_trees()[k] for k in order]
+    merged = GroupedDrafter([])._merge(trees, None)  # type: ignore[arg-type]
+    merged.check()
+    assert merged.max_children == 3
+    unknown = [trees[0], TokenTree(trees[1].tokens, trees[1].parent, trees[1].drawn_by)]
+    assert GroupedDrafter([])._merge(unknown, None).max_children is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_q_of_one_group_is_that_of_its_rows_alone(order: tuple[int, int], drawn: int) -> None:
+    trees = two_trees()
+    q = torch.zeros(1, trees[drawn].num_nodes, 8)
+    q[0, 0] = 0.125
+    labels = trees[drawn].drawn_by.clone()
+    labels[0, 1] = int(DrawnBy.IID)
+    with_q = TokenTree(trees[drawn].tokens, trees[drawn].parent, labels, q)
+    found = GroupedDrafter([])._merge([with_q if k == drawn else trees[k] for k in order], None)  # type: ignore[arg-type]
+    found.check()
+    assert found.q is not None
+    for row, k in enumerate(order):
+        assert torch.equal(found.q[row, :3], q[0, :3] if k == drawn else torch.zeros(3, 8))
+
+
+@dataclass(frozen=True)
+class Reader(Coupled):
+    """Notes which hidden states it is shown."""
+
+    name = "reader"
+    layers: tuple[int, ...] = ()
+    seen: tuple[list[torch.Tensor | None], ...] = ()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.layers
+
+    def walk(self, evidence: Evidence) -> Verdict | None:
+        self.seen[0].append(evidence.taps)
+        return super().walk(evidence)
+
+
+def test_each_rule_of_a_batch_reads_its_own_layers() -> None:
+    """All rules of a batch were once shown the layers of the first that reads any."""
+    rules = [Reader(layers=layers, seen=([],)) for layers in ((7,), (5, 2), (2, 7))]
+    panel = RowVerifiers((rules[0], VERIFIERS["rejection"], *rules[1:]), (1, 2, 3, 5))
+    assert panel.taps == (7, 5, 2)
+    taps = torch.arange(5 * 3.0).view(5, 1, 3)  # a channel of each layer
+    noise = Noise(torch.arange(5), torch.full((5,), 9))
+    draw(panel, Evidence(root_tree(torch.zeros(5, dtype=torch.int64)), torch.full((5, 1, 4), 0.25), noise, taps))
+    shown = [rule.seen[0][0].tolist() for rule in rules]  # type: ignore[union-attr]
+    assert shown == [[[[0.0]]], [[[7.0, 8.0]]], [[[11.0, 9.0]], [[14.0, 12.0]]]]

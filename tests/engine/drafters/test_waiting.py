@@ -1,0 +1,110 @@
+"""Steps that the planner rests in: drafters are told of them later, and nothing that anybody sees depends on it."""
+
+from typing import Any
+
+import pytest
+
+from foretell import Engine, Request, SamplingParams
+from foretell.draft.base import Commit
+from foretell.draft.suffix import Suffix, SuffixDrafter
+from foretell.engine.batch import Batch
+from foretell.engine.calibrate import Calibration
+from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.drafters.waiting import TOGETHER
+from foretell.planner.costs import CostTable
+from foretell.planner.planner import Planner
+from tests.engine.harness import ToyTokenizer, table
+
+
+@pytest.fixture(autouse=True)
+def guesses_hardly_pay(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+
+    def dear(self: Calibration) -> CostTable:
+        verify = {(b, b * n): 1.0 for b in (1, self.max_batch) for n in (1, 8)}
+        return CostTable(verify, {name: {(1, 1): 0.75, (1, 4): 3.0} for name in self.choices})
+
+    monkeypatch.setattr(Calibration, "table", dear)
+
+
+def auto() -> Engine:
+    return Engine(table(1), ToyTokenizer(), speculative="suffix", method=Suffix(), speculation="auto")
+
+
+def request(seed: int, count: int = 60) -> Request:
+    return Request([1, 2, 3, 1, 2], SamplingParams(max_new_tokens=count, seed=seed, temperature=1.0, ignore_eos=True))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_drafter_is_told_a_few_times_where_it_can_wait(monkeypatch: pytest.MonkeyPatch, *, waits: bool) -> None:
+    calls: list[int] = []
+    observe, observe_all = SuffixDrafter.observe, SuffixDrafter.observe_all
+
+    def one(self: SuffixDrafter, commit: Commit) -> None:
+        calls.append(1)
+        observe(self, commit)
+
+    def several(self: SuffixDrafter, commits: list[Commit]) -> None:
+        calls.append(len(commits))
+        observe_all(self, commits)
+        calls.pop()  # the last of them came through ``observe``
+
+    monkeypatch.setattr(SuffixDrafter, "observe", one)
+    monkeypatch.setattr(SuffixDrafter, "observe_all", several)
+    monkeypatch.setattr(SuffixDrafter, "can_wait", waits)
+    monkeypatch.setattr(Planner, "plan", lambda self, rows, arriving=0: [0] * len(rows))
+    monkeypatch.setattr(Planner, "rest", lambda self: True)
+    monkeypatch.setattr(Planner, "again", lambda self, depth_limit, *, lagging: None)
+    made, texts = auto(), []
+    for seed in (5, 6):
+        (completion,) = made.generate_batch([request(seed)])
+        texts.append(completion.token_ids)
+        method: Any = made.method
+        held = sum(automaton.num_tokens for automaton in method.library.automata)
+        assert held == sum(map(len, texts)), "what ended is there for the next request"
+    steps = made.recorder.num_steps
+    assert sum(calls) == steps == 120
+    assert len(calls) == (2 if waits else steps), "at the end of each request"
+    plain = auto().with_method("none")
+    assert texts == [plain.generate_batch([request(seed)])[0].token_ids for seed in (5, 6)]
+
+
+def test_a_drafter_that_fails_when_it_is_told_at_last_is_closed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: SuffixDrafter, commits: list[Commit]) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(SuffixDrafter, "observe_all", broken)
+    made = auto()
+    row = made.make_row(0, request(1, count=TOGETHER + 20))
+    batch = Batch(made.model, max_rows=1, capacity=256, failures=DrafterFailures())
+    batch.arrive(row, made.choice())
+    batch.read(64, catch_up=True, whole=True)
+    failed_at = None
+    while row.finish_reason is None:
+        batch.step([0], [0], rests=True)
+        if row.draft_error and failed_at is None:
+            failed_at = len(row.token_ids)
+    assert failed_at == TOGETHER
+    assert row.draft_error == "suffix failed (RuntimeError)"
+    (right,) = auto().with_method("none").generate_batch([request(1, count=TOGETHER + 20)])
+    assert row.token_ids == right.token_ids
+
+
+def test_a_guess_behind_rests_finds_the_drafter_told() -> None:
+    """Rests and guesses by turns, beside a batch that never rests: the same guesses."""
+    guesses = []
+    for rests in (True, False):
+        made = auto()
+        row = made.make_row(0, request(3, count=90))
+        batch = Batch(made.model, max_rows=1, capacity=256)
+        batch.arrive(row, made.choice())
+        batch.read(64, catch_up=True, whole=True)
+        step, found = 0, []
+        while row.finish_reason is None:
+            step += 1
+            event = batch.step([4], None) if step % 7 == 0 else batch.step([0], [0], rests=rests)
+            found.append(event.commit.tree.tokens.tolist())
+            batch.check_integrity()
+        guesses.append(found)
+    assert guesses[0] == guesses[1]
+    assert sum(len(tokens[0]) > 1 for tokens in guesses[0]) > 3, "control: some guesses were made"
