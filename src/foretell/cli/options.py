@@ -13,9 +13,8 @@ import typer
 from foretell.cli.fields import option
 from foretell.core import builtin
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams
+from foretell.core.params import SamplingParams, check_speculation
 from foretell.core.registry import check_method, check_spec
-from foretell.engine.config import check_speculation
 from foretell.model import names
 from foretell.model.catalogue import DEFAULT, default_target
 

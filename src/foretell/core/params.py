@@ -34,6 +34,12 @@ def fresh_seed() -> int:
     return secrets.randbits(MAX_SEED.bit_length())
 
 
+def check_speculation(value: str) -> None:
+    """Raise ConfigError for what is no speculation of an engine."""
+    if value not in ("on", "auto"):
+        raise ConfigError(f"speculation = {value!r} must be 'on' or 'auto'; for plain decoding give method 'none'")
+
+
 def heat_of(temperature: float) -> int:
     """A number for temperatures that are alike, 0 for greedy text: it repeats itself far more than text that is drawn, and
     guesses of it are kept more often. What is learned of guesses is learned by this."""

@@ -94,12 +94,6 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     return read(kind, fitted(options, kind.ranges, kind), f"for method {name!r}")
 
 
-def check_speculation(value: str) -> None:
-    """Raise ConfigError for what is no speculation of an engine."""
-    if value not in ("on", "auto"):
-        raise ConfigError(f"speculation = {value!r} must be 'on' or 'auto'; for plain decoding give method 'none'")
-
-
 def default_drafter(method: str, target: str) -> str | None:
     """The draft model or head that a method loads for a named target where none is given; None where there is none."""
     if target not in BUNDLED:

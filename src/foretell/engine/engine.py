@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams, params_of
+from foretell.core.params import SamplingParams, check_speculation, params_of
 from foretell.core.places import tells_places
 from foretell.core.progress import Lines, Listener, listening
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.engine.config import check_speculation, loaded, speculative_config, with_draft
+from foretell.engine.config import loaded, speculative_config, with_draft
 from foretell.engine.drafters.failures import DrafterFailures, RaisedFailures
 from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
