@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, layout, root_tree
-from foretell.draft.base import Commit, Method
+from foretell.draft.base import Commit, Drafter, Method
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix, SuffixDrafter
-from foretell.engine.drafters import waiting as resting
-from foretell.engine.drafters.waiting import RestingDrafter
+from foretell.engine.drafters import waiting
+from foretell.engine.drafters.waiting import WaitingDrafter
 from foretell.methods import features
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.features import FeatureBuffer
@@ -38,7 +39,7 @@ def seen(name: str, *, waits: bool, together: int = 64) -> tuple[list[list[Guess
     """What is guessed in a script of rests and guesses, rows dropped among them; and how often the drafter was told."""
     calls = [0]
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(resting, "TOGETHER", together)
+        patched.setattr(waiting, "MOST_COMMITS", together)
         lane = Lane(OWN_MODEL.get(name, target)(), WAITING[name](), [row(one, 0) for one in "ace"], CAPACITY)
         drafter, found = lane.drafter, []
         one_by_one, all_at_once = drafter.observe, drafter.observe_all
@@ -54,16 +55,14 @@ def seen(name: str, *, waits: bool, together: int = 64) -> tuple[list[list[Guess
 
         patched.setattr(drafter, "observe", counted)
         patched.setattr(drafter, "observe_all", counted_all)
-        stand_in = RestingDrafter(drafter)
+        if waits:
+            lane.drafter = WaitingDrafter(drafter)
         for step in range(40):
             rests = step % 8 >= 2
             for one in lane.rows:
                 one.depth_limit = 0 if rests else 9
-            lane.drafter = stand_in if rests and waits else stand_in.told()
             if step == 13:
-                lane.drafter = stand_in.told()
                 lane.keep([2, 0])
-                lane.drafter = stand_in if waits else drafter
             tree = lane.propose("chain", DrawMode.FIXED)
             assert not rests or tree.num_nodes == 1
             if not rests:
@@ -115,22 +114,29 @@ def commit(step: int, *, ended: bool = False) -> Commit:
     return Commit(root_tree(pending), torch.tensor([step]), [[0]], [[step + 1]], torch.ones(1, 1, 256), None, [ended])
 
 
+def propose(drafter: Drafter, lane: Lane) -> None:
+    drafter.propose(lane.context, Chain(4), DrawMode.FIXED, Noise(torch.tensor([1]), lane.context.length))
+
+
 def test_a_row_that_ends_is_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     method = Suffix()
     with torch.inference_mode():
         lane = Lane(target(), method, [row("a", 0)], CAPACITY)
-    stand_in = RestingDrafter(lane.drafter)
+    lane.rows[0].depth_limit = 0
+    stand_in = WaitingDrafter(lane.drafter)
     for step in range(4):
+        propose(stand_in, lane)
         stand_in.observe(commit(step, ended=step == 3))
         told.append(method.library.automata[0].num_tokens)
     assert told == [0, 0, 0, 4], "its whole output, for the next request"
-    monkeypatch.setattr(resting, "MOST_BYTES", 3 * 1024)
+    monkeypatch.setattr(waiting, "MOST_TAP_BYTES", 3 * 1024)
     assert isinstance(lane.drafter, SuffixDrafter)
-    stand_in = RestingDrafter(lane.drafter)
+    stand_in = WaitingDrafter(lane.drafter)
     before = len(lane.drafter.rows[0].text)
     lengths = []
     for step in range(7):
+        propose(stand_in, lane)
         stand_in.observe(commit(step))
         lengths.append(len(lane.drafter.rows[0].text) - before)
     assert lengths == [0, 0, 3, 3, 3, 6, 6], "three steps have as many bytes of taps as may wait"

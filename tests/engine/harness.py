@@ -11,10 +11,9 @@ from foretell import Completion, Engine, Request, SamplingParams
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 from foretell.engine.drafters.groups import GroupedDrafter
-from foretell.engine.drafters.guarded import GuardedDrafter
-from foretell.engine.drafters.lazy import LazyDrafter
 from foretell.engine.event import StepEvent
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
@@ -198,9 +197,9 @@ def own(drafter: Drafter) -> Drafter:
     """The drafter of a batch whose rows share one."""
     if isinstance(drafter, GroupedDrafter) and len(drafter.groups) == 1:
         drafter = drafter.groups[0].drafter
-    if isinstance(drafter, GuardedDrafter) and drafter.inner is not None:
+    while isinstance(drafter, Forwarding) and drafter.inner is not None:
         drafter = drafter.inner
-    return drafter.drafter if isinstance(drafter, LazyDrafter) and drafter.drafter is not None else drafter
+    return drafter
 
 
 def audit(state: State, target: Target, drafter: Drafter, report: StepEvent) -> None:

@@ -33,7 +33,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel
 from foretell.planner.layered import LayeredPlanner
-from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, own, plain, table
 from tests.model.tiny import tiny_module
 
 TARGET = table()
@@ -219,22 +219,21 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
     proposed: set[bool] = set()
     while all(row.finish_reason is None for row in rows):
         starts = [len(row.token_ids) for row in rows]
-        drafter: Any = group.drafter
+        drafter: Any = own(group.drafter)
         limits = [min(5, row.depth_limit) for row in rows]
         found = [rest._guess(one, made.choice().shape, most)[0] for rest in [drafter.suffix]
                  for one, most in zip(rest.rows, limits, strict=True)]  # fmt: skip
         drafted = [row.num_draft_tokens for row in rows]
         batch.step([5] * len(rows))
         light = batch.grouped.light_steps
+        if not any(limits):
+            assert light == [None] * len(rows), "nobody may guess before the last token"
+            continue
         for row, before, guess, one in zip(rows, drafted, found, light, strict=True):
             assert one is not None
             if one.proposed:
                 assert row.num_draft_tokens - before == len(guess)
-            if any(limits):
-                assert one.preferred is one.proposed, "where the whole method guesses, they are one"
-            else:
-                assert one.preferred is None, "nobody may guess before the last token"
-                assert not one.proposed
+            assert one.preferred is one.proposed, "where the whole method guesses, they are one"
             proposed.add(one.proposed)
         told += [(k, starts[k], [token for _, token in found[k]], light[k]) for k in range(len(rows))]
     sure = partly = 0

@@ -155,7 +155,7 @@ class Drafter(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise TypeError where ``can_join`` and ``join`` do not agree."""
         super().__init_subclass__(**options)
-        if cls.can_join != (cls.join is not Drafter.join):
+        if (cls.can_join is not False) != (cls.join is not Drafter.join):  # a property says it of each drafter
             raise TypeError(
                 f"{cls.__name__} has can_join = {cls.can_join}, and {'no' if cls.can_join else 'a'} method join: a drafter "
                 "to which rows can be added has both, one to which they cannot has neither"

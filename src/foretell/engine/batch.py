@@ -275,22 +275,17 @@ class Batch:
         paid: Sequence[int] | None = None,
         *,
         draft_logits: bool = False,
-        rests: bool = False,
     ) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says. paid:
         the most with guesses that cost time, where they are set apart. draft_logits: the event of this step carries the
-        draft's logits. rests: no row may guess (caps are 0), and drafters may be told of the step later."""
+        draft's logits."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
         state.draft_logits = [] if draft_logits or self._draft_logits else None
         state.limit(self._max_depths if caps is None else caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
-        drafter: Drafter = grouped
-        if one:
-            waits = rests and first.resting.drafter.can_wait
-            drafter = first.resting if waits else first.drafter
         event = step(
-            state, self.target, drafter, grouped.verifier,
+            state, self.target, first.drafter if one else grouped, grouped.verifier,
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping,
         )  # fmt: skip

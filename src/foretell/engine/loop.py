@@ -274,7 +274,7 @@ class Loop:
         watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
         idle = rests or (caps is not None and not any(caps))
-        event = self.batch.step(caps, paid, draft_logits=alone, rests=idle)
+        event = self.batch.step(caps, paid, draft_logits=alone)
         stepped = perf_counter()
         # Planning a step, learning from it and handing it over take time, too, and more of it where rows guess.
         seconds_loop = max(stepped - began - event.seconds, 0.0) + self._behind

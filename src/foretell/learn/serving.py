@@ -5,13 +5,11 @@ verifier then judges every guess by the distribution that it was drawn from, wha
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-
-from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 
@@ -94,72 +92,37 @@ class LearnedMethod(Method):
         return LearnedDrafter(self, context, capacity, target)
 
 
-class LearnedDrafter(Drafter):
+class LearnedDrafter(Forwarding):
     """A drafter of one version, which adopts the next where a proposal begins."""
 
-    can_join = True
-
     def __init__(self, method: LearnedMethod, context: Context, capacity: int, target: Target) -> None:
+        super().__init__(method.serving[1].open(context, capacity, target))
         self.method = method
         self.changes = method.changes
-        self.inner = method.serving[1].open(context, capacity, target)
-        self.num_candidates = self.inner.num_candidates
-        assert self.inner.can_join
 
     def _renew(self) -> None:
         if self.changes != self.method.changes:
             self.changes = self.method.changes
-            self.inner.adopt(self.method.serving[1])
-
-    @property
-    def seconds_model(self) -> float:
-        """See ``Drafter``."""
-        return self.inner.seconds_model
-
-    @property
-    def can_wait(self) -> bool:  # type: ignore[override]
-        """See ``Drafter``."""
-        return self.inner.can_wait
-
-    @property
-    def chance(self) -> Tensor | None:
-        """See ``Drafter``."""
-        return self.inner.chance
+            self.adopt(self.method.serving[1])
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """The newest version's proposal, with that version's q."""
         self._renew()
-        return self.inner.propose(context, shape, draws, noise)
-
-    def read_prompt(self, chunk: PromptChunk) -> None:
-        """See ``Drafter``."""
-        self.inner.read_prompt(chunk)
-
-    def observe(self, commit: Commit) -> None:
-        """Of the version that proposed."""
-        self.inner.observe(commit)
-
-    def observe_all(self, commits: Sequence[Commit]) -> None:
-        """See ``Drafter``."""
-        self.inner.observe_all(commits)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """See ``Drafter``."""
-        self.inner.keep(rows)
+        return super().propose(context, shape, draws, noise)
 
     def join(self, other: Drafter, context: Context) -> None:
         """Both sides adopt the newest version first: one cache holds the keys of one version."""
         assert isinstance(other, LearnedDrafter)
         self._renew()
         other._renew()
-        self.inner.join(other.inner, context)
+        super().join(other, context)
 
     def num_unread(self, context: Context) -> list[int]:
         """Of the newest version: a draft model reads the texts again after a swap, which the planner counts."""
         self._renew()
-        return self.inner.num_unread(context)
+        return super().num_unread(context)
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """See ``Drafter``."""
         self._renew()
-        return self.inner.catch_up(context, row, most)
+        return super().catch_up(context, row, most)

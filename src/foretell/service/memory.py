@@ -7,7 +7,7 @@ import torch
 
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
-from foretell.engine.drafters.waiting import MOST_BYTES
+from foretell.engine.drafters.waiting import MOST_TAP_BYTES
 from foretell.model.target import CausalModel
 
 SHARE = 0.5
@@ -56,7 +56,7 @@ def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
 def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:
     """Greatest bytes that a row takes whatever its length, in the target and in a drafter: recurrent states, and what waits
     to be read."""
-    drafters = [method.bytes_per_row + (MOST_BYTES if method.taps else 0) for method in methods]
+    drafters = [method.bytes_per_row + (MOST_TAP_BYTES if method.taps else 0) for method in methods]
     return model.new_cache(0, 1).bytes_per_row + max(drafters, default=0)
 
 

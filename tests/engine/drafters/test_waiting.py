@@ -10,7 +10,7 @@ from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.engine.drafters.failures import DrafterFailures
-from foretell.engine.drafters.waiting import TOGETHER
+from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
@@ -75,25 +75,26 @@ def test_a_drafter_that_fails_when_it_is_told_at_last_is_closed_and_named(monkey
 
     monkeypatch.setattr(SuffixDrafter, "observe_all", broken)
     made = auto()
-    row = made.make_row(0, request(1, count=TOGETHER + 20))
+    row = made.make_row(0, request(1, count=MOST_COMMITS + 20))
     batch = Batch(made.model, max_rows=1, capacity=256, failures=DrafterFailures())
     batch.arrive(row, made.choice())
     batch.read(64, catch_up=True, whole=True)
     failed_at = None
     while row.finish_reason is None:
-        batch.step([0], [0], rests=True)
+        batch.step([0], [0])
         if row.draft_error and failed_at is None:
             failed_at = len(row.token_ids)
-    assert failed_at == TOGETHER
+    assert failed_at == MOST_COMMITS
     assert row.draft_error == "suffix failed (RuntimeError)"
-    (right,) = auto().with_method("none").generate_batch([request(1, count=TOGETHER + 20)])
+    (right,) = auto().with_method("none").generate_batch([request(1, count=MOST_COMMITS + 20)])
     assert row.token_ids == right.token_ids
 
 
-def test_a_guess_behind_rests_finds_the_drafter_told() -> None:
+def test_a_guess_after_rests_finds_the_drafter_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests and guesses by turns, beside a batch that never rests: the same guesses."""
     guesses = []
     for rests in (True, False):
+        monkeypatch.setattr(SuffixDrafter, "can_wait", rests)
         made = auto()
         row = made.make_row(0, request(3, count=90))
         batch = Batch(made.model, max_rows=1, capacity=256)
@@ -102,7 +103,7 @@ def test_a_guess_behind_rests_finds_the_drafter_told() -> None:
         step, found = 0, []
         while row.finish_reason is None:
             step += 1
-            event = batch.step([4], None) if step % 7 == 0 else batch.step([0], [0], rests=rests)
+            event = batch.step([4], None) if step % 7 == 0 else batch.step([0], [0])
             found.append(event.commit.tree.tokens.tolist())
             batch.check_integrity()
         guesses.append(found)

@@ -17,7 +17,7 @@ from foretell.draft.base import Commit, Context, Drafter, LightStep
 from foretell.draft.shapes import MAX_DEPTH, Shape
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.drafters.lazy import part
-from foretell.engine.drafters.waiting import RestingDrafter
+from foretell.engine.drafters.waiting import WaitingDrafter
 from foretell.engine.speculation import Choice
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
@@ -34,20 +34,15 @@ class Group:
         self.shape: Shape = choice.shape
         self.draws: DrawMode = choice.config.proposal_draws
         self.target = target
-        self.resting = RestingDrafter(drafter)
+        self._guarded = drafter
+        self.drafter = WaitingDrafter(drafter)  # which observes steps without guesses later
         self.start = self.stop = 0
         self._processors: tuple[Processors, Processors] | None = None
 
     @property
-    def drafter(self) -> Drafter:
-        """The rows' drafter, told of all steps."""
-        return self.resting.told()
-
-    @property
     def failure(self) -> str:
-        """The error that closed its drafter; "" while it works, or is to be told of steps that are waiting."""
-        drafter = self.resting.drafter
-        return drafter.failure if isinstance(drafter, GuardedDrafter) else ""
+        """The error that closed its drafter; "" while it works, or may be told of steps that wait."""
+        return self._guarded.failure if isinstance(self._guarded, GuardedDrafter) else ""
 
     def shape_of(self, depth_limit: Sequence[int]) -> Shape:
         """The shape of a proposal whose row b is at most depth_limit[b] deep: chains of one group may differ in depth."""

@@ -4,109 +4,71 @@ Guesses change a text's speed alone, so a drafter that raises (no memory, a thir
 point between two passes of the target. It is closed for good: what it remembers of its rows may be half written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, root_tree
-from foretell.draft.base import Commit, Context, Drafter, LightStep, PromptChunk
+from foretell.draft.base import Context, Drafter
+from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.state import depth_of
 from foretell.kernels.bounds import check_tree
 
 _T = TypeVar("_T")
-_E = TypeVar("_E")
 
 
-class GuardedDrafter(Drafter):
+class GuardedDrafter(Forwarding):
     """Forwards to a drafter until one of its calls raises; from then on it proposes the root alone."""
-
-    can_join = True
 
     def __init__(self, inner: Drafter, name: str, failures: DrafterFailures, num_nodes: int) -> None:
         """name: the method's, by which a failure is counted. num_nodes: slots of a row that its trees may use."""
-        self.inner: Drafter | None = inner
+        super().__init__(inner)
         self._num_nodes = num_nodes
         self.name, self._failures = name, failures
         self.failure = ""  # the error's name; "" while it works. (Its text may tell what clients need not know.)
-        self.num_candidates = inner.num_candidates
         self._seconds = 0.0
-        vars(self)["can_join"] = inner.can_join  # of this one: the class says that there is a join
 
-    def _try(self, call: Callable[[Drafter], _T], instead: _E) -> _T | _E:
-        if self.inner is None:
+    def _read(self, read: Callable[[Drafter], _T], instead: _T) -> _T:
+        inner = self.inner
+        if inner is None:
             return instead
         try:
-            return call(self.inner)
+            return read(inner)
         except Exception as error:
-            self._seconds = self.seconds_model
-            self.inner = None
+            self.inner = None  # closed first: nothing of it is asked again
+            self._seconds = _seconds_of(inner)
             self.failure = type(error).__name__
-            vars(self)["can_join"] = False  # rows of a drafter that works are not given to it
             self._failures.failed(self.name, error)
             return instead
 
     @property
     def seconds_model(self) -> float:
-        """See ``Drafter``."""
-        return self._seconds if self.inner is None else self.inner.seconds_model
-
-    @property
-    def chance(self) -> Tensor | None:
-        """See ``Drafter``."""
-        return None if self.inner is None else self.inner.chance
-
-    @property
-    def can_wait(self) -> bool:  # type: ignore[override]
-        """See ``Drafter``."""
-        return self._try(lambda inner: inner.can_wait, False)
-
-    @property
-    def light_steps(self) -> Sequence[LightStep | None] | None:
-        """See ``Drafter``."""
-        return self._try(lambda inner: inner.light_steps, None)
+        """See ``Drafter``; those until it failed count on."""
+        return self._read(lambda inner: inner.seconds_model, self._seconds)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """The drafter's proposal, or the root alone; a tree that is none counts as a failure."""
 
-        def checked(inner: Drafter) -> TokenTree:
+        def checked(inner: Drafter) -> TokenTree | None:
             tree = inner.propose(context, shape, draws, noise)
             check_proposal(tree, context, self._num_nodes)
             return tree
 
-        found = self._try(checked, None)
+        found = self._call(checked, None)
         return root_tree(context.pending) if found is None else found
-
-    def read_prompt(self, chunk: PromptChunk) -> None:
-        """See ``Drafter``."""
-        self._try(lambda inner: inner.read_prompt(chunk), None)
-
-    def observe(self, commit: Commit) -> None:
-        """See ``Drafter``."""
-        self._try(lambda inner: inner.observe(commit), None)
-
-    def observe_all(self, commits: Sequence[Commit]) -> None:
-        """See ``Drafter``."""
-        self._try(lambda inner: inner.observe_all(commits), None)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """See ``Drafter``."""
-        self._try(lambda inner: inner.keep(rows), None)
 
     def join(self, other: Drafter, context: Context) -> None:
         """See ``Drafter``. Where one of both has failed, or joining fails, no row of either is guessed for."""
         assert isinstance(other, GuardedDrafter)
-        theirs = other.inner
-        if theirs is None:
+        if other.inner is None:
             self.inner, self.failure = None, self.failure or other.failure
-            vars(self)["can_join"] = False
         else:
-            self._try(lambda inner: inner.join(theirs, context), None)
+            super().join(other, context)
 
     def num_unread(self, context: Context) -> list[int]:
         """See ``Drafter``."""
@@ -119,11 +81,15 @@ class GuardedDrafter(Drafter):
                 )
             return found
 
-        return self._try(checked, [0] * context.num_rows)
+        return self._call(checked, [0] * context.num_rows)
 
-    def catch_up(self, context: Context, row: int, most: int) -> int:
-        """See ``Drafter``."""
-        return self._try(lambda inner: inner.catch_up(context, row, most), 0)
+
+def _seconds_of(drafter: Drafter) -> float:
+    """``seconds_model`` of a drafter that has failed, which may fail again."""
+    try:
+        return drafter.seconds_model
+    except Exception:
+        return 0.0
 
 
 def check_proposal(tree: TokenTree, context: Context, num_nodes: int) -> None:

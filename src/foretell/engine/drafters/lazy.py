@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from foretell.core.noise import Noise
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, TokenTree, root_tree
-from foretell.draft.base import Commit, Context, Drafter, LightStep, Method
+from foretell.draft.base import Commit, Context, Drafter, Method
+from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 
@@ -17,82 +18,68 @@ IDLE_STEPS = 16
 much as keeping it up to date would have."""
 
 
-class LazyDrafter(Drafter):
+class LazyDrafter(Forwarding):
     """For methods that can be opened in the middle of a text: ``Capabilities.opens_late``."""
 
     can_join = True
+    """One whose drafters cannot add rows is closed, and opened for all rows."""
 
     def __init__(self, method: Method, num_rows: int, capacity: int, target: Target) -> None:
         """The arguments of ``Method.open``."""
+        super().__init__(None)
         self.method, self.capacity, self.target = method, capacity, target
-        self.drafter: Drafter | None = None
         self.num_rows = num_rows
         self.num_idle = 0
 
     @property
-    def seconds_model(self) -> float:
-        """Seconds of the draft model's passes since it was last opened."""
-        return 0.0 if self.drafter is None else self.drafter.seconds_model
+    def num_candidates(self) -> int:  # type: ignore[override]
+        """What its drafters will ask for, also while none is open."""
+        return min(self.method.capabilities.candidates, self.target.spec.vocab_size)
 
     def _open(self, context: Context) -> Drafter:
-        if self.drafter is None:
-            self.drafter = self.method.open(context, self.capacity, self.target)
-        return self.drafter
+        if self.inner is None:
+            self.inner = self.method.open(context, self.capacity, self.target)
+        return self.inner
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """The drafter's proposal. Where no row has room for a guess: the root alone, and the drafter is not opened."""
-        if self.drafter is None and not any(depth_limit > 0 for depth_limit in context.depth_limit):
+        if self.inner is None and not any(depth_limit > 0 for depth_limit in context.depth_limit):
             return root_tree(context.pending)
         return self._open(context).propose(context, shape, draws, noise)
 
     def observe(self, commit: Commit) -> None:
         """Forwarded to the drafter if it is open."""
-        if self.drafter is None:
-            return
-        self.num_idle = 0 if commit.tree.num_nodes > 1 else self.num_idle + 1
-        if self.num_idle >= IDLE_STEPS:
-            self.drafter = None
-            return
-        self.drafter.observe(commit)
+        self._idle(0 if commit.tree.num_nodes > 1 else self.num_idle + 1)
+        super().observe(commit)
 
     def observe_all(self, commits: Sequence[Commit]) -> None:
         """Forwarded to the drafter, which is open; it is closed as ``observe`` would close it, after them."""
-        assert self.drafter is not None
-        self.num_idle += len(commits)
-        if self.num_idle >= IDLE_STEPS:
-            self.drafter = None
-            return
-        self.drafter.observe_all(commits)
+        self._idle(self.num_idle + len(commits))
+        super().observe_all(commits)
 
-    @property
-    def can_wait(self) -> bool:  # type: ignore[override]
-        """The drafter's, while it is open: there is nothing to wait with before."""
-        return self.drafter is not None and self.drafter.can_wait
-
-    @property
-    def light_steps(self) -> Sequence[LightStep | None] | None:
-        """The drafter's, while it is open."""
-        return None if self.drafter is None else self.drafter.light_steps
+    def _idle(self, num_idle: int) -> None:
+        """It has not guessed in so many steps."""
+        if self.inner is not None:
+            self.num_idle = num_idle
+            if num_idle >= IDLE_STEPS:
+                self.inner = None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Forwarded to the drafter if it is open."""
         self.num_rows = len(rows)
-        if self.drafter is not None:
-            self.drafter.keep(rows)
+        super().keep(rows)
 
     def join(self, other: Drafter, context: Context) -> None:
         """Where only one side is open, the other is opened for its rows first. A drafter that cannot add rows is
         closed, and opened for all rows at the next proposal."""
         assert isinstance(other, LazyDrafter)
-        opened = [side.drafter for side in (self, other) if side.drafter is not None]
+        opened = [side.inner for side in (self, other) if side.inner is not None]
         if not all(drafter.can_join for drafter in opened):
-            self.drafter, opened = None, []
-        if not opened:
-            self.num_rows = context.num_rows
-            return
-        mine = context.num_rows - other.num_rows
-        first, last = part(context, 0, mine), part(context, mine, context.num_rows)
-        self._open(first).join(other._open(last), context)
+            self.inner, opened = None, []
+        if opened:
+            mine = context.num_rows - other.num_rows
+            first, last = part(context, 0, mine), part(context, mine, context.num_rows)
+            self._open(first).join(other._open(last), context)
         self.num_rows = context.num_rows
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
@@ -101,7 +88,7 @@ class LazyDrafter(Drafter):
 
     def num_unread(self, context: Context) -> list[int]:
         """Tokens not read by the drafter: the whole text while it is closed."""
-        return list(context.lengths) if self.drafter is None else self.drafter.num_unread(context)
+        return list(context.lengths) if self.inner is None else self.inner.num_unread(context)
 
 
 def part(

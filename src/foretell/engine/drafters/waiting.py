@@ -1,52 +1,64 @@
-"""A drafter's stand-in in steps in which no row guesses, of which the drafter learns later, several together.
+"""Steps in which no row guesses, of which a drafter learns later, several together.
 
 Where guessing does not pay, what a step costs beside plain decoding is what its drafter remembers of it. After a pass code
 and data are cold: many calls together take little more than one there.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, root_tree
-from foretell.draft.base import Commit, Context, Drafter
+from foretell.draft.base import Commit, Context, Drafter, LightStep
+from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 
-TOGETHER = 64
-"""Steps that a drafter observes together, at most: as many as the next step that guesses may find waiting ..."""
-MOST_BYTES = 2**20
-"""... and bytes of taps of a row that wait for it."""
+_T = TypeVar("_T")
+MOST_COMMITS = 64
+"""Commits that wait at most: as many as the next step that guesses may have to read ..."""
+MOST_TAP_BYTES = 2**20
+"""... and bytes of their taps, of one row."""
 
 
-class RestingDrafter(Drafter):
-    """Proposes the root alone, and keeps the commits of such steps for a drafter that ``can_wait``."""
+class WaitingDrafter(Forwarding):
+    """Commits of steps without guesses wait here, if the inner drafter ``can_wait``. Any other call comes after them."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self._waiting: list[Commit] = []
-        self._most = TOGETHER
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self._commits: list[Commit] = []
+        self._most = MOST_COMMITS
+        self._waits = False
+
+    def _call(self, call: Callable[[Drafter], _T], instead: _T) -> _T:
+        if self._commits:
+            commits, self._commits = self._commits, []
+            self._read(lambda inner: inner.observe_all(commits), None)
+        return super()._call(call, instead)
 
     @property
-    def num_candidates(self) -> int:  # type: ignore[override]
-        """The drafter's."""
-        return self.drafter.num_candidates
-
-    def told(self) -> Drafter:
-        """The drafter, once it has been told of all steps."""
-        if self._waiting:
-            commits, self._waiting = self._waiting, []
-            self.drafter.observe_all(commits)
-        return self.drafter
+    def light_steps(self) -> Sequence[LightStep | None] | None:
+        """See ``Drafter``; of steps that wait it is not known."""
+        return None if self._commits else super().light_steps
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
-        """One node a row."""
-        return root_tree(context.pending)
+        """The root alone where no row may guess, and the inner drafter is not asked if it ``can_wait``."""
+        self._waits = max(context.depth_limit) <= 0 and self.can_wait
+        return root_tree(context.pending) if self._waits else super().propose(context, shape, draws, noise)
 
     def observe(self, commit: Commit) -> None:
-        """Keep it. Where a row ends the drafter observes at once: what it learns of an output is for the next request."""
+        """Where a row ends, nothing waits: what a drafter learns of an output is for the next request."""
+        if not self._waits:
+            super().observe(commit)
+            return
         if commit.taps is not None and not commit.taps.is_cpu:  # a captured graph writes them over
             commit = replace(commit, taps=commit.taps.clone())
-        if commit.taps is not None and not self._waiting:
-            self._most = min(TOGETHER, max(1, MOST_BYTES // max(1, commit.taps[:1].nbytes)))
-        self._waiting.append(commit)
-        if len(self._waiting) >= self._most or True in commit.ended:
-            self.told()
+        if commit.taps is not None and not self._commits:
+            self._most = min(MOST_COMMITS, max(1, MOST_TAP_BYTES // max(1, commit.taps[:1].nbytes)))
+        self._commits.append(commit)
+        if len(self._commits) >= self._most or True in commit.ended:
+            self._call(lambda inner: None, None)
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """See ``Drafter``: other's rows have just been read, and nothing waits for them."""
+        self._call(lambda inner: inner.join(other, context), None)

@@ -1,0 +1,102 @@
+"""A drafter that stands before another one: the one place that passes every call of ``Drafter`` on."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree, root_tree
+from foretell.draft.base import Commit, Context, Drafter, LightStep, Method, PromptChunk
+from foretell.draft.shapes import Shape
+
+_T = TypeVar("_T")
+
+
+class Forwarding(Drafter):
+    """Passes every call to ``inner``. While that is None it proposes the root alone and remembers nothing.
+
+    A subclass overrides what it does otherwise. A call that is added to ``Drafter`` is added here, and to no subclass.
+    """
+
+    def __init__(self, inner: Drafter | None) -> None:
+        self.inner = inner
+
+    def _read(self, read: Callable[[Drafter], _T], instead: _T) -> _T:
+        """A property of the inner drafter, or ``instead`` without one."""
+        return instead if self.inner is None else read(self.inner)
+
+    def _call(self, call: Callable[[Drafter], _T], instead: _T) -> _T:
+        """The inner drafter's answer to a call, or ``instead`` without one."""
+        return self._read(call, instead)
+
+    @property
+    def can_join(self) -> bool:  # type: ignore[override]
+        """See ``Drafter``: at this time."""
+        return self.inner is not None and self.inner.can_join
+
+    @property
+    def can_wait(self) -> bool:  # type: ignore[override]
+        """See ``Drafter``."""
+        return self._read(lambda inner: inner.can_wait, False)
+
+    @property
+    def num_candidates(self) -> int:  # type: ignore[override]
+        """See ``Drafter``."""
+        return self._read(lambda inner: inner.num_candidates, 0)
+
+    @property
+    def seconds_model(self) -> float:
+        """See ``Drafter``."""
+        return self._read(lambda inner: inner.seconds_model, 0.0)
+
+    @property
+    def light_steps(self) -> Sequence[LightStep | None] | None:
+        """See ``Drafter``."""
+        return self._read(lambda inner: inner.light_steps, None)
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Drafter``."""
+        return self._read(lambda inner: inner.chance, None)
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """See ``Drafter``."""
+        if self.inner is None:
+            return root_tree(context.pending)
+        return self._call(lambda inner: inner.propose(context, shape, draws, noise), root_tree(context.pending))
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """See ``Drafter``."""
+        self._call(lambda inner: inner.read_prompt(chunk), None)
+
+    def observe(self, commit: Commit) -> None:
+        """See ``Drafter``."""
+        self._call(lambda inner: inner.observe(commit), None)
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``."""
+        self._call(lambda inner: inner.observe_all(commits), None)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See ``Drafter``."""
+        self._call(lambda inner: inner.keep(rows), None)
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """See ``Drafter``: other forwards, too."""
+        assert isinstance(other, Forwarding)
+        theirs = other.inner
+        assert theirs is not None
+        self._call(lambda inner: inner.join(theirs, context), None)
+
+    def num_unread(self, context: Context) -> list[int]:
+        """See ``Drafter``."""
+        return self._call(lambda inner: inner.num_unread(context), [0] * context.num_rows)
+
+    def catch_up(self, context: Context, row: int, most: int) -> int:
+        """See ``Drafter``."""
+        return self._call(lambda inner: inner.catch_up(context, row, most), 0)
+
+    def adopt(self, method: Method) -> None:
+        """See ``Drafter``."""
+        self._call(lambda inner: inner.adopt(method), None)
