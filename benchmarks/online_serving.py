@@ -30,7 +30,8 @@ from benchmarks.domains import prompts
 from benchmarks.figures import interval
 
 from foretell import Engine, SamplingParams
-from foretell.engine.request.submission import Submission, Update
+from foretell.engine.request.result import Update
+from foretell.engine.request.submission import Submission
 from foretell.learn.options import LearnOptions
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service

@@ -29,7 +29,8 @@ from torch import Tensor
 
 import foretell
 from foretell.bench.suite import load_suite
-from foretell.engine.request.submission import Submission, Update
+from foretell.engine.request.result import Update
+from foretell.engine.request.submission import Submission
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from foretell.engine.config import METHODS, speculative_config
     from foretell.engine.engine import Engine, Request, Stream
     from foretell.engine.event import Observer, StepEvent
-    from foretell.engine.request.result import Completion
+    from foretell.engine.request.result import Completion, Update
     from foretell.engine.request.row import Piece
-    from foretell.engine.request.submission import Submission, Update
+    from foretell.engine.request.submission import Submission
     from foretell.learn.options import LearnOptions
     from foretell.model.target import CausalModel, ModelSpec, Target
     from foretell.service.options import ServiceOptions
@@ -140,7 +140,7 @@ _HOMES = {
     "Submission": "engine.request.submission",
     "Target": "model.target",
     "TokenTree": "core.tree",
-    "Update": "engine.request.submission",
+    "Update": "engine.request.result",
     "Verdict": "verify.base",
     "Verifier": "verify.base",
     "VerifierLoader": "verify.base",

@@ -15,6 +15,7 @@ from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 from foretell.engine.drafters.groups import GroupedDrafter
 from foretell.engine.event import StepEvent
+from foretell.engine.integrity import check_state
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
@@ -204,7 +205,7 @@ def own(drafter: Drafter) -> Drafter:
 
 def audit(state: State, target: Target, drafter: Drafter, report: StepEvent) -> None:
     """After every step: integrity, a legal tree, a table model's cache (exactly the text), the draft model's lag."""
-    state.check_integrity()
+    check_state(state)
     report.commit.tree.check()
     for row, path, tokens in zip(report.rows, report.commit.path, report.commit.tokens, strict=True):
         assert len(path) == len(tokens) >= 1 or (row.error is not None and not tokens)

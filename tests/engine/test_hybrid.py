@@ -171,7 +171,7 @@ def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
     made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
     batch = Batch(TARGET, max_rows=1, capacity=200)
     row = made.make_row(0, Request([3, 4, 5, 6, 3, 4, 5, 6, 3, 4], SamplingParams(temperature=0.0, max_new_tokens=40)))
-    batch.arrive(row, made.choice())
+    batch.arrive(row)
     while batch.arrivals:
         batch.read(64, catch_up=True)
     guessed = []
@@ -212,7 +212,7 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
     ]
     batch = Batch(target, max_rows=3, capacity=200)
     for row in rows:
-        batch.arrive(row, made.choice())
+        batch.arrive(row)
     batch.read(64, catch_up=True, whole=True)
     (group,) = batch.groups
     told: list[tuple[int, int, list[int], Any]] = []

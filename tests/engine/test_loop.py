@@ -18,6 +18,7 @@ from foretell.draft.shapes import Shape
 from foretell.engine.batch import Batch
 from foretell.engine.drafters.lazy import IDLE_STEPS
 from foretell.engine.event import StepEvent
+from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 from tests.service.test_service import Mailbox
@@ -226,10 +227,10 @@ def test_a_drafter_that_cannot_be_opened_leaves_no_row_behind() -> None:
     engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Refuses())
     batch = Batch(table(1), max_rows=3, capacity=64)
     for ids in ([3, 4], [6, 7, 8]):
-        batch.arrive(engine.make_row(0, Request(ids)), engine.choice())
+        batch.arrive(engine.make_row(0, Request(ids)))
         with pytest.raises(ModelError, match="not for this text"):
-            batch.arrive(engine.make_row(1, Request([9, 1])), engine.choice())
-        batch.check_integrity()
+            batch.arrive(engine.make_row(1, Request([9, 1])))
+        check_batch(batch)
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=64))
     service.start()
     box, together = Mailbox(), threading.Event()

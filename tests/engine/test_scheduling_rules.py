@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import foretell.engine.loop as loop_module
-from foretell import Engine, Request, SamplingParams, Submission, Update, speculative_config
+from foretell import Engine, SamplingParams, Submission, Update, speculative_config
+from foretell.engine.integrity import check_loop
 from foretell.engine.loop import HEADROOM, Limits, Loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.speculation import Choice
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def audited() -> None:
-    """The folder's audit wraps the static engine's steps alone; here ``check_integrity`` runs after every round."""
+    """The folder's audit wraps the static engine's steps alone; here ``check_loop`` runs after every round."""
 
 
 class Stage:
@@ -45,15 +46,15 @@ class Stage:
     def submit(self, name: str, prompt: Sequence[int], **options: Any) -> None:
         timeout_s = options.pop("timeout_s", None)
         params = SamplingParams(seed=len(self.told), **options)
-        row = self.engine.make_row(len(self.told), Request(list(prompt), params))
-        self.told[name] = []
         submission = Submission(name, list(prompt), params, timeout_s=timeout_s)
-        self.loop.submit(submission, row, self.choice, self.told[name].append)
+        row = self.engine.row_of(len(self.told), submission, self.choice)
+        self.told[name] = []
+        self.loop.submit(row, self.told[name].append)
 
     def tick(self) -> None:
         with torch.inference_mode():
             self.loop.tick()
-        self.loop.check_integrity()
+        check_loop(self.loop)
         self.now += 1.0
 
     def finish(self) -> None:

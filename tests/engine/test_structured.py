@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from foretell import Completion, ConfigError, Engine, ModelError, Request, SamplingParams, Service, ServiceOptions
-from foretell.engine.request.submission import Submission, Update
+from foretell.engine.request.result import Update
+from foretell.engine.request.submission import Submission
 from foretell.engine.structured.format import Formats
 
 pytest.importorskip("llguidance")

@@ -2,14 +2,13 @@
 
 import pytest
 
-from foretell.engine.batch import places
 from tests.engine.traffic import Traffic
 from tests.stress import size
 
 
 @pytest.fixture(autouse=True)
 def audited() -> None:
-    """The folder's audit wraps the static engine's steps alone; here ``check_integrity`` runs after every round."""
+    """The folder's audit wraps the static engine's steps alone; here ``check_loop`` runs after every round."""
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -54,18 +53,3 @@ def test_without_prefix_reuse_the_same() -> None:
         assert traffic.check() > 10
     assert with_store.loop.recorder.num_cached_prompt_tokens > 0
     assert without.loop.recorder.num_cached_prompt_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("start", "old", "expected"),
-    [
-        (0, [0, 1, 2], [0, 1, 2]),
-        (0, [0, 2], [0, 2]),
-        (0, [3, 1], [3, 1]),
-        (2, [0, 2], [2, 0]),
-        (1, [0, 5, 2], [0, 2, 5]),
-        (0, [], []),
-    ],
-)
-def test_rows_stay_where_they_can(start: int, old: list[int], expected: list[int]) -> None:
-    assert places(start, old) == expected

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,9 +10,11 @@ import torch
 from foretell import Engine, Request, SamplingParams, speculative_config
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
+from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
-from foretell.engine.request.submission import Submission, Update
+from foretell.engine.request.result import Update
+from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Choice
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import CausalModel
@@ -129,8 +131,7 @@ class Traffic:
         request_id = f"r{number}"
         self.told[request_id] = told = Told(request)
         submission = Submission(request_id, prompt, params, guess)
-        row = self.engine.make_row(number, replace(request))
-        self.loop.submit(submission, row, rng.choice(self.choices), told.hear)
+        self.loop.submit(self.engine.row_of(number, submission, rng.choice(self.choices)), told.hear)
 
     @torch.inference_mode()
     def round(self) -> None:
@@ -143,14 +144,14 @@ class Traffic:
             self.cancelled.add(request_id)
             loop.cancel(request_id)
         loop.tick()
-        loop.check_integrity()
+        check_loop(loop)
 
     @torch.inference_mode()
     def finish(self) -> None:
         """No more arrivals: until all have ended."""
         while self.loop.has_work:
             self.loop.tick()
-            self.loop.check_integrity()
+            check_loop(self.loop)
 
     def check(self) -> int:
         """Compare every request with its solo plain completion; how many were compared whole."""

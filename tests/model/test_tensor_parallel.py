@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
-from foretell.engine.request.submission import Submission, Update
+from foretell.engine.request.result import Update
+from foretell.engine.request.submission import Submission
 from foretell.model.load import load_model
 from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.target import CausalModel

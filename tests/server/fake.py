@@ -4,16 +4,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from foretell import speculative_config
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.draft.config import MethodConfig
-from foretell.engine.request.result import Completion
+from foretell.engine.request.result import Completion, Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
-from foretell.engine.request.submission import Sink, StepTrace, Submission, Update
+from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.model.target import ModelSpec
 from foretell.service.options import ServiceOptions
@@ -216,6 +216,8 @@ class FakeService:
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         return Row(
             index=0,
+            submission=submission,
+            choice=cast(Any, None),
             prompt_ids=list(submission.prompt_ids),
             params=params,
             seed=params.seed or 0,

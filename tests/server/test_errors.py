@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from foretell.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
-from foretell.engine.request.submission import Update
+from foretell.engine.request.result import Update
 from foretell.server.errors import ApiError, parse
 from foretell.server.protocol.requests import ChatRequest, CompletionRequest
 from foretell.server.replies.common import ErrorReply

@@ -15,7 +15,7 @@ def text(
     drifts: Drifts, kept: bool, *, method: str = "ngram", guessed: int = 2, steps: int = 10, error: Any = None
 ) -> None:
     """A request of so many steps, which ends."""
-    row = SimpleNamespace(error=error, steps=[], draft_name=method, finish_reason=None)
+    row = SimpleNamespace(error=error, steps=[], method=method, finish_reason=None)
     for number in range(steps):
         row.steps.append((guessed, int(kept)))
         row.finish_reason = "length" if number == steps - 1 else None
@@ -41,7 +41,7 @@ def test_rows_that_did_not_guess_or_failed_say_nothing() -> None:
     drifts = Drifts()
     text(drifts, kept=False, guessed=0)
     text(drifts, kept=False, error=RuntimeError("lost"))
-    event: Any = SimpleNamespace(rows=[SimpleNamespace(error=None, steps=[], draft_name="ngram", finish_reason="stop")])
+    event: Any = SimpleNamespace(rows=[SimpleNamespace(error=None, steps=[], method="ngram", finish_reason="stop")])
     drifts(event)
     assert drifts.recent_acceptance() == {}
 

@@ -36,7 +36,7 @@ def held(engine: Engine, method: Method) -> Iterator[KVCache]:
     row = engine.make_row(0, Request([1, 2, 3], SamplingParams(seed=1)))
     spec = engine.model.spec
     processors = Processors([row.params], vocab_size=spec.vocab_size, end_token_ids=[], device=spec.device)
-    state = State.open([row], processors, 64, "")
+    state = State.open([row], processors, 64)
     target = Target(engine.model, 1, 64)
     for value in vars(method.open(state, 64, target)).values():
         found = value.cache if isinstance(value, Target) else value

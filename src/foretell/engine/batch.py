@@ -1,11 +1,11 @@
 """The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
 
-The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps. ``places``
-computes their new places and moves as few rows as possible.
+The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps; ``seats.py`` says
+who moves where.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -24,21 +24,12 @@ from foretell.engine.event import Part, StepEvent
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prompts import Arrival, PromptReader
 from foretell.engine.request.row import Row
-from foretell.engine.speculation import Choice
+from foretell.engine.seats import seated
 from foretell.engine.state import State
 from foretell.engine.step import step
 from foretell.model.cache import KVCache
 from foretell.model.recurrent import RecurrentCache
 from foretell.model.target import CausalModel, Target
-
-
-@dataclass
-class Member:
-    """A row being decoded, and its group."""
-
-    row: Row
-    choice: Choice
-    group: Group
 
 
 class Batch:
@@ -68,7 +59,7 @@ class Batch:
         self.pool: KVCache = model.new_cache(max_rows, capacity)
         self.pool.clear()
         self.target = Target.of(model, self.pool)
-        self.members: list[Member] = []
+        self.members: list[Row] = []  # being decoded; another list wherever they change
         self.arrivals: list[Arrival] = []
         self.groups: list[Group] = []
         self.state: State | None = None
@@ -90,11 +81,9 @@ class Batch:
         )
 
     def _open_state(self, rows: list[Row]) -> State:
-        state = State.open(rows, self.processors(rows), self.capacity, "")
-        state.isolate = True
-        return state
+        return State.open(rows, self.processors(rows), self.capacity)
 
-    def arrive(self, row: Row, choice: Choice) -> Arrival:
+    def arrive(self, row: Row) -> Arrival:
         """Give a request a row of the pool. Tokens found in the prefix store are not computed again.
 
         Raises ConfigError where its parameters name tokens that the model does not have.
@@ -106,31 +95,33 @@ class Batch:
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
-            choice, drafter = self._open_drafter(row, choice, state, target)
+            drafter = self._open_drafter(row, state, target)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
             raise
-        arrival = Arrival(row, choice, target, state, drafter)
+        arrival = Arrival(row, target, state, drafter)
         self.arrivals.append(arrival)
         self.prompts.reuse(arrival)
         return arrival
 
-    def _open_drafter(self, row: Row, choice: Choice, state: State, target: Target) -> tuple[Choice, Drafter]:
-        """A row's drafter, and its choice, which says where it rests."""
-        failures, name = self._failures, choice.method.name
+    def _open_drafter(self, row: Row, state: State, target: Target) -> Drafter:
+        """A row's drafter. Its choice says whether it rests instead."""
+        failures, name = self._failures, row.choice.method.name
+        row.choice = replace(row.choice, rests=False)
         if failures is None:
-            return choice, open_drafter(choice.method, state, self.capacity, target)
+            return open_drafter(row.choice.method, state, self.capacity, target)
         row.draft_error = failures.why_rests(name)
         if not row.draft_error:
             try:
-                drafter = open_drafter(choice.method, state, self.capacity, target)
-                return choice, GuardedDrafter(drafter, name, failures, choice.num_nodes)
+                drafter = open_drafter(row.choice.method, state, self.capacity, target)
+                return GuardedDrafter(drafter, name, failures, row.choice.num_nodes)
             except ForetellError:  # the request's own mistake
                 raise
             except Exception as error:
                 failures.failed(name, error)
                 row.draft_error = _failed(name, type(error).__name__)
-        return replace(choice, rests=True), NoDrafter()
+        row.choice = replace(row.choice, rests=True)
+        return NoDrafter()
 
     def read(self, most: int, *, catch_up: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
@@ -150,7 +141,7 @@ class Batch:
             read = {id(arrival) for arrival in done}
             waiting = [arrival for arrival in waiting if id(arrival) not in read]
         if ready:
-            self._settle(range(len(self.members)), ready)
+            self._settle(set(), ready)
         seconds = perf_counter() - begun
         for row in seen.values():
             row.seconds_prefill += seconds
@@ -160,93 +151,75 @@ class Batch:
         """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
         gone = {id(row) for row in rows}
         self.tell_worked(rows)
-        for index, member in enumerate(self.members):
+        for index, row in enumerate(self.members):
             # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
-            if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
-                known = member.row.known
+            if remember and not self.width and id(row) in gone and not row.choice.method.prompt_taps:
+                known = row.known
                 # The last token is pending: it was emitted, and its KV never computed.
                 taken = self.pool.rows(index, index + 1)
                 saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
                 states = {} if saved is None else {saved.position: saved}
-                self.prompts.remember(known[:-1], taken, (), [], member.row.tenant, states)
-        staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
-        self._settle(staying, [], gone)
+                self.prompts.remember(known[:-1], taken, (), [], row.submission.tenant, states)
+        self._settle(gone, [])
 
     def tell_worked(self, rows: Sequence[Row]) -> None:
         """Rows have ended: the methods whose drafters have guessed for them, and not failed, work."""
         for row in rows:
             if self._failures is not None and row.num_draft_tokens and not row.draft_error:
-                self._failures.worked(row.draft_name)
+                self._failures.worked(row.method)
 
-    def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        """Set the members and arrivals: move their rows to their places and update every drafter."""
-        first = len(self.members)
-        where = {id(arrival): first + index for index, arrival in enumerate(self.arrivals)}
+    def _settle(self, gone: set[int], ready: Sequence[Arrival]) -> None:
+        """Rows leave (``gone``, by id), and rows whose text has been read begin to decode: update every drafter, and move
+        the rows to their new places."""
+        where = {id(row): place for place, row in enumerate([*self.members, *(one.row for one in self.arrivals)])}
         for arrival in ready:
-            place = where[id(arrival)]
+            place = where[id(arrival.row)]
             self.prompts.keep(arrival, self.pool.rows(place, place + 1))
-        rows_of: dict[int, list[tuple[int, Member]]] = {id(group): [] for group in self.groups}
-        for group in self.groups:  # remove rows, drafters first: a drafter has its group's rows, in the same order
-            kept = [index for index in staying if group.start <= index < group.stop]
-            if len(kept) < group.stop - group.start and kept:
-                group.drafter.keep([index - group.start for index in kept])
-            rows_of[id(group)] = [(index, self.members[index]) for index in kept]
-        self.groups = [group for group in self.groups if rows_of[id(group)]]
+        for group in self.groups:  # a drafter has its group's rows, in the same order
+            group.keep([index for index, row in enumerate(group.rows) if id(row) not in gone])
+        self.groups = [group for group in self.groups if group.rows]
         for drafter, together in self._joined(ready):
-            found = None
-            if drafter.can_join:
-                key = together[0].choice.key
-                found = next((group for group in self.groups if group.key == key and group.drafter.can_join), None)
-            if found is None:  # its drafter serves these rows only
-                found = Group(together[0].choice, drafter, together[0].target)
-                self.groups.append(found)
-                rows_of[id(found)] = []
-            else:
-                rows = [member.row for _, member in rows_of[id(found)]] + [arrival.row for arrival in together]
-                found.drafter.join(drafter, self._open_state(rows))
-            rows_of[id(found)] += [
-                (where[id(arrival)], Member(arrival.row, arrival.choice, found)) for arrival in together
-            ]
-        coming = {id(arrival) for arrival in ready}
-        self.arrivals = [
-            arrival for arrival in self.arrivals if id(arrival) not in coming and id(arrival.row) not in gone
-        ]
-        ranges, stop = [], 0
-        for group in self.groups:
-            old = [place for place, _ in rows_of[id(group)]]
-            ranges.append((stop, old))
-            stop += len(old)
-        waiting = [where[id(arrival)] for arrival in self.arrivals]
-        order: list[int] = []
-        self.members = []
-        for group, (start, old) in zip(self.groups, ranges, strict=True):
-            placed = places(start, old)
-            if placed != old:
-                group.drafter.keep([old.index(place) for place in placed])
-            order += placed
-            group.start, group.stop = start, start + len(old)
-            by_place = dict(rows_of[id(group)])
-            self.members += [by_place[place] for place in placed]
-        arriving = places(stop, waiting)
-        by_old = {where[id(arrival)]: arrival for arrival in self.arrivals}
-        self.arrivals = [by_old[place] for place in arriving]
-        order += arriving
+            self._enter(drafter, together)
+        decoding = {id(row) for group in self.groups for row in group.rows}
+        self.arrivals = [one for one in self.arrivals if id(one.row) not in decoding and id(one.row) not in gone]
+
+        blocks = [group.rows for group in self.groups] + [[one.row for one in self.arrivals]]
+        seats = seated([[where[id(row)] for row in rows] for rows in blocks])
+        start = 0
+        for group, order in zip(self.groups, seats.blocks, strict=False):
+            group.keep(order)
+            group.start = start
+            start = group.stop
+        self.arrivals = [self.arrivals[index] for index in seats.blocks[-1]]
+        self.members = [row for group in self.groups for row in group.rows]
         before = self.pool.num_rows
-        used = max([len(member.row.known) for member in self.members] + [a.filled for a in self.arrivals], default=0)
-        self.pool.keep(torch.tensor(order, dtype=torch.int64), min(self.capacity, used))
-        for place in range(len(order), before):
+        used = max([len(row.known) for row in self.members] + [one.filled for one in self.arrivals], default=0)
+        self.pool.keep(torch.tensor(seats.order, dtype=torch.int64), min(self.capacity, used))
+        for place in range(len(seats.order), before):
             self.pool.release(place)
-        self.state = self._open_state([member.row for member in self.members]) if self.members else None
+        self.state = self._open_state(self.members) if self.members else None
         self.grouped = GroupedDrafter(self.groups)
-        self._max_depths = [member.choice.max_depth for member in self.members]
+        self._max_depths = [row.choice.max_depth for row in self.members]
         self._bind()
+
+    def _enter(self, drafter: Drafter, together: Sequence[Arrival]) -> None:
+        """Rows with one drafter join a group of their kind, or form one."""
+        first, rows = together[0], [arrival.row for arrival in together]
+        if drafter.can_join:
+            key = first.row.choice.key
+            found = next((group for group in self.groups if group.key == key and group.drafter.can_join), None)
+            if found is not None:
+                found.rows += rows
+                found.drafter.join(drafter, self._open_state(found.rows))
+                return
+        self.groups.append(Group(rows, drafter, first.target))
 
     def _joined(self, ready: Sequence[Arrival]) -> list[tuple[Drafter, list[Arrival]]]:
         """One drafter for the arrivals of each choice, where rows can join: pairs first, then pairs of pairs, so that many
         arrivals cost no more than a few copies of each row."""
         kinds: dict[Any, list[tuple[Drafter, list[Arrival]]]] = {}
         for arrival in ready:
-            key = arrival.choice.key if arrival.drafter.can_join else id(arrival)
+            key = arrival.row.choice.key if arrival.drafter.can_join else id(arrival)
             kinds.setdefault(key, []).append((arrival.drafter, [arrival]))
         for key, parts in kinds.items():
             while len(parts) > 1:
@@ -292,8 +265,8 @@ class Batch:
         if self._failures is not None:
             for group in self.groups:
                 if failure := group.failure:
-                    for member in self.members[group.start : group.stop]:
-                        member.row.draft_error = _failed(group.method.name, failure)
+                    for row in group.rows:
+                        row.draft_error = _failed(group.method.name, failure)
         return event
 
     @property
@@ -313,56 +286,6 @@ class Batch:
             found += group.drafter.num_unread(group.context(self.state))
         return found
 
-    def check_integrity(self) -> None:
-        """Check the invariants. Raises RuntimeError where one is violated."""
-        if self.pool.num_rows != len(self.members) + len(self.arrivals):
-            raise RuntimeError(
-                f"{self.pool.num_rows} rows of the pool for {len(self.members)} members, {len(self.arrivals)} arrivals"
-            )
-        stop = 0
-        for group in self.groups:
-            if group.start != stop or group.stop <= group.start:
-                raise RuntimeError(
-                    f"a group has rows [{group.start}, {group.stop}), and the one before it ends at {stop}"
-                )
-            stop = group.stop
-            for member in self.members[group.start : group.stop]:
-                if member.group is not group or member.choice.key != group.key:
-                    raise RuntimeError(f"request {member.row.index} stands in another group's rows")
-            if group.target.cache.num_rows != group.stop - group.start:
-                raise RuntimeError(
-                    f"a group of {group.stop - group.start} rows has {group.target.cache.num_rows} cache rows"
-                )
-        if stop != len(self.members):
-            raise RuntimeError(f"{len(self.members)} members, and the last group ends at {stop}")
-        if (self.state is None) != (not self.members):
-            raise RuntimeError("there must be a state iff there are members")
-        if self.state is not None:
-            if [id(row) for row in self.state.rows] != [id(member.row) for member in self.members]:
-                raise RuntimeError("the state's rows and the members differ")
-            self.state.check_integrity()
-        for arrival in self.arrivals:
-            if (
-                not 0 <= arrival.filled <= arrival.state.lengths[0]
-                or arrival.row.token_ids != arrival.state.history.ids[0][len(arrival.row.prompt_ids) :]
-            ):
-                raise RuntimeError(
-                    f"request {arrival.row.index}: {arrival.filled} tokens read of {arrival.state.lengths[0]}"
-                )
-        rows = [id(member.row) for member in self.members] + [id(arrival.row) for arrival in self.arrivals]
-        if len(set(rows)) != len(rows):
-            raise RuntimeError("a request has two rows")
-
 
 def _failed(method: str, error: str) -> str:
     return f"{method} failed ({error})"
-
-
-def places(start: int, old: Sequence[int]) -> list[int]:
-    """The order in which rows, now at places ``old``, take places [start, start + n): one that lies there already stays."""
-    stop = start + len(old)
-    placed = {place: place for place in old if start <= place < stop}
-    free = [place for place in range(start, stop) if place not in placed]
-    rest = [place for place in old if place not in placed]
-    placed.update(zip(free, rest, strict=True))
-    return [placed[place] for place in range(start, stop)]

@@ -14,6 +14,7 @@ from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.engine.batch import Batch
 from foretell.engine.request.row import Row
+from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Choice
 from foretell.model.target import CausalModel
@@ -71,7 +72,7 @@ class Bench:
         choice, found = self.choices[method], []
         for _ in range(5):
             batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
-            batch.arrive(self._row(), choice)
+            batch.arrive(self._row(choice))
             while batch.arrivals:
                 self._go_on()
                 batch.read(PROMPT_TOKENS, catch_up=False)
@@ -95,21 +96,21 @@ class Bench:
         key = (method, batch)
         opened, choice = self._batches.get(key), self.choices[method]
         longest = min(self.model.spec.max_positions, TEXT_TOKENS) - choice.num_nodes - 1
-        if opened is not None and max(len(member.row.known) for member in opened.members) < longest:
+        if opened is not None and max(len(row.known) for row in opened.members) < longest:
             return opened
         if batch not in {size for _, size in self._batches}:
             self._batches.clear()  # sizes are measured one after the other: keep the memory of one only
         capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
         opened = Batch(self.model, max_rows=batch, capacity=capacity)
         for _ in range(batch):
-            opened.arrive(self._row(), choice)
+            opened.arrive(self._row(choice))
         while opened.arrivals:  # prompt by prompt: all of them may take seconds, in which a request would wait
             self._go_on()
             opened.read(PROMPT_TOKENS, catch_up=True)
         self._batches[key] = opened
         return opened
 
-    def _row(self) -> Row:
+    def _row(self, choice: Choice) -> Row:
         number = next(self._numbers)
         spec = self.model.spec
         length = max(2, min(PROMPT_TOKENS, spec.max_positions // 4))
@@ -117,9 +118,11 @@ class Bench:
         half = torch.randint(0, spec.vocab_size, (length // 2,), generator=generator).tolist()
         params = replace(SamplingParams(seed=number, ignore_eos=True), max_new_tokens=1 << 20)
         room = spec.max_positions - 2 * len(half)
+        submission = Submission(str(number), half + half, params, self.prediction)
         return Row(
-            number, half + half, params, derive_seed(number), frozenset(), room, TextStream(None), self.prediction
-        )
+            number, submission, choice, half + half, params, derive_seed(number), frozenset(), room, TextStream(None),
+            self.prediction,
+        )  # fmt: skip
 
 
 class Calibration:

@@ -25,7 +25,7 @@ from foretell.engine.recorder import Recorder
 from foretell.engine.request.conversation import render
 from foretell.engine.request.request import Prompt as Prompt
 from foretell.engine.request.request import Request as Request
-from foretell.engine.request.request import check_several, row_of
+from foretell.engine.request.request import check_several, row_of, submission_of
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
@@ -262,19 +262,16 @@ class Engine:
         if (params is not None or options) and any(isinstance(request, Request) for request in requests):
             raise ConfigError("a Request has its own params: give the sampling options there, or give plain prompts")
         rows = [self.make_row(index, request) for index, request in enumerate(whole)]
-        choices = [self.choice(request.speculative) for request in whole]
-        methods = {id(choice.method): choice.method for choice in choices}.values()
+        methods = {id(row.choice.method): row.choice.method for row in rows}.values()
         check_together(list(methods), [method.exit_layer for method in methods])
-        return self._completions(rows, choices, batch_size)
+        return self._completions(rows, batch_size)
 
-    def _completions(
-        self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int
-    ) -> Iterator[tuple[int, Completion]]:
+    def _completions(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[int, Completion]]:
         if not rows:
             return
-        for ended in self._decode(rows, choices, batch_size):
+        for ended in self._decode(rows, batch_size):
             for row in ended:
-                yield row.index, self._completion(row, choices[row.index])
+                yield row.index, self._completion(row)
 
     def score(self, prompts: Sequence[Prompt], *, num_logprobs: int = 0) -> Iterator[list[Piece]]:
         """Yield the tokens of each prompt with the natural log of the model's own probability of each after those before
@@ -313,8 +310,13 @@ class Engine:
         return render(messages, self.tokenizer, self.model.spec.name, parse_special=parse_special).ids()
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
+        """A request as it is decoded. Raises PromptError, ConfigError, ModelError."""
+        submission = submission_of(str(index), request, self.tokenizer, write=write)
+        return self.row_of(index, submission, self.choice(request.speculative))
+
+    def row_of(self, index: int, submission: Submission, choice: Choice) -> Row:
         """See ``row_of``; the format of its parameters is compiled."""
-        row = row_of(index, request, self.model, self.tokenizer, write=write)
+        row = row_of(index, submission, choice, self.model, self.tokenizer)
         row.params = self.formats.applied(row.params, len(row.prompt_ids))
         return row
 
@@ -325,16 +327,17 @@ class Engine:
 
     # -- decoding ------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int) -> Iterator[list[Row]]:
+    def _decode(self, rows: Sequence[Row], batch_size: int) -> Iterator[list[Row]]:
         """Decode rows, at most batch_size together; yields after every round those that ended in it."""
         num_rows = min(batch_size, len(rows))
         planner = None
         if self._planning is not None:
-            planner = self._planning.planner(choices, num_rows)
-            choices = [self._planning.used(choice) for choice in choices]
-        loop = self._loop(rows, choices, num_rows, planner)
-        for row, choice in zip(rows, choices, strict=True):
-            loop.submit(Submission(str(row.index), row.prompt_ids, row.params), row, choice, None)
+            planner = self._planning.planner([row.choice for row in rows], num_rows)
+            for row in rows:
+                row.choice = self._planning.used(row.choice)
+        loop = self._loop(rows, num_rows, planner)
+        for row in rows:
+            loop.submit(row, None)
         while loop.has_work:
             with torch.inference_mode():
                 ended = loop.tick()
@@ -343,9 +346,9 @@ class Engine:
                     raise row.error
             yield ended
 
-    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int, planner: Planner | None) -> Loop:
+    def _loop(self, rows: Sequence[Row], num_rows: int, planner: Planner | None) -> Loop:
         """A loop for these requests. Without a planner it reads no clock: its steps are a function of the requests."""
-        grown = max(choice.num_nodes for choice in choices)
+        grown = max(row.choice.num_nodes for row in rows)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
         limits = Limits(num_rows, len(rows), (num_rows + 1) * capacity, capacity, stall_target_s=None)
@@ -382,8 +385,8 @@ class Engine:
             self._choices[config] = self.with_method(config).choice()
         return self._choices[config]
 
-    def _completion(self, row: Row, choice: Choice) -> Completion:
-        return Completion.of(row, self.resolved(choice))
+    def _completion(self, row: Row) -> Completion:
+        return Completion.of(row, self.resolved(row.choice))
 
     def resolved(self, choice: Choice | None = None) -> dict[str, Any]:
         """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
@@ -410,7 +413,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, engine: Engine, row: Row) -> None:
         self._engine, self._row = engine, row
-        self._steps = engine._decode([row], [engine.choice()], 1)
+        self._steps = engine._decode([row], 1)
         self._given = 0
 
     def __next__(self) -> Piece:
@@ -427,7 +430,7 @@ class Stream(Iterator[Piece]):
     @property
     def completion(self) -> Completion:
         """The completion so far; whole once the iterator is exhausted."""
-        return self._engine._completion(self._row, self._engine.choice())
+        return self._engine._completion(self._row)
 
 
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:

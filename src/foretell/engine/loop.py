@@ -12,16 +12,15 @@ from time import perf_counter
 from typing import Any
 
 from foretell.core.errors import ForetellError, QueueFullError
-from foretell.engine.batch import Batch, Member
+from foretell.engine.batch import Batch
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.event import Observer
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.job import Job, deliver, observation_of, plain_reason, view_of
-from foretell.engine.request.result import Completion
+from foretell.engine.request.result import Completion, Sink, Update
 from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Sink, Submission, Update
 from foretell.engine.speculation import Choice
 from foretell.engine.threads import thread_limit
 from foretell.model.prefill import PREFILL_CHUNK
@@ -94,7 +93,7 @@ class Loop:
         self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
         self.recorder = Recorder() if recorder is None else recorder
         self._seconds_per_token = 0.0  # of prefill, running mean
-        self._planned: list[Member] = []  # of the last plan
+        self._planned: list[Row] = []  # of the last plan
         self._led = False  # whether light parts guessed in the last step that was planned, so that others may lag
         self._behind = 0.0  # seconds of the loop behind the last step, where the same requests go on
 
@@ -110,18 +109,16 @@ class Loop:
 
     def submit(
         self,
-        submission: Submission,
         row: Row,
-        choice: Choice,
         sink: Sink | None,
         scoring: Scoring | None = None,
     ) -> None:
         """Put a request into the queue. scoring: of its prompt, which is done first. The caller must check the queue's
         length (``refuse``)."""
         now = self.clock()
+        submission = row.submission
         deadline = None if submission.timeout_s is None else now + submission.timeout_s
-        row.draft_name = choice.method.name
-        job = Job(submission, row, choice, sink, now, now)
+        job = Job(row, sink, now, now)
         self.jobs[submission.request_id] = job
         if deadline is not None:
             self._timed[submission.request_id] = deadline
@@ -178,16 +175,16 @@ class Loop:
                 done = job.scoring.read()
             except ForetellError as error:
                 self.scoring.popleft()
-                self._fail(job, error)
+                self._end(job, error)
                 return
             job.row.seconds_prefill += self.clock() - now
             if not done:
                 return
             job.row.prompt_pieces, job.scoring = job.scoring.pieces, None
             if job.sink is not None:
-                job.sink(Update(job.submission.request_id, prompt_pieces=tuple(job.row.prompt_pieces)))
+                job.sink(Update(job.row.request_id, prompt_pieces=tuple(job.row.prompt_pieces)))
         self.scoring.popleft()
-        if job.submission.write:
+        if job.row.submission.write:
             job.since = self.clock()
             self.waiting.append(job)
             return
@@ -206,11 +203,11 @@ class Loop:
             job.row.seconds_queue += now - job.since
             job.since = now
             try:
-                self.batch.arrive(job.row, job.choice)
+                self.batch.arrive(job.row)
             except ForetellError as error:
                 if job.sink is None:
                     raise
-                self._fail(job, error)
+                self._end(job, error)
                 continue
             job.row.seconds_prefill += self.clock() - now
             self.running[id(job.row)] = job
@@ -239,9 +236,9 @@ class Loop:
             self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * new if self._seconds_per_token else new
         if len(self.batch.members) > before:
             now = self.clock()
-            for member in self.batch.members:
-                if id(member.row) in coming:
-                    self.running[id(member.row)].since = now
+            for row in self.batch.members:
+                if id(row) in coming:
+                    self.running[id(row)].since = now
 
     def _make_room(self) -> None:
         """Preempt the latest requests until the slots of all others fit. A single request always fits."""
@@ -257,7 +254,7 @@ class Loop:
 
     def _step(self) -> list[Row]:
         began = perf_counter()
-        jobs = [self.running[id(member.row)] for member in self.batch.members]
+        jobs = [self.running[id(row)] for row in self.batch.members]
         caps = paid = None
         coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
         # The batch's list of members is another one wherever they change.
@@ -271,7 +268,7 @@ class Loop:
             self._planned = self.batch.members
             caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
             paid = self.planner.paid  # in mode "auto" alone, in which no model is shared
-        watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
+        watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
         idle = rests or (caps is not None and not any(caps))
         event = self.batch.step(caps, paid, draft_logits=alone)
@@ -286,7 +283,7 @@ class Loop:
             for observe in self.observers:
                 observe(event)
             for index in watched:
-                jobs[index].submission.watch(event, index)  # type: ignore[misc]
+                jobs[index].row.submission.watch(event, index)  # type: ignore[misc]
         if self.planner is not None and not alone:  # such a step is slower than those that the planner predicts
             if rests:
                 self.planner.observe_rest(len(jobs), event.seconds + seconds_loop)
@@ -328,14 +325,14 @@ class Loop:
         if not self.batch.members:
             return []
         lags = zip(self.batch.members, self.batch.num_unread(), strict=True)
-        return [view_of(self.running[id(member.row)], num_unread) for member, num_unread in lags]
+        return [view_of(self.running[id(row)], num_unread) for row, num_unread in lags]
 
     # -- endings ---------------------------------------------------------------------------------------------------
 
     def _cut(self, jobs: Sequence[Job], reason: str) -> None:
         """End requests that are in the middle of something."""
         rows = [job.row for job in jobs if id(job.row) in self.running]
-        decoding = {id(member.row) for member in self.batch.members}
+        decoding = {id(row) for row in self.batch.members}
         if rows:
             self.batch.leave(rows, remember=False)
         for job in jobs:
@@ -354,68 +351,31 @@ class Loop:
                 job.tail = tail
             self._end(job)
 
-    def _end(self, job: Job) -> None:
-        request_id = job.submission.request_id
-        self.running.pop(id(job.row), None)
+    def _end(self, job: Job, error: ForetellError | None = None) -> None:
+        """Its row is free; tell its sink. error: of this request; its sink then receives nothing else."""
+        request_id, row = job.row.request_id, job.row
+        if error is not None:
+            row.finish_reason = "error"
+        self.running.pop(id(row), None)
         del self.jobs[request_id]
         self._timed.pop(request_id, None)
         if self.planner is not None:
             self.planner.forget(request_id)
-        self.recorder.finish(job.row, self.clock() - job.arrived)
+        self.recorder.finish(row, self.clock() - job.arrived)
         if job.sink is None:
             return
         pieces, trace = job.undelivered
-        if job.row.error is not None:
-            job.sink(Update(request_id, pieces, trace, error=job.row.error))
+        if error is not None:
+            job.sink(Update(request_id, error=error))
+        elif row.error is not None:
+            job.sink(Update(request_id, pieces, trace, error=row.error))
         else:
-            completion = Completion.of(job.row, self.describe(job.choice), plain_reason(job, self.planner))
+            completion = Completion.of(row, self.describe(row.choice), plain_reason(job, self.planner))
             job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
-
-    def _fail(self, job: Job, error: ForetellError) -> None:
-        job.row.finish_reason = "error"
-        self.running.pop(id(job.row), None)
-        del self.jobs[job.submission.request_id]
-        self._timed.pop(job.submission.request_id, None)
-        if self.planner is not None:
-            self.planner.forget(job.submission.request_id)
-        self.recorder.finish(job.row, self.clock() - job.arrived)
-        if job.sink is not None:
-            job.sink(Update(job.submission.request_id, error=error))
 
     def fail_all(self, error: ForetellError) -> None:
         """End every request with an error: the engine cannot go on."""
         self.waiting.clear()
         self.scoring.clear()
         for job in list(self.jobs.values()):
-            self._fail(job, error)
-
-    # -- invariants ------------------------------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Check the invariants. Raises RuntimeError where one is violated."""
-        self.batch.check_integrity()
-        if self.prefixes is not None:
-            self.prefixes.check_integrity()
-        waiting = [job.submission.request_id for job in (*self.waiting, *self.scoring)]
-        running = [job.submission.request_id for job in self.running.values()]
-        if sorted(waiting + running) != sorted(self.jobs):
-            raise RuntimeError(f"{len(waiting)} wait and {len(running)} run, of {len(self.jobs)} that have not ended")
-        rows = {id(member.row) for member in self.batch.members} | {id(one.row) for one in self.batch.arrivals}
-        if rows != set(self.running):
-            raise RuntimeError("the pool's rows and the running requests differ")
-        if self.recorder.num_submitted != len(self.jobs) + sum(self.recorder.num_finished.values()):
-            raise RuntimeError(
-                f"{self.recorder.num_submitted} requests were submitted, {len(self.jobs)} are present, "
-                f"{sum(self.recorder.num_finished.values())} have ended"
-            )
-        if len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens + sum(
-            job.choice.num_nodes for job in self.running.values()
-        ):
-            raise RuntimeError(f"{self.used_tokens} slots in use, {self.limits.kv_tokens} allowed")
-        for job in self.jobs.values():
-            if job.row.finish_reason is not None:
-                raise RuntimeError(f"request {job.submission.request_id} has ended and is still present")
-            if job.num_delivered > len(job.row.pieces):
-                raise RuntimeError(
-                    f"request {job.submission.request_id}: sent {job.num_delivered} of {len(job.row.pieces)} pieces"
-                )
+            self._end(job, error)

@@ -9,7 +9,6 @@ from torch import Tensor
 from foretell.draft.base import Drafter, PromptChunk
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.row import Row
-from foretell.engine.speculation import Choice
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.model.cache import KVCache
@@ -23,7 +22,6 @@ class Arrival:
     """A request that has a row of the pool and whose prompt is being read."""
 
     row: Row
-    choice: Choice
     target: Target  # its own row
     state: State  # of this row alone: the context that its drafter is opened with
     drafter: Drafter
@@ -55,8 +53,8 @@ class PromptReader:
         """Copy what the prefix store knows of a text."""
         if self.prefixes is None:
             return
-        layers = arrival.choice.method.prompt_taps
-        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.tenant)
+        layers = arrival.row.choice.method.prompt_taps
+        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.submission.tenant)
         if found is None:
             return
         prefix, count = found
@@ -91,9 +89,9 @@ class PromptReader:
 
     def keep(self, arrival: Arrival, row: KVCache) -> None:
         """Give the KV of a text that has been read to the prefix store, if all is known that its method reads."""
-        layers, known = arrival.choice.method.prompt_taps, arrival.row.known[:-1]
+        layers, known = arrival.row.choice.method.prompt_taps, arrival.row.known[:-1]
         if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
-            self.remember(known, row, layers, arrival.taps, arrival.row.tenant, arrival.states)
+            self.remember(known, row, layers, arrival.taps, arrival.row.submission.tenant, arrival.states)
 
     def remember(
         self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None,
@@ -142,11 +140,11 @@ class PromptReader:
         target = chosen[0].target
         if len(chosen) > 1:
             target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
-        layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
+        layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.row.choice.method.prompt_taps))
 
         def tapped(starts: list[int], lengths: list[int], taps: Tensor) -> None:
             for index, (arrival, at, count) in enumerate(zip(chosen, starts, lengths, strict=True)):
-                wanted = arrival.choice.method.prompt_taps
+                wanted = arrival.row.choice.method.prompt_taps
                 if not wanted or not count:
                     continue
                 own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)

@@ -120,7 +120,7 @@ class Recorder:
             self.steps.append(StepTime.of(event))
         for row, before in zip(event.rows, num_before, strict=True):
             if row.error is None and row.num_draft_tokens > before:
-                self._add_row(row.draft_name, *row.steps[-1], row.num_draft_tokens - before)
+                self._add_row(row.method, *row.steps[-1], row.num_draft_tokens - before)
 
     def _add_row(self, method: str, drafted: int, accepted: int, nodes: int) -> None:
         """One row of one step that guessed: the depth of its proposal, how many were kept, and its guesses in all."""

@@ -26,11 +26,9 @@ class State(Context):
     rows: list[Row]
     seeds: Tensor  # [B] int64
     capacity: int  # cache slots a row
-    draft_name: str
-    isolate: bool = False  # a row with probabilities that are not finite ends with an error; False: raise for the batch
 
     @classmethod
-    def open(cls, rows: list[Row], processors: Processors, capacity: int, draft_name: str) -> "State":
+    def open(cls, rows: list[Row], processors: Processors, capacity: int) -> "State":
         """The state before a step: each text's last token is pending, all before it are (to be) cached."""
         device = processors.device
         texts = [row.known for row in rows]
@@ -46,7 +44,6 @@ class State(Context):
             rows=rows,
             seeds=torch.tensor([row.seed for row in rows], device=device),
             capacity=capacity,
-            draft_name=draft_name,
         )
 
     def span(self, num_nodes: int, multiple: int) -> int:
@@ -85,16 +82,13 @@ class State(Context):
                         )
                     )
                 )
-                if not self.isolate:
-                    raise row.error
                 row.finish_reason = "error"
                 paths.append([0])
                 emitted.append([])
                 continue
             row.num_draft_tokens += sum(above >= 0 for above in parent)
             row.num_accepted_tokens += count - 1
-            name = row.draft_name or self.draft_name
-            source = ["plain"] if drafted == 0 else [f"draft:{name}"] * (count - 1) + ["bonus"]
+            source = ["plain"] if drafted == 0 else [f"draft:{row.method}"] * (count - 1) + ["bonus"]
             tokens = [tokens[node] for node in path[1:]] + [bonus]
             row.num_steps += 1
             row.steps.append((drafted, count - 1))
@@ -116,23 +110,6 @@ class State(Context):
             self.length, self.pending = self.length.to(before.device), self.pending.to(before.device)
         ended = [row.finish_reason is not None for row in self.rows]
         return Commit(tree, before, paths, emitted, taps, candidates, ended), _moves(before, paths)
-
-    def check_integrity(self) -> None:
-        """Check the invariants. Raises RuntimeError with both values where they differ. Reads the device: for tests and
-        debugging."""
-        if self.length.tolist() != self.lengths:
-            raise RuntimeError(f"length on the device {self.length.tolist()}, on the host {self.lengths}")
-        for row, ids, length, pending in zip(
-            self.rows, self.history.ids, self.lengths, self.pending.tolist(), strict=True
-        ):
-            if ids != row.prompt_ids + row.token_ids:
-                raise RuntimeError(f"request {row.index}: history and prompt + output differ")
-            if length != len(ids) - 1 or pending != ids[-1]:
-                raise RuntimeError(f"request {row.index}: {len(ids)} tokens, length {length}, pending {pending}")
-            if length + 1 > self.capacity:
-                raise RuntimeError(f"request {row.index}: length {length} exceeds {self.capacity} slots")
-            if [piece.token_id for piece in row.pieces] != row.token_ids:
-                raise RuntimeError(f"request {row.index}: {len(row.token_ids)} tokens, {len(row.pieces)} pieces")
 
 
 def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 
 from foretell.core.params import SamplingParams
-from foretell.engine.engine import Engine, Request
+from foretell.engine.engine import Engine
 from foretell.engine.loop import Limits, Loop
-from foretell.engine.request.result import Completion
-from foretell.engine.request.submission import Submission, Update
+from foretell.engine.request.result import Completion, Update
+from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Choice
 from foretell.learn.learner import Learner
 from foretell.learn.options import LearnOptions
@@ -89,10 +89,10 @@ class Session:
         choice, capture = self.choice, None
         if self.learner is not None:
             choice, capture = self.learner.assign(choice, submission)
-        row = self.engine.make_row(number, Request(submission.prompt_ids, submission.params))
+        row = self.engine.row_of(number, submission, choice)
         row.max_tokens = min(row.max_tokens, self.longest - len(row.prompt_ids))
-        row.tenant, row.capture = tenant, capture
-        self.loop.submit(submission, row, choice, lambda update: ended.append(update) if update.is_last else None)
+        row.capture = capture
+        self.loop.submit(row, lambda update: ended.append(update) if update.is_last else None)
 
     def learn(self) -> None:
         """Make all updates that are due, and swap in what passed."""

@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from foretell import __version__
 from foretell.core.errors import ConfigError
-from foretell.engine.request.result import Completion
+from foretell.engine.request.result import Completion, StepTrace, Update
 from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import StepTrace, Submission, Update
+from foretell.engine.request.submission import Submission
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import Job

@@ -7,9 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretell.engine.request.result import Completion
+from foretell.engine.request.result import Completion, StepTrace
 from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import StepTrace, Submission
+from foretell.engine.request.submission import Submission
 from foretell.server.answer import Answer, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad

@@ -10,8 +10,8 @@ from time import perf_counter
 from structlog.contextvars import get_contextvars
 
 from foretell.core.errors import ForetellError, ModelError
-from foretell.engine.request.result import Completion
-from foretell.engine.request.submission import Sink, StepTrace, Submission, Update
+from foretell.engine.request.result import Completion, Sink, StepTrace, Update
+from foretell.engine.request.submission import Submission
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log, log_request

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from foretell.engine.request.result import StepTrace
 from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import StepTrace
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LOWEST = -9999.0  # stands for minus infinity, which JSON does not have

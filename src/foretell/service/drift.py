@@ -103,14 +103,14 @@ class Drifts:
             piece = None if row.error is not None else piece_of(row)
             if piece is None or not piece[0]:
                 continue
-            watch = self._watches.get(row.draft_name)
+            watch = self._watches.get(row.method)
             if watch is None:
-                watch = self._watches[row.draft_name] = DriftWatch()
+                watch = self._watches[row.method] = DriftWatch()
             if watch.add(*piece):
                 logger.warning(
                     "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before; 'foretell doctor' "
                     "with prompts of now says what fits them",
-                    row.draft_name, watch.quick, watch.steady,
+                    row.method, watch.quick, watch.steady,
                 )  # fmt: skip
 
     def num_drifts(self) -> dict[str, int]:

@@ -15,12 +15,14 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.choices import Choices
 from foretell.engine.drafters.failures import DrafterFailures
-from foretell.engine.engine import Engine, Request
+from foretell.engine.engine import Engine
+from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
+from foretell.engine.request.result import Sink, Update
 from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Sink, Submission, Update
+from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Choice
 from foretell.model.workers import release_workers
 from foretell.service.admission import check_submission
@@ -234,19 +236,17 @@ class Service:
             number = self._number
             if submission.request_id in self._known:
                 raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
-            row = self._row(number, submission)
+            row = self._row(number, submission, choice)
             row.capture = capture
             if len(self._known) - len(self._loop.running) >= self.options.max_queue:
                 self._loop.refuse()
             self._known.add(submission.request_id)
             wire = ("submit", number, submission)
-            self._inbox.append(Command(lambda: self._enter(submission, row, choice, sink), wire))
+            self._inbox.append(Command(lambda: self._enter(row, sink), wire))
             self._news.notify_all()
 
-    def _row(self, number: int, submission: Submission) -> Row:
-        request = Request(list(submission.prompt_ids), submission.params, list(submission.prediction_ids) or None)
-        row = self.engine.make_row(number, request, write=submission.write)
-        row.tenant = submission.tenant
+    def _row(self, number: int, submission: Submission, choice: Choice) -> Row:
+        row = self.engine.row_of(number, submission, choice)
         row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids)) if submission.write else 0
         return row
 
@@ -276,7 +276,7 @@ class Service:
 
     def _check_counters(self) -> None:
         assert self._loop is not None
-        self._loop.check_integrity()
+        check_loop(self._loop)
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
@@ -306,20 +306,20 @@ class Service:
         result: _T = value
         return result
 
-    def _enter(self, submission: Submission, row: Any, choice: Choice, sink: Sink) -> None:
+    def _enter(self, row: Row, sink: Sink) -> None:
         assert self._loop is not None
 
         def deliver(update: Any) -> None:
             if update.is_last:
                 with self._news:
-                    self._known.discard(submission.request_id)
+                    self._known.discard(row.request_id)
                     self._news.notify_all()
             try:
                 sink(update)
             except Exception:
-                logger.exception("the sink of request %s failed", submission.request_id)
+                logger.exception("the sink of request %s failed", row.request_id)
 
-        self._loop.submit(submission, row, choice, deliver, self._scoring(submission))
+        self._loop.submit(row, deliver, self._scoring(row.submission))
 
     def _scoring(self, submission: Submission) -> Scoring | None:
         count, engine = submission.num_prompt_logprobs, self.engine
@@ -396,8 +396,8 @@ class Service:
                         continue
                     number, submission = rest
                     choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
-                    row = self._row(number, submission)
-                    loop.submit(submission, row, choice, _ignore, self._scoring(submission))
+                    row = self._row(number, submission, choice)
+                    loop.submit(row, _ignore, self._scoring(submission))
                 if loop.has_work:
                     loop.tick()
 

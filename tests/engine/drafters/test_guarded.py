@@ -19,6 +19,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.drafters import failures as policy
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.guarded import GuardedDrafter
+from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, outcome, plain, table
 from tests.service.test_service import Mailbox
@@ -192,14 +193,14 @@ def test_a_request_after_a_failure_is_guessed_for() -> None:
     params = SamplingParams(max_new_tokens=60, seed=1, ignore_eos=True, temperature=0.0)
     first, second = (engine.make_row(k, Request([1, 2, 3], params)) for k in range(2))
     with torch.inference_mode():
-        batch.arrive(first, engine.choice())
+        batch.arrive(first)
         batch.read(64, catch_up=True, whole=True)
         for _ in range(14):
             batch.step()
         assert first.draft_error == "broken failed (RuntimeError)"
-        batch.arrive(second, engine.choice())
+        batch.arrive(second)
         batch.read(64, catch_up=True, whole=True)
-        batch.check_integrity()
+        check_batch(batch)
         assert len(batch.groups) == 2
         for _ in range(3):
             batch.step()
@@ -273,18 +274,16 @@ def test_a_resting_method_is_not_opened_and_its_rows_share_a_group() -> None:
     batch = Batch(table(1), max_rows=6, capacity=200, failures=failures)
     params = [SamplingParams(max_new_tokens=20, seed=k, ignore_eos=True) for k in range(6)]
     rows = [engine.make_row(k, Request([1, 2, 3, 1, 2], params[k])) for k in range(6)]
-    for row in rows:
-        row.draft_name = method.name  # as the loop sets it
     with torch.inference_mode():
         for row in rows[:5]:
-            batch.arrive(row, engine.choice())
+            batch.arrive(row)
         assert method.num_opened == policy.MOST_IN_A_ROW
         clock.now += policy.FIRST_REST_S
         method.call = ""
-        batch.arrive(rows[5], engine.choice())
+        batch.arrive(rows[5])
         assert method.num_opened == policy.MOST_IN_A_ROW + 1
         batch.read(64, catch_up=True, whole=True)
-        batch.check_integrity()
+        check_batch(batch)
         assert [group.stop - group.start for group in batch.groups] == [5, 1]
         while all(row.finish_reason is None for row in rows):
             event = batch.step()

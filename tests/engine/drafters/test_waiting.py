@@ -11,6 +11,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.waiting import MOST_COMMITS
+from foretell.engine.integrity import check_batch
 from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
@@ -77,7 +78,7 @@ def test_a_drafter_that_fails_when_it_is_told_at_last_is_closed_and_named(monkey
     made = auto()
     row = made.make_row(0, request(1, count=MOST_COMMITS + 20))
     batch = Batch(made.model, max_rows=1, capacity=256, failures=DrafterFailures())
-    batch.arrive(row, made.choice())
+    batch.arrive(row)
     batch.read(64, catch_up=True, whole=True)
     failed_at = None
     while row.finish_reason is None:
@@ -98,14 +99,14 @@ def test_a_guess_after_rests_finds_the_drafter_told(monkeypatch: pytest.MonkeyPa
         made = auto()
         row = made.make_row(0, request(3, count=90))
         batch = Batch(made.model, max_rows=1, capacity=256)
-        batch.arrive(row, made.choice())
+        batch.arrive(row)
         batch.read(64, catch_up=True, whole=True)
         step, found = 0, []
         while row.finish_reason is None:
             step += 1
             event = batch.step([4], None) if step % 7 == 0 else batch.step([0], [0])
             found.append(event.commit.tree.tokens.tolist())
-            batch.check_integrity()
+            check_batch(batch)
         guesses.append(found)
     assert guesses[0] == guesses[1]
     assert sum(len(tokens[0]) > 1 for tokens in guesses[0]) > 3, "control: some guesses were made"

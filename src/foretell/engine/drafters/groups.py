@@ -18,7 +18,7 @@ from foretell.draft.shapes import MAX_DEPTH, Shape
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.drafters.lazy import part
 from foretell.engine.drafters.waiting import WaitingDrafter
-from foretell.engine.speculation import Choice
+from foretell.engine.request.row import Row
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.model.target import Target
@@ -28,16 +28,28 @@ from foretell.verify.base import RowVerifiers
 class Group:
     """Rows [start, stop) of the batch, guessed by one drafter and judged by one verifier."""
 
-    def __init__(self, choice: Choice, drafter: Drafter, target: Target) -> None:
-        """target: its cache is rebound whenever the rows move."""
+    def __init__(self, rows: Sequence[Row], drafter: Drafter, target: Target) -> None:
+        """rows: of one key. target: its cache is rebound whenever the rows move."""
+        self.rows, choice = list(rows), rows[0].choice
         self.key, self.method, self.verifier = choice.key, choice.method, choice.verifier
         self.shape: Shape = choice.shape
         self.draws: DrawMode = choice.config.proposal_draws
         self.target = target
         self._guarded = drafter
         self.drafter = WaitingDrafter(drafter)  # which observes steps without guesses later
-        self.start = self.stop = 0
+        self.start = 0
         self._processors: tuple[Processors, Processors] | None = None
+
+    @property
+    def stop(self) -> int:
+        """The batch's row after its last one."""
+        return self.start + len(self.rows)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, in this order."""
+        if rows and list(rows) != list(range(len(self.rows))):
+            self.drafter.keep(rows)
+        self.rows = [self.rows[row] for row in rows]
 
     @property
     def failure(self) -> str:

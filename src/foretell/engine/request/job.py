@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from foretell.draft.base import LightStep
 from foretell.engine.event import StepEvent
+from foretell.engine.request.result import Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Sink, StepTrace, Submission, Update
 from foretell.engine.request.traces import trace_of, with_logprobs
-from foretell.engine.speculation import Choice
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
 
@@ -18,9 +17,7 @@ from foretell.planner.planner import Planner
 class Job:
     """A request that has not ended, and its state."""
 
-    submission: Submission
     row: Row
-    choice: Choice
     sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
     arrived: float
     since: float  # waiting, reading or decoding: since when
@@ -35,7 +32,7 @@ class Job:
     @property
     def num_slots(self) -> int:
         """Slots that its next step may use."""
-        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.choice.num_nodes
+        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.row.choice.num_nodes
 
 
 def deliver(job: Job, index: int, event: StepEvent) -> None:
@@ -48,9 +45,9 @@ def deliver(job: Job, index: int, event: StepEvent) -> None:
         pieces = with_logprobs(pieces, event.logits[index], path, count)
         job.row.pieces[job.num_delivered :] = pieces
     job.num_delivered = len(job.row.pieces)
-    trace = trace_of(event, index) if job.submission.trace and job.row.error is None else None
+    trace = trace_of(event, index) if job.row.submission.trace and job.row.error is None else None
     if job.sink is not None and job.row.finish_reason is None and (pieces or trace):
-        job.sink(Update(job.submission.request_id, tuple(pieces), trace))
+        job.sink(Update(job.row.request_id, tuple(pieces), trace))
     else:
         job.undelivered = (tuple(pieces), trace)
 
@@ -58,8 +55,8 @@ def deliver(job: Job, index: int, event: StepEvent) -> None:
 def view_of(job: Job, num_unread: int = 0) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
-        job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread,
-        job.submission.always, job.row.params.heat,
+        job.row.request_id, job.row.method, job.row.choice.depth, job.row.depth_limit, num_unread,
+        job.row.submission.always, job.row.params.heat,
     )  # fmt: skip
 
 
@@ -82,8 +79,8 @@ def observation_of(
         nodes = job.row.num_draft_tokens - job.num_draft_tokens
         known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
         by_light = None if known is None or light is None else light.preferred
-        name, heat = job.choice.method.name, job.row.params.heat
-        rows.append(RowStep(job.submission.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light))
+        name, heat = job.row.method, job.row.params.heat
+        rows.append(RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light))
     return StepObservation(
         len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop
     )
@@ -91,13 +88,13 @@ def observation_of(
 
 def plain_reason(job: Job, planner: Planner | None) -> str | None:
     """Why a request made no guess, where it might have made some."""
-    if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
+    if job.row.num_draft_tokens or not (job.row.submission.note or job.row.choice.config.guesses):
         return None
-    if job.submission.note:
-        return job.submission.note
-    if job.submission.params.max_new_tokens == 1:
+    if job.row.submission.note:
+        return job.row.submission.note
+    if job.row.submission.params.max_new_tokens == 1:
         return "one token takes one pass, guessed or not"
-    method = job.choice.method.name
+    method = job.row.method
     if job.num_asked or planner is None:
         return f"{method} found nothing to guess"
     return planner.why_not(method)

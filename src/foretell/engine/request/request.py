@@ -10,8 +10,10 @@ from foretell.core.params import SamplingParams
 from foretell.core.places import keyed
 from foretell.draft.config import MethodConfig
 from foretell.engine.request.row import Row
+from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream, Tokenizer
 from foretell.engine.request.vocabulary import checked_ids
+from foretell.engine.speculation import Choice
 from foretell.model.target import CausalModel
 
 Prompt = str | Sequence[int]
@@ -29,14 +31,25 @@ class Request:
     speculative: MethodConfig | Mapping[str, Any] | str | None = None  # None: the engine's method
 
 
-def row_of(index: int, request: Request, model: CausalModel, tokenizer: Tokenizer | None, *, write: bool = True) -> Row:
-    """A request as it is decoded: tokens, end tokens, seed, limits. write: False where the prompt is only scored, so
-    that it may fill the context and have one token more, which is never read. Raises PromptError, ConfigError."""
-    spec, params = model.spec, request.params
+def submission_of(request_id: str, request: Request, tokenizer: Tokenizer | None, *, write: bool = True) -> Submission:
+    """A request with its texts as tokens. Raises PromptError, ConfigError."""
+    guess = request.prediction
+    return Submission(
+        request_id,
+        token_ids(request.prompt, tokenizer),
+        request.params,
+        () if guess is None else token_ids(guess, tokenizer, add_special_tokens=False),
+        write=write,
+    )
+
+
+def row_of(index: int, submission: Submission, choice: Choice, model: CausalModel, tokenizer: Tokenizer | None) -> Row:
+    """A submission as it is decoded: end tokens, seed, limits. One that is only scored may fill the context, and have one
+    token more, which is never read. Raises PromptError, ConfigError."""
+    spec, params, write = model.spec, submission.params, submission.write
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
-    ids = token_ids(request.prompt, tokenizer)
-    guess = [] if request.prediction is None else token_ids(request.prediction, tokenizer, add_special_tokens=False)
+    ids, guess = checked_ids(submission.prompt_ids), checked_ids(submission.prediction_ids)
     if not ids:
         raise PromptError("the prompt is empty: at least one token is needed")
     for token in (*ids, *guess):
@@ -54,6 +67,8 @@ def row_of(index: int, request: Request, model: CausalModel, tokenizer: Tokenize
     end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
     return Row(
         index=index,
+        submission=submission,
+        choice=choice,
         prompt_ids=ids,
         params=replace(params, seed=seed),  # reported, so that a run with a fresh seed can be repeated
         seed=derive_seed(seed),

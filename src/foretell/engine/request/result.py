@@ -1,8 +1,10 @@
-"""What a completion is and how its figures are defined."""
+"""What a request gives back: a completion and its figures, and updates until then."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from foretell.core.errors import ForetellError
 from foretell.engine.request.row import Piece, Row
 
 
@@ -74,3 +76,36 @@ class Completion:
         fields = asdict(self)
         del fields["pieces"], fields["steps"], fields["prompt_pieces"]
         return fields
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step of one row: its tree of guesses, the kept path and the bonus."""
+
+    tokens: list[int]  # [n] of the row's real nodes; node 0 is the pending token
+    parent: list[int]  # [n]; -1 for node 0
+    probability: list[float]  # [n] the target's distribution of each node's token after its path; 1 for node 0
+    path: list[int]  # kept nodes, 0 first
+    bonus: int | None  # the token that followed them; None where the text ended with a guess
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update of one request, sent on the engine's thread. The last one has a completion or an error, never both."""
+
+    request_id: str
+    pieces: tuple[Piece, ...] = ()
+    trace: StepTrace | None = None
+    completion: Completion | None = None  # finish_reason "stop", "length", "cancelled" or "timeout"
+    error: ForetellError | None = None  # of this request alone; other requests continue
+    tail: str = ""  # text of tokens sent before, held back for a possible stop text; sent with the end of the request
+    prompt_pieces: tuple[Piece, ...] = ()  # all of them, once, before anything is written
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last update."""
+        return self.completion is not None or self.error is not None
+
+
+Sink = Callable[[Update], None]
+"""Called on the engine's thread, in order; it must not block and must not raise."""

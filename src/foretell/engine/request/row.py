@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from foretell.core.errors import ModelError
 from foretell.core.params import SamplingParams
+from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
+from foretell.engine.speculation import Choice
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Row:
     """One request being decoded, and its figures."""
 
     index: int  # index of the request in the caller's list
+    submission: Submission  # as it was asked for
+    choice: Choice  # who guesses for it, and by which rule
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
@@ -38,7 +42,6 @@ class Row:
     finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
     error: ModelError | None = None  # set where the row ended with an error
     draft_error: str = ""  # why it is no longer guessed for: its drafter failed, or its method rests
-    draft_name: str = ""  # of its own method, where rows of one batch have several
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0
     num_drafts: int = 0  # steps that proposed anything
@@ -51,8 +54,17 @@ class Row:
     seconds_decode: float = 0.0
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
-    tenant: str | None = None  # whose prefixes it may use
     capture: object | None = None  # of a service that learns: see ``Learning.marks``
+
+    @property
+    def request_id(self) -> str:
+        """See ``Submission``."""
+        return self.submission.request_id
+
+    @property
+    def method(self) -> str:
+        """The name of its method."""
+        return self.choice.method.name
 
     @property
     def known(self) -> list[int]:

@@ -1,19 +1,16 @@
-"""Messages between the engine's thread and its callers: submissions in, updates out."""
+"""A request to a service: what is asked, for whom, and how it is to be served."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from foretell.core.errors import ForetellError
 from foretell.core.params import SamplingParams
 from foretell.core.places import keyed
 from foretell.draft.config import MethodConfig
-from foretell.engine.event import StepEvent
-from foretell.engine.request.result import Completion
-from foretell.engine.request.row import Piece
 
-Watcher = Callable[[StepEvent, int], None]
-"""Called after every step of a request with the step and the request's row in it, on the engine's thread: it delays all
-requests that share the thread, so it must be short. An exception that it raises ends the decoding."""
+Watcher = Callable[[Any, int], None]
+"""Called on the engine's thread after every step of a request, with the ``StepEvent`` and the request's row in it. It delays
+all requests that share the thread, so it must be short. An exception that it raises ends the decoding."""
 
 
 @keyed
@@ -37,36 +34,3 @@ class Submission:
     note: str = ""  # why guesses that were asked for cannot be made: told in ``Completion.plain_reason``
     store: bool = True  # False: nothing of it is kept to learn from
     tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
-
-
-@dataclass(frozen=True)
-class StepTrace:
-    """One step of one row: its tree of guesses, the kept path and the bonus."""
-
-    tokens: list[int]  # [n] of the row's real nodes; node 0 is the pending token
-    parent: list[int]  # [n]; -1 for node 0
-    probability: list[float]  # [n] the target's distribution of each node's token after its path; 1 for node 0
-    path: list[int]  # kept nodes, 0 first
-    bonus: int | None  # the token that followed them; None where the text ended with a guess
-
-
-@dataclass(frozen=True)
-class Update:
-    """An update of one request, sent on the engine's thread. The last one has a completion or an error, never both."""
-
-    request_id: str
-    pieces: tuple[Piece, ...] = ()
-    trace: StepTrace | None = None
-    completion: Completion | None = None  # finish_reason "stop", "length", "cancelled" or "timeout"
-    error: ForetellError | None = None  # of this request alone; other requests continue
-    tail: str = ""  # text of tokens sent before, held back for a possible stop text; sent with the end of the request
-    prompt_pieces: tuple[Piece, ...] = ()  # all of them, once, before anything is written
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this is the last update."""
-        return self.completion is not None or self.error is not None
-
-
-Sink = Callable[[Update], None]
-"""Called on the engine's thread, in order; it must not block and must not raise."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from foretell.engine.event import StepEvent
+from foretell.engine.request.result import StepTrace
 from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import StepTrace
 
 
 def with_logprobs(pieces: Sequence[Piece], logits: Tensor, path: Sequence[int], count: int) -> list[Piece]:

@@ -1,0 +1,92 @@
+"""The books of the engine, added up between two steps: for tests, and for a service that is asked."""
+
+from foretell.engine.batch import Batch
+from foretell.engine.loop import Loop
+from foretell.engine.state import State
+
+
+def check_loop(loop: Loop) -> None:
+    """Check the invariants. Raises RuntimeError where one is violated."""
+    check_batch(loop.batch)
+    if loop.prefixes is not None:
+        loop.prefixes.check_integrity()
+    waiting = [job.row.request_id for job in (*loop.waiting, *loop.scoring)]
+    running = [job.row.request_id for job in loop.running.values()]
+    if sorted(waiting + running) != sorted(loop.jobs):
+        raise RuntimeError(f"{len(waiting)} wait and {len(running)} run, of {len(loop.jobs)} that have not ended")
+    rows = {id(row) for row in loop.batch.members} | {id(one.row) for one in loop.batch.arrivals}
+    if rows != set(loop.running):
+        raise RuntimeError("the pool's rows and the running requests differ")
+    if loop.recorder.num_submitted != len(loop.jobs) + sum(loop.recorder.num_finished.values()):
+        raise RuntimeError(
+            f"{loop.recorder.num_submitted} requests were submitted, {len(loop.jobs)} are present, "
+            f"{sum(loop.recorder.num_finished.values())} have ended"
+        )
+    if len(loop.running) > 1 and loop.used_tokens > loop.limits.kv_tokens + sum(
+        job.row.choice.num_nodes for job in loop.running.values()
+    ):
+        raise RuntimeError(f"{loop.used_tokens} slots in use, {loop.limits.kv_tokens} allowed")
+    for job in loop.jobs.values():
+        if job.row.finish_reason is not None:
+            raise RuntimeError(f"request {job.row.request_id} has ended and is still present")
+        if job.num_delivered > len(job.row.pieces):
+            raise RuntimeError(
+                f"request {job.row.request_id}: sent {job.num_delivered} of {len(job.row.pieces)} pieces"
+            )
+
+
+def check_batch(batch: Batch) -> None:
+    """Check the invariants. Raises RuntimeError where one is violated."""
+    if batch.pool.num_rows != len(batch.members) + len(batch.arrivals):
+        raise RuntimeError(
+            f"{batch.pool.num_rows} rows of the pool for {len(batch.members)} members, {len(batch.arrivals)} arrivals"
+        )
+    stop = 0
+    for group in batch.groups:
+        if group.start != stop or group.stop <= group.start:
+            raise RuntimeError(f"a group has rows [{group.start}, {group.stop}), and the one before it ends at {stop}")
+        stop = group.stop
+        for row, member in zip(group.rows, batch.members[group.start : group.stop], strict=True):
+            if row is not member or row.choice.key != group.key:
+                raise RuntimeError(f"request {member.index} stands in another group's rows")
+        if group.target.cache.num_rows != group.stop - group.start:
+            raise RuntimeError(
+                f"a group of {group.stop - group.start} rows has {group.target.cache.num_rows} cache rows"
+            )
+    if stop != len(batch.members):
+        raise RuntimeError(f"{len(batch.members)} members, and the last group ends at {stop}")
+    if (batch.state is None) != (not batch.members):
+        raise RuntimeError("there must be a state iff there are members")
+    if batch.state is not None:
+        if [id(row) for row in batch.state.rows] != [id(row) for row in batch.members]:
+            raise RuntimeError("the state's rows and the members differ")
+        check_state(batch.state)
+    for arrival in batch.arrivals:
+        if (
+            not 0 <= arrival.filled <= arrival.state.lengths[0]
+            or arrival.row.token_ids != arrival.state.history.ids[0][len(arrival.row.prompt_ids) :]
+        ):
+            raise RuntimeError(
+                f"request {arrival.row.index}: {arrival.filled} tokens read of {arrival.state.lengths[0]}"
+            )
+    rows = [id(row) for row in batch.members] + [id(arrival.row) for arrival in batch.arrivals]
+    if len(set(rows)) != len(rows):
+        raise RuntimeError("a request has two rows")
+
+
+def check_state(state: State) -> None:
+    """Check the invariants. Raises RuntimeError with both values where they differ. Reads the device: for tests and
+    debugging."""
+    if state.length.tolist() != state.lengths:
+        raise RuntimeError(f"length on the device {state.length.tolist()}, on the host {state.lengths}")
+    for row, ids, length, pending in zip(
+        state.rows, state.history.ids, state.lengths, state.pending.tolist(), strict=True
+    ):
+        if ids != row.prompt_ids + row.token_ids:
+            raise RuntimeError(f"request {row.index}: history and prompt + output differ")
+        if length != len(ids) - 1 or pending != ids[-1]:
+            raise RuntimeError(f"request {row.index}: {len(ids)} tokens, length {length}, pending {pending}")
+        if length + 1 > state.capacity:
+            raise RuntimeError(f"request {row.index}: length {length} exceeds {state.capacity} slots")
+        if [piece.token_id for piece in row.pieces] != row.token_ids:
+            raise RuntimeError(f"request {row.index}: {len(row.token_ids)} tokens, {len(row.pieces)} pieces")
