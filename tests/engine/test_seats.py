@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from foretell.engine.seats import Seats, seated
 
-EVENTS = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 30), max_size=4)), max_size=30)
-"""(group that a new row joins: 0 to 2, or 3 for none comes; which rows leave, by number)"""
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["comes", "joins", "leaves"]), st.integers(0, 11)), min_size=12, max_size=60
+)
+"""What happens, and to which: the number modulo how many there are."""
 
 
 class Pool:
@@ -28,18 +30,19 @@ class Pool:
 
 
 @given(EVENTS)
-def test_every_row_keeps_its_content_and_blocks_lie_one_after_the_other(events: list[tuple[int, list[int]]]) -> None:
+def test_every_row_keeps_its_content_and_blocks_lie_one_after_the_other(events: list[tuple[str, int]]) -> None:
     pool, number = Pool(), 0
-    for group, leaving in events:
+    for event, which in events:
         names = [name for block in pool.blocks for name in block]
-        gone = {names[at % len(names)] for at in leaving} if names else set()
-        pool.blocks = [[name for name in block if name not in gone] for block in pool.blocks]
-        if group < 3 and pool.blocks[3]:  # what has been read longest joins a group
-            pool.blocks[group].append(pool.blocks[3].pop(0))
-        elif group < 3:
+        if event == "comes":
             pool.rows.append(f"row {number}")
             pool.blocks[3].append(f"row {number}")
             number += 1
+        elif event == "joins" and pool.blocks[3]:
+            pool.blocks[which % 3].append(pool.blocks[3].pop(which % len(pool.blocks[3])))
+        elif event == "leaves" and names:
+            gone = names[which % len(names)]
+            pool.blocks = [[name for name in block if name != gone] for block in pool.blocks]
         before = {name: place for place, name in enumerate(pool.rows)}
         seats = pool.settle()
         assert pool.rows == [name for block in pool.blocks for name in block]

@@ -9,8 +9,8 @@ from foretell.core.places import keyed
 from foretell.draft.config import MethodConfig
 
 Watcher = Callable[[Any, int], None]
-"""Called on the engine's thread after every step of a request, with the ``StepEvent`` and the request's row in it. It delays
-all requests that share the thread, so it must be short. An exception that it raises ends the decoding."""
+"""Called on the engine's thread after every step of a request, with the ``StepEvent`` and the request's row in it. It
+delays all requests that share the thread, so it must be short. An exception that it raises ends the decoding."""
 
 
 @keyed
