@@ -10,9 +10,9 @@ from foretell.core.params import MAX_SEED, fresh_seed
 from foretell.draft.ngram import NgramConfig
 from foretell.draft.none import NoneConfig
 from foretell.draft.prediction import PredictionConfig
-from foretell.engine.choices import Choices
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
+from foretell.service.choices import Choices
 from tests.engine.harness import ToyTokenizer, draft_engine, table
 
 

@@ -44,9 +44,9 @@ from foretell.certify import certify
 from foretell.certify.run import CertifyBudget
 from foretell.draft.none import NoMethod
 from foretell.draft.shapes import Chain
-from foretell.engine.choices import Choices
 from foretell.engine.drafters.lazy import LazyDrafter, open_drafter
 from foretell.methods.draft_model.drafter import DraftModel
+from foretell.service.choices import Choices
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 from tests.extend.packages import lay_third_party
 from tests.service.test_service import Mailbox

@@ -18,12 +18,15 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.draft.config import Loader
+from foretell.engine import engine as engine_module
+from foretell.engine.methods import Methods
 from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer, restless, table
 
@@ -31,15 +34,15 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 Group = dict[str, Any]
 
 
-class TableEngine(Engine):
-    """An engine over table models: its draft models are tables that nearly know the target's."""
+class TableMethods(Methods):
+    """Of table models: draft models are tables that nearly know the target's."""
 
     @property
     def loader(self) -> Loader:
         def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
             return table(2, blur=0.3)
 
-        return Loader(self.model, load, lambda name: None)  # a table has no tokenizer
+        return Loader(self.target, load, lambda name: None)  # a table has no tokenizer
 
 
 @cache
@@ -52,7 +55,8 @@ def engine_of(group: Group, speculative: dict[str, Any]) -> Engine:
     """A fresh engine: nothing is kept from one group to the next."""
     width = group.get("width", 0)
     if group["world"] == "table":
-        return TableEngine(table(1, num_layers=2), ToyTokenizer(), speculative=speculative, width=width)
+        with patch.object(engine_module, "Methods", TableMethods):
+            return Engine(table(1, num_layers=2), ToyTokenizer(), speculative=speculative, width=width)
     return Engine(bundled().model, bundled().tokenizer, speculative=speculative, width=width)
 
 

@@ -18,10 +18,10 @@ from foretell.draft.base import Method
 from foretell.draft.recycling import Recycling
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
-from foretell.engine.choices import Choices
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.table import TableLM
 from foretell.service import tenants as tenants_module
+from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
 from tests.engine.harness import VOCAB, ToyTokenizer
 from tests.service.test_service import Mailbox

@@ -14,11 +14,11 @@ from foretell.core.progress import Lines, Listener, listening
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.engine.config import loaded, speculative_config, with_draft
+from foretell.engine.config import speculative_config, with_draft
 from foretell.engine.drafters.failures import DrafterFailures, RaisedFailures
-from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
 from foretell.engine.loop import Limits, Loop
+from foretell.engine.methods import Methods, with_named_draft
 from foretell.engine.planning import Planning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
@@ -31,9 +31,8 @@ from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import Tokenizer
-from foretell.engine.speculation import Choice, check_branching, check_together
+from foretell.engine.speculation import Choice, check_together
 from foretell.engine.structured.format import Formats
-from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
@@ -85,7 +84,7 @@ class Engine:
         model = self.model
         model.spec = with_tokenizer(model.spec, tokenizer)
         given = None if draft is None else as_model(draft)
-        self._drafts = Drafts(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
+        self._methods = Methods(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
         check_speculation(speculation)
         if drafter_errors not in DRAFTER_ERRORS:
             raise ConfigError(f"drafter_errors = {drafter_errors!r} must be 'plain' or 'raise'")
@@ -98,15 +97,11 @@ class Engine:
         if given is not None and config.method == "draft_model" and getattr(config, "model", "") is None:
             config = with_named_draft(config, given.spec.name)  # not the bundled one in its place
         self.speculative = with_draft(config, model.spec.name)
-        needed = self.speculative.max_nodes
-        if width < 0 or 0 < width < needed:
-            raise ConfigError(
-                f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
-            )
-        self.method = method if method is not None else loaded(self.speculative, self.loader)
-        check_stop(self.method, self.speculative.proposal_shape)
-        check_branching(self.speculative, self.method, model.spec)
-        self.verifier = self.speculative.load_verifier(model)
+        self._check_width(self.speculative)
+        if method is not None:
+            self._methods.hold(self.speculative, method)
+        choice = self._methods.choice(self.speculative)
+        self.method, self.verifier = choice.method, choice.verifier
         self.recorder = Recorder()
         self.observers: list[Observer] = []
         self.observes_draft_logits = False  # whether events carry the draft's logits: a copy a step
@@ -118,7 +113,6 @@ class Engine:
         self._failures = DRAFTER_ERRORS["raise" if model.is_shared else drafter_errors]()
         self._planning = Planning(model) if speculation == "auto" else None
         self.formats = Formats(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
-        self._choices: dict[MethodConfig, Choice] = {}  # of requests with another configuration than the engine's
 
     @classmethod
     @tells_places
@@ -201,18 +195,12 @@ class Engine:
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
         speculation, drafter_errors: None keeps this engine's."""
         config = with_draft(speculative_config(speculative), self.model.spec.name)
-        mine = self.speculative
-        if (
-            method is None
-            and config.weights == mine.weights
-            and can_stop(self.method, config.proposal_shape)  # false where it was loaded without an acceptance head
-        ):
-            method = self.method
+        method = method or self._methods.held(config)
         made = Engine(
-            self.model, self.tokenizer, speculative=config, draft=self._drafts.given,
-            draft_tokenizer=self._drafts.given_tokenizer, method=method, width=self.width,
+            self.model, self.tokenizer, speculative=config, draft=self._methods.given,
+            draft_tokenizer=self._methods.given_tokenizer, method=method, width=self.width,
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
-            trust_remote_code=self._drafts.trusts_code,
+            trust_remote_code=self._methods.trusts_code,
         )  # fmt: skip
         made.formats = self.formats
         return made
@@ -220,7 +208,7 @@ class Engine:
     @property
     def loader(self) -> Loader:
         """What configurations load methods by."""
-        return self._drafts.loader
+        return self._methods.loader
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -367,9 +355,10 @@ class Engine:
 
     def forget(self) -> None:
         """Drop what methods have learned from earlier requests; weights and settings stay. Not for the middle of a call."""
+        self._methods.forget()
         if self.method.capabilities.learns:
             self.method = self.method.fresh()
-        self._choices = {k: one for k, one in self._choices.items() if not one.method.capabilities.learns}
+            self._methods.hold(self.speculative, self.method)
 
     def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None = None) -> Choice:
         """The method and verifier of a request: the engine's, or others, loaded at their first use.
@@ -381,9 +370,19 @@ class Engine:
             config = with_draft(speculative_config(speculative), self.model.spec.name)
         if config == self.speculative:
             return Choice(config, self.method, self.verifier)
-        if config not in self._choices:
-            self._choices[config] = self.with_method(config).choice()
-        return self._choices[config]
+        self._check_width(config)
+        return self._methods.choice(config)
+
+    def holds(self, config: MethodConfig) -> bool:
+        """Whether the weights of a configuration are loaded."""
+        return self._methods.held(config) is not None
+
+    def _check_width(self, config: MethodConfig) -> None:
+        if self.width < 0 or 0 < self.width < config.max_nodes:
+            raise ConfigError(
+                f"width = {self.width} must be 0 (off) or at least {config.max_nodes}: the root and as many guesses as a "
+                "step may make"
+            )
 
     def _completion(self, row: Row) -> Completion:
         return Completion.of(row, self.resolved(row.choice))

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from time import monotonic
 
 from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
-from foretell.engine.choices import Choices
 from foretell.engine.planning import MIN_DEPTH, cannot_pay, light_choices, light_parts, plan_with
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
+from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
 
 logger = logging.getLogger(__name__)

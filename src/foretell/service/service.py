@@ -13,7 +13,6 @@ from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
 from foretell.core.params import fresh_seed
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
-from foretell.engine.choices import Choices
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.engine import Engine
 from foretell.engine.integrity import check_loop
@@ -26,6 +25,7 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Choice
 from foretell.model.workers import release_workers
 from foretell.service.admission import check_submission
+from foretell.service.choices import Choices
 from foretell.service.drift import Drifts
 from foretell.service.heap import IDLE_S, HeapKeeper
 from foretell.service.learning import Learning, LearnOptions

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretell.engine.choices import MARGIN
 from foretell.engine.engine import Engine
 from foretell.engine.speculation import Choice
 from foretell.model.prefill import round_up
+from foretell.service.choices import MARGIN
 from foretell.service.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
 from foretell.service.options import ServiceOptions
 

@@ -7,6 +7,7 @@ has another text than alone, though not a wrong distribution: no statistical tes
 import threading
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, S
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy, TokenTree, chain_tree, root_tree
 from foretell.draft.config import Loader
+from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
+from foretell.engine.methods import Methods
 from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
@@ -32,17 +35,18 @@ WAYS: tuple[dict[str, Any], ...] = (
 """No two of them can be guessed by one drafter and judged by one verifier, so each is a group of its own."""
 
 
-class TableEngine(Engine):
+class TableMethods(Methods):
     @property
     def loader(self) -> Loader:
         def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
             return table(2, blur=0.5)
 
-        return Loader(self.model, load, lambda name: None)  # a table has no tokenizer
+        return Loader(self.target, load, lambda name: None)  # a table has no tokenizer
 
 
 def engine(way: dict[str, Any]) -> Engine:
-    return TableEngine(table(1), ToyTokenizer(), speculative=way)
+    with patch.object(engine_module, "Methods", TableMethods):
+        return Engine(table(1), ToyTokenizer(), speculative=way)
 
 
 def together(

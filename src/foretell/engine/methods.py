@@ -1,20 +1,26 @@
-"""Where an engine's drafters come from: draft models by name or in memory, and their tokenizers."""
+"""The methods of one target: loaded once for each set of weights, with draft models by name or in memory."""
 
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.engine.config import speculative_config
+from foretell.engine.config import loaded, speculative_config
 from foretell.engine.request.text import Tokenizer
 from foretell.engine.request.vocabulary import check_sizes, check_vocabulary
+from foretell.engine.speculation import Choice, check_branching
+from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import load_model, load_tokenizer
 from foretell.model.target import CausalModel
 
+MOST_METHODS, MOST_CHOICES = 64, 1024
+"""Requests choose freely: so many are held, and the others are made for each request."""
 
-class Drafts:
-    """Draft models for one target."""
+
+class Methods:
+    """Loaded methods by what they were loaded for, and the choices made of them: for ``Engine`` and ``Service`` alike."""
 
     def __init__(
         self,
@@ -30,6 +36,45 @@ class Drafts:
         self.target, self.tokenizer = target, tokenizer
         self.given, self.given_tokenizer, self.trusts_code = given, given_tokenizer, trusts_code
         self._tokenizers: dict[str, Any] = {}
+        self._methods: dict[tuple[Any, ...], Method] = {}
+        self._choices: dict[MethodConfig, Choice] = {}
+
+    def held(self, config: MethodConfig) -> Method | None:
+        """The method that is loaded for a configuration's weights, with an acceptance head if its shape needs one; None
+        where there is none."""
+        asks = config.proposal_shape.asks_acceptance
+        mine, other = (self._methods.get((*config.weights, key)) for key in (asks, not asks))
+        return mine or (other if other is not None and can_stop(other, config.proposal_shape) else None)
+
+    def method(self, config: MethodConfig) -> Method:
+        """The method of a configuration, loaded where it is not held. Raises ConfigError, ModelError."""
+        method = self.held(config)
+        if method is None:
+            method = loaded(config, self.loader)
+            if len(self._methods) < MOST_METHODS:
+                self.hold(config, method)
+        return method
+
+    def hold(self, config: MethodConfig, method: Method) -> None:
+        """Use a loaded method for a configuration's weights."""
+        self._methods[*config.weights, config.proposal_shape.asks_acceptance] = method
+
+    def choice(self, config: MethodConfig) -> Choice:
+        """The method and verifier of a configuration. Raises ConfigError, ModelError."""
+        found = self._choices.get(config)
+        if found is None:
+            method = self.method(config)
+            check_stop(method, config.proposal_shape)
+            check_branching(config, method, self.target.spec)
+            found = Choice(config, method, config.load_verifier(self.target))
+            if len(self._choices) < MOST_CHOICES:
+                self._choices[config] = found
+        return found
+
+    def forget(self) -> None:
+        """Drop what methods have learned from earlier requests; weights and settings stay."""
+        self._methods = {key: one.fresh() if one.capabilities.learns else one for key, one in self._methods.items()}
+        self._choices = {key: one for key, one in self._choices.items() if not one.method.capabilities.learns}
 
     @property
     def loader(self) -> Loader:

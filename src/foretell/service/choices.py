@@ -5,19 +5,18 @@ from typing import Any
 
 from foretell.core.errors import ConfigError
 from foretell.core.settings import fitted
-from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
-from foretell.engine.config import METHODS, loaded, speculative_config, with_draft
+from foretell.engine.config import METHODS, speculative_config, with_draft
 from foretell.engine.engine import Engine
-from foretell.engine.speculation import Choice, check_branching, check_together
+from foretell.engine.speculation import Choice, check_together
 
 MARGIN = 64
 """Cache slots of a row beyond its longest text, for the guesses of a step."""
 
 
 class Choices:
-    """Loaded methods by what they were loaded for, and the choices that requests have made of them."""
+    """What requests may choose: the engine's method, further ones that were loaded, and those that need no weights."""
 
     def __init__(self, engine: Engine, also: Sequence[MethodConfig], *, off: bool) -> None:
         """engine: holds the default method. also: further methods to load. off: load nothing and never speculate.
@@ -25,14 +24,10 @@ class Choices:
         Raises ConfigError, ModelError.
         """
         self.engine, self.off = engine, off
-        self._loader = engine.loader
-        self._methods: dict[tuple[Any, ...], Method] = {}
-        self._made: dict[MethodConfig, Choice] = {}
         self.plain = self.of(NoneConfig())
         self.default, self.also = self.plain, []
         if off:
             return
-        self._methods[_weights(engine.speculative)] = engine.method
         self.default = self.of(engine.speculative, load=True)
         self.also = [self.of(config, load=True) for config in also]
         exits = [choice.method.exit_layer for choice in (self.default, *self.also)]
@@ -82,9 +77,6 @@ class Choices:
         """The choice for a configuration. Weights are loaded only with ``load``; otherwise they must be loaded already.
         Raises ConfigError."""
         config = with_draft(config, self.engine.model.spec.name)
-        found = self._made.get(config)
-        if found is not None:
-            return found
         if config.guesses and self.off:
             raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
         if max(config.max_nodes, config.max_read) > MARGIN and config.guesses:
@@ -92,28 +84,9 @@ class Choices:
                 f"shape {config.branches or config.shape!r} has more than {MARGIN - 1} guesses, the most that a service "
                 "takes"
             )
-        key = _weights(config)
-        method = self._methods.get(key)
-        if method is None:
-            if not load and not config.capabilities.by_request:
-                names = ", ".join(self.names)
-                raise ConfigError(
-                    f"method {config.method!r} with these settings is not loaded here: choose one of {names}, with the "
-                    "weights that the service was started with"
-                )
-            method = loaded(config, self._loader)
-            if len(self._methods) < 64:  # requests choose freely: bound the cache
-                self._methods[key] = method
-        check_branching(config, method, self.engine.model.spec)
-        verifier = (
-            self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
-        )
-        choice = Choice(config, method, verifier)
-        if len(self._made) < 1024:  # requests choose freely: bound the cache
-            self._made[config] = choice
-        return choice
-
-
-def _weights(config: MethodConfig) -> tuple[Any, ...]:
-    """Cache key: equal for configurations that can share one loaded method."""
-    return *config.weights, config.proposal_shape.asks_acceptance
+        if not load and not config.capabilities.by_request and not self.engine.holds(config):
+            raise ConfigError(
+                f"method {config.method!r} with these settings is not loaded here: choose one of {', '.join(self.names)}, "
+                "with the weights that the service was started with"
+            )
+        return self.engine.choice(config)
