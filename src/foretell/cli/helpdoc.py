@@ -58,10 +58,9 @@ def grouped(command: Any) -> list[tuple[str, Any]]:
 
 
 def contents(root: Any) -> Iterator[str]:
-    """The commands of each group, with the first sentence of their help."""
+    """The commands of each group."""
     for group, below in groupby(grouped(root), lambda item: item[1].rich_help_panel):
-        rows = (f"- [`{name}`](#foretell-{name}): {first_sentence(command.help)}" for name, command in below)
-        yield f"**{group}**\n\n" + "\n".join(rows)
+        yield f"**{group}**: " + ", ".join(f"[`{name}`](#foretell-{name})" for name, _ in below)
 
 
 def section(name: str, command: Any, shared: Collection[str]) -> str:
@@ -125,11 +124,6 @@ def argument_name(param: Any) -> str:
 def paragraphs(text: str) -> str:
     """Help text, a line each paragraph."""
     return "\n\n".join(escaped(paragraph) for paragraph in text.split("\n\n"))
-
-
-def first_sentence(text: str) -> str:
-    """The first sentence of a help text."""
-    return escaped(text.split("\n\n")[0]).split(". ")[0].removesuffix(".") + "."
 
 
 def escaped(text: str) -> str:
