@@ -95,7 +95,7 @@ def names_of(option: Any) -> list[str]:
 
 
 def kind(option: Any) -> str:
-    """What an option without a word for it takes, by its default."""
+    """What an option takes that has no metavar, by its default."""
     return {int: "N", float: "X"}.get(type(option.default), "TEXT")
 
 
