@@ -343,7 +343,7 @@ def weightless_data() -> Numbers:
 def stopping_data() -> Numbers:
     """(gain, low, high) in percent by temperature, cost of a guess and policy: drafters.md."""
     found = {}
-    header = "| c | policy | tokens a step | guesses a step | tokens a pass | gain |"
+    header = "| c | policy | tokens a pass | gain |"
     for temperature, last in ((0, False), (1, True)):
         for cost, policy, *_, gain in rows_between("drafters.md", header, last=last):
             values = [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?=%)", gain)]
