@@ -107,20 +107,38 @@ def sections(page: str) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+def named(shared: str, last: str) -> set[str]:
+    """The options of a line "Shared: ...": of a topic all, or all but those named. last: the page's last section."""
+    _, *parts = re.split(r"^### (.+)\n", last, flags=re.MULTILINE)
+    topics = {
+        panel: set(re.findall(r"^- `([\w-]+)", text, re.MULTILINE))
+        for panel, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    found: set[str] = set()
+    for part in shared.strip().removesuffix(".").split("; "):
+        topic = re.fullmatch(r"\*([^*]+)\*(?: but ([^(]+?))?(?: \(.*\))?", part)
+        words = set(re.findall(r"`(-[\w-]+)`", topic[2] or "" if topic else part))
+        found |= topics[topic[1]] - words if topic else words
+    return found
+
+
 def missing(page: str) -> list[str]:
-    """Commands and options that the page does not tell: an option has a line of its own in its command's section, or is
-    named there as a shared one and has exactly one line in the last section."""
+    """Commands and options that the page does not tell, and options that it tells of commands which have none such. An
+    option has a line of its own in its command's section, or is shared and has exactly one line in the last section."""
     root = typer.main.get_command(app)
     found, gone = sections(page), []
+    last = found["Shared options"]
     for name, command in helpdoc.walk("foretell", root):
         own, _, shared = found.get(name, "").partition("\nShared: ")
         gone += [name] if name not in found else []
+        has = {helpdoc.names_of(option)[0] for option in command.params if option.param_type_name == "option"}
+        gone += [f"{name} has no {word}" for word in sorted(named(shared, last) - has)]
         for option in command.params:
             word = helpdoc.names_of(option)[0] if option.param_type_name == "option" else option.name
             line = rf"^- `{re.escape(word)}(?![\w-])"
             here = len(re.findall(line, own, re.MULTILINE))
-            there = len(re.findall(line, found["Shared options"], re.MULTILINE))
-            if word.startswith("--") and not (here == 1 or (f"`{word}`" in shared and there == 1)):
+            there = len(re.findall(line, last, re.MULTILINE))
+            if word.startswith("--") and not (here == 1 or (word in named(shared, last) and there == 1)):
                 gone.append(f"{name} {word}")
     return gone
 

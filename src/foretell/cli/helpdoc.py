@@ -4,9 +4,10 @@ An option that several commands have alike stands once, in the first section. So
 ``--help`` texts together, which stay whole.
 """
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,8 +16,8 @@ import typer.main
 HEAD = """# Every command and option
 
 What does a command take, and what does an option do? Commands stand in the groups of `foretell --help`; options that
-several commands have alike stand once, in [the last section](#shared-options). `foretell COMMAND --help` shows all of
-one command.
+several commands have alike stand once, by topic, in [the last section](#shared-options): *Models* after a command means all
+of that topic. `foretell COMMAND --help` shows all of one command.
 
 A default stands in brackets; `NAME=` is an environment variable that sets the option. An option with *several* may be
 given more than once. Made by `python -m foretell.cli.helpdoc`; a test fails when it is stale.
@@ -31,16 +32,46 @@ def page() -> str:
     root = typer.main.get_command(app)
     commands = list(walk("foretell", root))
     shared = shared_options([option for _, command in commands for option in options(command)])
-    parts = [HEAD, *contents(root), *(section(name, command, shared) for name, command in commands)]
-    parts += [f"## {SHARED}", "\n".join(f"- {text}" for text in sorted(shared, key=lambda text: text.lstrip("`-")))]
+    parts = [HEAD, *contents(root), *(section(name, command, shared) for name, command in commands), f"## {SHARED}"]
+    parts += [
+        f"### {panel}\n\n" + "\n".join(f"- {text}{agreed}" for text, agreed in texts.items())
+        for panel, texts in shared.items()
+    ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def shared_options(found: Sequence[Any]) -> set[str]:
-    """Of every name the meaning that most commands give it, if that is more than one command."""
+def shared_options(found: Sequence[Any]) -> dict[str, dict[str, str]]:
+    """Of every name the meaning that most commands give it, if that is more than one command: by panel, each with its
+    default where all commands have the same."""
     counts = Counter((names_of(option)[0], meaning(option)) for option in found)
     most = {name: (text, count) for (name, text), count in reversed(counts.most_common())}
-    return {text for text, count in most.values() if count > 1}
+    texts = {text for text, count in most.values() if count > 1}
+    shared: dict[str, dict[str, str]] = {}
+    for option in found:
+        if (text := meaning(option)) in texts:
+            of_panel = shared.setdefault(option.rich_help_panel or "Options", {})
+            of_panel[text] = default(option) if of_panel.get(text, default(option)) == default(option) else ""
+    return shared
+
+
+def shares(command: Any, shared: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """What a command has of each panel's shared options: all, all but a few, or these; and its defaults, where others
+    have others."""
+    here = {meaning(option): option for option in options(command)}
+    for panel, texts in shared.items():
+        own = {text: default(here[text]) for text in texts if text in here and default(here[text]) != texts[text]}
+        lacks = [first_name(text) for text in texts if text not in here]
+        if 2 * len(lacks) < len(texts):
+            but = f" but {', '.join(lacks)}" if lacks else ""
+            defaults = ", ".join(first_name(text) + value for text, value in own.items() if value)
+            yield f"*{panel}*{but}" + (f" ({defaults})" if defaults else "")
+        elif len(lacks) < len(texts):
+            yield ", ".join(first_name(text) + own.get(text, "") for text in texts if text in here)
+
+
+def first_name(text: str) -> str:
+    """The name that an option's line begins with, as code."""
+    return re.sub(r"^(`[\w-]+).*", r"\1`", text)
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -63,17 +94,16 @@ def contents(root: Any) -> Iterator[str]:
         yield f"**{group}**: " + ", ".join(f"[`{name}`](#foretell-{name})" for name, _ in below)
 
 
-def section(name: str, command: Any, shared: Collection[str]) -> str:
-    """One command: its usage, its help, its own options, and the names of those that it shares."""
+def section(name: str, command: Any, shared: Mapping[str, Mapping[str, str]]) -> str:
+    """One command: its usage, its help, its own options, and which ones it shares."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    own = [option for option in options(command) if meaning(option) not in shared]
-    names = [f"`{names_of(option)[0]}`{default(option)}" for option in options(command) if meaning(option) in shared]
+    own = [option for option in options(command) if not any(meaning(option) in texts for texts in shared.values())]
     listed = [f"- `{argument_name(param)}`: {escaped(param.help)}{default(param)}" for param in arguments]
     listed += [f"- {meaning(option)}{default(option)}" for option in own]
     usage = " ".join([name, *map(argument_name, arguments)])
     parts = [f"## `{name}`", f"`{usage}`" if arguments else "", paragraphs(command.help), "\n".join(listed)]
-    parts.append(f"Shared: {', '.join(names)}." if names else "")
-    return "\n\n".join(filter(None, parts))
+    several = "; ".join(shares(command, shared))
+    return "\n\n".join(filter(None, [*parts, several and f"Shared: {several}."]))
 
 
 def options(command: Any) -> list[Any]:
