@@ -93,8 +93,8 @@ def draw_readme(axes: Axes, data: Numbers) -> None:
 
 def shapes_data() -> Numbers:
     """Mean acceptance length by shape for 4, 8, 16, 32, 64 guesses at temperature 1: performance.md."""
-    rows = table("performance.md", "| shape | T = 0: 4 |")
-    return {row[0].strip("`"): [numbers(cell)[0] for cell in row[6:11] if numbers(cell)] for row in rows[1:]}
+    rows = table("performance.md", "| length at T = 1, shape |")
+    return {row[0].strip("`"): [numbers(cell)[0] for cell in row[1:6] if numbers(cell)] for row in rows[1:]}
 
 
 def draw_shapes(axes: Axes, data: Numbers) -> None:
