@@ -93,8 +93,8 @@ def draw_readme(axes: Axes, data: Numbers) -> None:
 
 def shapes_data() -> Numbers:
     """Mean acceptance length by shape for 4, 8, 16, 32, 64 guesses at temperature 1: performance.md."""
-    rows = table("performance.md", "T = 0: 4 | 8 | 16 | 32 | 64 | T = 0.6")
-    return {row[0].strip("`"): [numbers(cell)[0] for cell in row[11:16] if numbers(cell)] for row in rows[1:]}
+    rows = table("performance.md", "| length at T = 1, shape |")
+    return {row[0].strip("`"): [numbers(cell)[0] for cell in row[1:6] if numbers(cell)] for row in rows[1:]}
 
 
 def draw_shapes(axes: Axes, data: Numbers) -> None:
@@ -137,14 +137,9 @@ def draw_rules(axes: Axes, data: Numbers) -> None:
 
 
 def drafters_data() -> Numbers:
-    """(mean acceptance length, speedup) by method at temperature 0, inflated target: drafters.md, its second table."""
-    text = (DOCS / "drafters.md").read_text(encoding="utf-8").split("## Decoding it at the cost of a large model")[1]
-    found = {}
-    for line in text.split("\n## ")[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 10 and cells[1] == "0" and cells[0] != "none":
-            found[cells[0]] = [float(cells[3]), numbers(cells[7])[0]]
-    return found
+    """(mean acceptance length, speedup) by method at temperature 0, inflated target: drafters.md, its last such table."""
+    rows = rows_between("drafters.md", "| method | length, T = 0 | speedup, T = 0 |", last=True)
+    return {row[0]: [float(row[1]), numbers(row[2])[0]] for row in rows}
 
 
 def draw_drafters(axes: Axes, data: Numbers) -> None:
@@ -348,7 +343,7 @@ def weightless_data() -> Numbers:
 def stopping_data() -> Numbers:
     """(gain, low, high) in percent by temperature, cost of a guess and policy: drafters.md."""
     found = {}
-    header = "| c | policy | tokens a step | guesses a step | tokens a pass | gain |"
+    header = "| c | policy | tokens a pass | gain |"
     for temperature, last in ((0, False), (1, True)):
         for cost, policy, *_, gain in rows_between("drafters.md", header, last=last):
             values = [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?=%)", gain)]

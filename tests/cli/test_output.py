@@ -2,14 +2,18 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from foretell.cli import helpdoc
+from foretell.cli.app import app
 from foretell.cli.output import RESET, TINT, PieceWriter, as_json, has_color
 from tests.cli.conftest import Invoke
+
+HELP = Path(__file__).parents[2] / "docs" / "help.md"
 
 
 class Terminal(io.StringIO):
@@ -97,20 +101,69 @@ def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
         assert all(name in shown for name in [*METHODS, *VERIFIERS])
 
 
-def test_help_page_has_every_command() -> None:
-    """``chat``, ``pull``, ``list`` and ``rm`` once were not in it."""
-    from foretell.cli.app import app
+def sections(page: str) -> dict[str, str]:
+    """The help page's sections by their titles."""
+    _, *parts = re.split(r"^## `?([^`\n]+)`?\n", page, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
+
+def named(shared: str, last: str) -> set[str]:
+    """The options of a line "Shared: ...": of a topic all, or all but those named. last: the page's last section."""
+    _, *parts = re.split(r"^### (.+)\n", last, flags=re.MULTILINE)
+    topics = {
+        panel: set(re.findall(r"^- `([\w-]+)", text, re.MULTILINE))
+        for panel, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    found: set[str] = set()
+    for part in shared.strip().removesuffix(".").split("; "):
+        topic = re.fullmatch(r"\*([^*]+)\*(?: but ([^(]+?))?(?: \(.*\))?", part)
+        words = set(re.findall(r"`(-[\w-]+)`", topic[2] or "" if topic else part))
+        found |= topics[topic[1]] - words if topic else words
+    return found
+
+
+def missing(page: str) -> list[str]:
+    """Commands and options that the page does not tell, and options that it tells of commands which have none such. An
+    option has a line of its own in its command's section, or is shared and has exactly one line in the last section."""
     root = typer.main.get_command(app)
-    nested = {(group, name) for group in ("theory",) for name in root.commands[group].commands}  # type: ignore[attr-defined]
-    expected = {(), *((name,) for name in root.commands), *nested}  # type: ignore[attr-defined]
-    assert set(helpdoc.COMMANDS) == expected
-    assert len(expected) > 20
+    found, gone = sections(page), []
+    last = found["Shared options"]
+    for name, command in helpdoc.walk("foretell", root):
+        own, _, shared = found.get(name, "").partition("\nShared: ")
+        gone += [name] if name not in found else []
+        has = {helpdoc.names_of(option)[0] for option in command.params if option.param_type_name == "option"}
+        gone += [f"{name} has no {word}" for word in sorted(named(shared, last) - has)]
+        for option in command.params:
+            word = helpdoc.names_of(option)[0] if option.param_type_name == "option" else option.name
+            line = rf"^- `{re.escape(word)}(?![\w-])"
+            here = len(re.findall(line, own, re.MULTILINE))
+            there = len(re.findall(line, last, re.MULTILINE))
+            if word.startswith("--") and not (here == 1 or (word in named(shared, last) and there == 1)):
+                gone.append(f"{name} {word}")
+    return gone
+
+
+def test_help_page_has_every_command_and_option() -> None:
+    """``chat``, ``pull``, ``list`` and ``rm`` once were not in it."""
+    page = HELP.read_text(encoding="utf-8")
+    assert missing(page) == []
+    assert len(sections(page)) > 20
+    lines = page.splitlines(keepends=True)
+    without = [line for line in lines if not line.startswith(("- `--top-p ", "- `--drain-timeout "))]
+    assert set(missing("".join(without))) >= {"foretell serve --drain-timeout", "foretell chat --top-p"}
 
 
 def test_help_page_is_fresh() -> None:
-    page = Path(__file__).parents[2] / "docs" / "help.md"
-    assert page.read_text(encoding="utf-8") == helpdoc.page(), "stale: python -m foretell.cli.helpdoc > docs/help.md"
+    assert HELP.read_text(encoding="utf-8") == helpdoc.page(), "stale: python -m foretell.cli.helpdoc > docs/help.md"
+
+
+def test_commands_are_listed_in_four_groups(invoke: Invoke) -> None:
+    """Each command once, under what it is for; a command without a group would stand under typer's "Commands"."""
+    lines = invoke("--help").stdout.splitlines()
+    titles = [line.strip("\u256d\u256e\u2500 ") for line in lines if line.startswith("\u256d")]
+    assert titles == ["Options", "Use", "Measure", "Train", "Check"]
+    named = [match[1] for line in lines if (match := re.match(r"\u2502 ([a-z][a-z-]*) ", line))]
+    assert sorted(named) == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_version_and_no_arguments(invoke: Invoke) -> None:

@@ -4,6 +4,7 @@
 those and prints their lines. ``test_types.py`` holds the page to what a run says.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ FAST: dict[str, Any] = {"native": NativeModel, "lean": LeanModel}
 
 @dataclass(frozen=True)
 class Support:
-    """One line of the page."""
+    """What is true of one type."""
 
     kind: str
     implementation: str = ""  # the fastest of "native", "lean", "transformers"; empty where the type is refused
@@ -44,10 +45,12 @@ class Support:
     note: str = ""
 
     @property
-    def line(self) -> str:
-        """The line in Markdown."""
+    def group(self) -> str:
+        """The beginning of the page's line that lists this type beside those of which the same is true."""
+        if not self.implementation:
+            return f"- {self.note}: "
         marks = ["yes" if mark else "–" for mark in (self.trees, self.chains, self.heads)]
-        return f"| `{self.kind}` | {self.implementation or 'refused'} | {' | '.join(marks)} | {self.note} |"
+        return f"| {self.implementation}{f', {self.note}' if self.note else ''} | {' | '.join(marks)} | "
 
 
 def survey(kind: str) -> Support:
@@ -123,28 +126,29 @@ def _as_chain(plan: Plan) -> Plan:
 
 def _reason(kind: str, message: str) -> str:
     said = message.removeprefix(f"{kind}: ").removeprefix(f"{kind} ").partition("; expected")[0].partition("; known")[0]
-    return " ".join(said.replace("|", "/").split())
+    return " ".join(said.replace("|", "/").split()).removesuffix(f" ({kind})")
 
 
 _HEADER = """# Model types
 
-Every type that transformers {version} has a causal language model for, and what of it works here. Each is made as a tiny
-random instance, and the logits of every node of a batch of trees (of chains, where a model keeps recurrent states) are
-compared with a plain forward of the same text, before and after ragged commits; a tree read as a chain must be seen as
-wrong. The page is the output of `python -m tests.model.survey`, and the tests hold it to what a run says. Where models come
-from: [models.md](models.md).
-
-- **runs on**: the fastest implementation. `native` (one C call a pass) runs on x86-64 CPUs, `lean` (plain torch) on every
-  device, and `transformers` is the unmodified model behind our masks, positions and cache.
-- **trees**, **chains**: the shapes of guesses. Without a tree every method still guesses a chain.
-- **heads**: whether a head trained on hidden states (EAGLE-3, Medusa, ...) has what it needs: taps, embedding, norm, head.
-- *as decoder*: the type with `is_decoder: true` (and, of encoder-decoder types, the decoder alone).
+Does foretell run your model, and how well? This page lists every type (`model_type` in `config.json`) that
+transformers {version} has a causal language model for. Where models come from: [models.md](models.md).
 
 {working} of {total} types work: {native} natively, {lean} in lean, {others} through transformers; {trees} of them over
 trees. A model with its own Python code is judged when it is loaded, by the same comparison.
 
-| type | runs on | trees | chains | heads | |
-| --- | --- | --- | --- | --- | --- |
+- **runs on**: the fastest implementation. `native` (one C call a pass) runs on x86-64 CPUs, `lean` (plain torch) on every
+  device, and `transformers` is the unmodified model with our masks, positions and cache.
+- **trees**, **chains**: the shapes of guesses. Without a tree every method still guesses a chain.
+- **heads**: whether a head trained on hidden states (EAGLE-3, Medusa, ...) has what it needs: taps, embedding, norm, head.
+- *as decoder*: the type with `is_decoder: true` (and, of encoder-decoder types, the decoder alone).
+
+Each type is made as a tiny random instance. The logits of every node of a batch of trees (of chains, where a model keeps
+recurrent states) are compared with a plain forward of the same text, before and after ragged commits; a tree read as a
+chain must be seen as wrong. `python -m tests.model.survey` writes this page, and the tests hold it to what a run says.
+
+| runs on | trees | chains | heads | types |
+| --- | --- | --- | --- | --- |
 """
 
 
@@ -155,7 +159,25 @@ def page(rows: Sequence[Support]) -> str:
         version=transformers.__version__, working=sum(map(bool, runs)), total=len(rows), native=runs.count("native"),
         lean=runs.count("lean"), others=runs.count("transformers"), trees=sum(row.trees for row in rows),
     )  # fmt: skip
-    return header + "".join(row.line + "\n" for row in rows)
+    kinds: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: (row.implementation != "native", not row.trees, row.note)):
+        kinds.setdefault(row.group, []).append(f"`{row.kind}`")
+    lines = {group: f"{group}{', '.join(kinds[group])}" for group in kinds}
+    works = [f"{line} |" for group, line in lines.items() if group.startswith("|")]
+    refused = [line for group, line in lines.items() if not group.startswith("|")]
+    return header + "\n".join(works) + "\n\n## Types that are refused, and why\n\n" + "\n".join(refused) + "\n"
+
+
+def groups(text: str) -> dict[str, str]:
+    """Of every type that a page lists the beginning of its line. Raises ValueError for a type that is listed twice."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := re.fullmatch(r"(\| .* \| |- .*: )(`[^`]+`(?:, `[^`]+`)*)(?: \|)?", line):
+            for kind in match[2].replace("`", "").split(", "):
+                if kind in found:
+                    raise ValueError(f"{kind} is listed twice")
+                found[kind] = match[1]
+    return found
 
 
 def main(kinds: Sequence[str]) -> None:
@@ -165,7 +187,8 @@ def main(kinds: Sequence[str]) -> None:
     if not kinds:
         sys.stdout.write(page([survey(kind) for kind in TYPES]))
     for kind in kinds:
-        print(survey(kind).line, flush=True)
+        found = survey(kind)
+        print(f"{found.group}`{kind}`", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,14 +29,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    generate, chat, serve, pull, list_, rm, doctor, explain, bench, report, train, learn, evaluate, certify, methods,
-    export, vllm_args, cache,
-):  # fmt: skip
-    paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
-    name = "list" if command is list_ else None  # typer's own: the function's name
-    app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
-app.add_typer(theory)
+GROUPS = {
+    "Use": (generate, chat, serve, pull, list_, rm, cache, methods),
+    "Measure": (doctor, bench, report),
+    "Train": (train, evaluate, learn, export, vllm_args),
+    "Check": (certify, explain),
+}
+"""The commands as ``--help`` lists them, by what they are for."""
+for group, commands in GROUPS.items():
+    for command in commands:
+        paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
+        name = "list" if command is list_ else None  # typer's own: the function's name
+        help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        app.command(name, help=help_text, rich_help_panel=group)(command)
+app.add_typer(theory, rich_help_panel="Measure")
 
 
 def _version(wanted: bool) -> None:

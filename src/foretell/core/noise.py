@@ -6,8 +6,8 @@ before the last conversion to floating point, so the bits are the same on every 
 
 Streams, and why they are keyed as they are:
 
-* COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, draft
-  length, padding or draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
+* COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, number
+  of guesses, padding, draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
   list sampling, which has one independent noise for each of several drafts.
 * DRAFT, RACE, STOP, BONUS and COIN by (seed, position of the step's root, index): a draw that was discarded is never
 used again in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them
@@ -324,5 +324,5 @@ class Noise:
         return uniforms(stream_keys(self.seeds, self.positions, Stream.STOP))
 
     def bonus(self) -> Tensor:
-        """[B] float64 uniforms for the extra token."""
+        """[B] float64 uniforms for the bonus."""
         return uniforms(stream_keys(self.seeds, self.positions, Stream.BONUS))

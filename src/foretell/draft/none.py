@@ -1,4 +1,4 @@
-"""Plain decoding as a drafter: no guesses, one node a row. Baseline of every benchmark, oracle of every test."""
+"""Plain decoding as a drafter: no guesses, one node a row. Baseline of every benchmark, reference of every test."""
 
 from dataclasses import dataclass
 

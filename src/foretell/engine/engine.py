@@ -96,7 +96,7 @@ class Engine:
         config = speculative_config(speculative)
         if given is not None and config.method == "draft_model" and getattr(config, "model", "") is None:
             config = with_named_draft(config, given.spec.name)  # not the bundled one in its place
-        self.speculative = with_draft(config, model.spec.name)
+        self.speculative = self._config(config)
         self._check_width(self.speculative)
         if method is not None:
             self._methods.hold(self.speculative, method)
@@ -194,7 +194,7 @@ class Engine:
     ) -> "Engine":
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
         speculation, drafter_errors: None keeps this engine's."""
-        config = with_draft(speculative_config(speculative), self.model.spec.name)
+        config = self._config(speculative)
         method = method or self._methods.held(config)
         made = Engine(
             self.model, self.tokenizer, speculative=config, draft=self._methods.given,
@@ -365,9 +365,7 @@ class Engine:
 
         Raises ConfigError, ModelError.
         """
-        config = self.speculative
-        if speculative is not None:
-            config = with_draft(speculative_config(speculative), self.model.spec.name)
+        config = self.speculative if speculative is None else self._config(speculative)
         if config == self.speculative:
             return Choice(config, self.method, self.verifier)
         self._check_width(config)
@@ -375,7 +373,11 @@ class Engine:
 
     def holds(self, config: MethodConfig) -> bool:
         """Whether the weights of a configuration are loaded."""
-        return self._methods.held(config) is not None
+        return self._methods.held(self._config(config)) is not None
+
+    def _config(self, speculative: MethodConfig | Mapping[str, Any] | str | None) -> MethodConfig:
+        """With the draft model or head of this target, where none is named."""
+        return with_draft(speculative_config(speculative), self.model.spec.name)
 
     def _check_width(self, config: MethodConfig) -> None:
         if self.width < 0 or 0 < self.width < config.max_nodes:

@@ -1,4 +1,4 @@
-"""What one decode step did. Certify, tune, bench, metrics and traces read these events."""
+"""What one decode step did. Certify, bench, metrics and traces read these events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """One decode step, whole: propose, layout, forward, probabilities, verify, commit, observe, advance.
 
 There is no branch by method. A tree of one node is plain decoding by the same path: the baseline of every benchmark
-and the oracle of every test.
+and the reference of every test.
 """
 
 from time import perf_counter

@@ -203,7 +203,7 @@ def _cpuinfo() -> str | None:
 
 
 def vendor() -> str:
-    """Who made this CPU, as it says itself ("GenuineIntel", "AuthenticAMD"); empty where that is not known."""
+    """The maker of this CPU, as it names itself ("GenuineIntel", "AuthenticAMD"); empty where that is not known."""
     said = _cpuinfo() or platform.processor()  # on Windows that is its last word
     found = re.search(r"\b(GenuineIntel|AuthenticAMD)\b", said)
     return found.group(1) if found else ""

@@ -1,4 +1,4 @@
-/* Who sees whom in trees, and how deep each node lies: what core.tree.ancestors and depths make by squaring a matrix. */
+/* Which nodes see which, and how deep each node lies: what core.tree.ancestors and depths make by squaring a matrix. */
 #include <stdint.h>
 #include <string.h>
 

@@ -71,7 +71,7 @@ class LearnOptions:
     max_loss: float = 0.02  # on old held-out texts, against the best that has served
     fall: float = 0.05  # of live acceptance over ``fall_steps`` after a swap, for going back
     fall_steps: int = 200
-    patience: int = 4  # refusals in a row, after which the learner rests
+    patience: int = 4  # refusals in a row, after which the learner pauses
     rest_texts: int = 16  # ... until so many texts have come, or acceptance falls
     quantum_s: float = 0.02  # of learning on the engine's thread
     where: str = "process"

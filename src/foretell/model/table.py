@@ -145,7 +145,7 @@ class TableLM(CausalModel):
         return probs
 
     def probs_after(self, ids: Sequence[int]) -> Tensor:
-        """[V] float64: the distribution after a text, by the table alone: no cache, no plan. The oracle of ``forward``."""
+        """[V] float64: the distribution after a text, by the table alone: no cache, no plan. The twin of ``forward``."""
         hidden = torch.full((1, 1, self.spec.hidden_size), -1.0, dtype=torch.float64)
         newest = list(ids)[::-1][: self.context]
         hidden[0, 0, :3] = torch.tensor([ids[-1], self.spec.num_layers, 0.0], dtype=torch.float64)

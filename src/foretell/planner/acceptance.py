@@ -35,7 +35,7 @@ NEIGHBOUR_SHARE = 0.125  # of a tree that may be one deeper or less deep, in wha
 class Curves:
     """What to expect of proposals, [B, L]: column k - 1 is about the k-th position."""
 
-    kept: Array  # P(the k-th position is drafted and kept with all before it): their sum is the expected extra tokens
+    kept: Array  # P(the k-th position is drafted and kept with all before it): their sum is the expected guesses kept
     drafted: Array  # P(the proposal has a k-th position)
     optimistic: Array  # kept, at an upper quantile of what is still possible
     nodes: Array  # expected tree nodes that the k-th position adds to the pass; negative where deeper trees are smaller

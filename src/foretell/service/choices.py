@@ -7,7 +7,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.settings import fitted
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
-from foretell.engine.config import METHODS, speculative_config, with_draft
+from foretell.engine.config import METHODS, speculative_config
 from foretell.engine.engine import Engine
 from foretell.engine.speculation import Choice, check_together
 
@@ -76,7 +76,6 @@ class Choices:
     def of(self, config: MethodConfig, *, load: bool = False) -> Choice:
         """The choice for a configuration. Weights are loaded only with ``load``; otherwise they must be loaded already.
         Raises ConfigError."""
-        config = with_draft(config, self.engine.model.spec.name)
         if config.guesses and self.off:
             raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
         if max(config.max_nodes, config.max_read) > MARGIN and config.guesses:

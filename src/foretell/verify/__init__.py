@@ -1,4 +1,4 @@
-"""Floor 1: verification rules. Pure functions from evidence to probabilities; no models, no state, no generators."""
+"""Floor 1: verifiers. Pure functions from evidence to probabilities; no models, no state, no generators."""
 
 import dataclasses
 from typing import Any

@@ -1,7 +1,7 @@
 """The interface of verification: a verifier returns probabilities, not samples, and one function draws from them.
 
 A walk starts at the root of a tree of guesses and moves from child to child. A verifier says with which probability
-it stops at each node (``stops``), and which distribution the extra token has once it stopped there (``residual``). So every
+it stops at each node (``stops``), and which distribution the bonus has once it stopped there (``residual``). So every
 verifier can be enumerated exactly without drawing anything, and all draws happen in one function.
 """
 
@@ -194,7 +194,7 @@ class VerifierLoader(Protocol):
 
 
 class Verifier(ABC):
-    """A verification rule: a frozen dataclass whose fields are its options, each of type bool, int, float, str or a tuple
+    """A rule of verifying: a frozen dataclass whose fields are its options, each of type bool, int, float, str or a tuple
     of int or float, with a default.
 
     ``stops``, ``residual`` and ``decide`` are pure: functions of their arguments alone, which they do not change. So a rule
@@ -242,7 +242,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
-        """[B, V] distribution (any positive scale) of the extra token, given that row b stopped at node at[b]."""
+        """[B, V] distribution (any positive scale) of the bonus, given that row b stopped at node at[b]."""
 
 
 def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:

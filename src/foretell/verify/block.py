@@ -2,7 +2,7 @@
 
 ``P_0 = 1``, ``P_i = min(1, P_{i-1} p(x_i) / q(x_i))``; ``S_i = sum (P_i p - q)+`` of the distributions after node i and
 ``h_i = S_i / (S_i + 1 - P_i)``, at the last node ``h = P``. The walk stops at the last node whose test succeeds (h_0 is
-1), and the extra token is drawn from ``(P_i p - q)+``, at the last node from p. For a FIXED node q is one-hot, and S_i is
+1), and the bonus is drawn from ``(P_i p - q)+``, at the last node from p. For a FIXED node q is one-hot, and S_i is
 ``P_i (1 - p(x))``. Expected length is that of token-wise rejection or more, and the most that one path allows.
 """
 

@@ -1,6 +1,6 @@
 """Exact match: the target draws its own token at every node, and the walk follows it as long as a child carries it.
 
-Lossless whatever drew the children, since the emitted tokens are the target's own draws. With noise keyed by seed,
+Exact whatever drew the children, since the emitted tokens are the target's own draws. With noise keyed by seed,
 position and token id the *text* is a function of target and seed alone: the same for every drafter, tree or none.
 ``Coupled`` is the same rule with a drafter that draws from the same noise (Daliri, Musco and Suresh, arXiv 2408.07978),
 so that both usually draw the same token: acceptance at least (1 - TV) / (1 + TV), and 1 where q = p.

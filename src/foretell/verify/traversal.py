@@ -2,7 +2,7 @@
 
 ``visit(node, P)``: P is the ratio of target to draft distribution of the path, at most 1; the root's is 1. Each child x
 is visited with ``min(1, P Mp(x) / Mq(x))``; when its subtree ends rejected, ``R = (P Mp - Mq)+``, ``s = sum R``,
-``P = s / (s + 1 - P)``, ``Mp = R / s``. After all children the node is taken with P, and the extra token is drawn from Mp.
+``P = s / (s + 1 - P)``, ``Mp = R / s``. After all children the node is taken with P, and the bonus is drawn from Mp.
 Mq is the distribution that child was drawn from: q for IID, q without the drawn siblings WITHOUT_REPLACEMENT, one-hot
 for FIXED. Given the tree all ratios are known, so the walk's distribution is: node i is where it stops with P_end(i)
 times the product of ``1 - P_end(j)`` over all nodes j before i in post-order. On a chain it is block verification; with

@@ -1,4 +1,4 @@
-"""The optimal multi-draft acceptance rate: what no lossless rule can exceed, for three distributions of n drafts.
+"""The optimal multi-draft acceptance rate: what no exact rule can exceed, for three distributions of n drafts.
 
 Hu et al., "Towards Optimal Multi-draft Speculative Decoding" (2502.18779), by max-flow and min-cut:
 

@@ -1,4 +1,4 @@
-/* The Llama family's forward pass as one call: no torch headers, no packing, any number of rows, one order of sums.
+/* The Llama family's pass as one call: no torch headers, no packing, any number of rows, one order of sums.
  *
  * A decode step is bound by reading weights. So every weight is read once per pass at the speed of memory, straight from
  * the [out, in] row-major matrices of the checkpoint, and the design follows from that:

@@ -1,4 +1,4 @@
-"""Acceptance heads through the C kernels: a decoding step asks one after each guess."""
+"""Acceptance heads through the C kernels: a decode step asks one after each guess."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """Read a decoder layer's keys from other tools' config.json: rotary frequencies, windows, and keys without effect.
 
-A key that is neither read nor known to have no effect is refused by name: a wrongly computed head is still lossless,
+A key that is neither read nor known to have no effect is refused by name: a wrongly computed head is still exact,
 and only a low acceptance would show the error.
 """
 

@@ -46,7 +46,7 @@ class ResBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Stacked:
-    """The weights of all heads side by side: a decoding step runs them in a few products, however many there are."""
+    """The weights of all heads side by side: a decode step runs them in a few products, however many there are."""
 
     blocks: tuple[tuple[Tensor, Tensor], ...]  # of each block: W [K, H, H] and b [K, H, 1]
     out: Tensor | None  # [K, DV, H]; None: the heads end in the target's own linear layer

@@ -79,7 +79,7 @@ class LeanModel(CausalModel):
         self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, device: torch.device, name: str,
         pack: bool | None = None,
     ) -> None:  # fmt: skip
-        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' oracle)."""
+        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' twin)."""
         self.shape = shape
         self.spec = shape.spec(name, "lean", dtype, device)
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack

@@ -33,7 +33,7 @@ class Linear(Protocol):
 
 
 class PlainLinear:
-    """``F.linear`` on the plain [out, in] weight: every device and dtype, and the oracle of the packed one."""
+    """``F.linear`` on the plain [out, in] weight: every device and dtype, and the packed one's twin."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight

@@ -2,7 +2,7 @@
 
 A weight is ``scale * (code - offset)``, or ``scale * code + minimum`` for formats with a minimum. Every block kind of GGUF
 becomes one of seven formats without a change of its values: 4-bit kinds keep 4 bits, the others are held in 8.
-``pack_into`` does it in C (``pack.h``); everything behind it does the same in plain torch, bit for bit, and is its oracle.
+``pack_into`` does it in C (``pack.h``); everything after it does the same in plain torch, bit for bit, and is its twin.
 """
 
 import ctypes

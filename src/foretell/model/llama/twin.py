@@ -1,4 +1,4 @@
-"""The arithmetic of ``quant.h`` in plain torch, bit for bit: slow, and the oracle of its tests."""
+"""The arithmetic of ``quant.h`` in plain torch, bit for bit: its slow twin in tests."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Lossy verification rules: the text may differ from the target's, and each says by how much."""
+"""Lossy verifiers: the text may differ from the target's, and each says by how much."""

@@ -43,7 +43,7 @@ class JudgeHead:
 
 @dataclass(frozen=True)
 class Judge(Lossy):
-    """Tolerate a mismatch iff sigmoid(head(h)) > threshold, h the target's hidden state of the drafted token itself.
+    """Tolerate a mismatch iff sigmoid(head(h)) > threshold, h the target's hidden state of the guess itself.
 
     That is the child's own row of the taps: the state after the target has read the token, where an error shows. The
     head comes from training (``dataclasses.replace(judge, head=..., layers=...)``; an engine loads it where its
