@@ -26,6 +26,7 @@ GROUPS = {
         "Decode",
         (
             "engine.engine",
+            "engine.request.request",
             "engine.request.result",
             "engine.request.row",
             "core.params",

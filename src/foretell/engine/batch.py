@@ -1,7 +1,7 @@
 """The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
 
 The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps; ``seats.py`` says
-who moves where.
+which row moves where.
 """
 
 from collections.abc import Sequence
