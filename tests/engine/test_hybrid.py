@@ -16,6 +16,7 @@ from foretell.core.tree import DrawnBy, TokenTree
 from foretell.doctor.candidates import Candidate
 from foretell.doctor.examine import Predicted
 from foretell.doctor.predict import predictions
+from foretell.draft.base import Probe
 from foretell.draft.config import Loader
 from foretell.draft.shapes import Chain, parse_shape
 from foretell.draft.suffix import Suffix
@@ -180,7 +181,7 @@ def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
         before = row.num_draft_tokens
         # A guess that the whole method would not take is made where that may spend nothing, and told apart.
         method.worth_at(0.0).second.value = 9.0 if number % 2 else 0.0
-        event = batch.step([3], [0])
+        event = batch.step([3], [0], Probe())
         preferred += [(one.proposed, one.preferred) for one in batch.grouped.light_steps if one is not None]
         passes.append(int(event.seconds_draft_model > 0.0))
         guessed.append(row.num_draft_tokens - before)

@@ -60,8 +60,7 @@ class Context:
     depth_limit: list[int]  # greatest depth that each row can use before its limit: no row's nodes may be deeper
     # The same for guesses that cost time, where the plan sets them apart (``Method.light``); None: as depth_limit.
     paid_limit: list[int] | None = field(default=None, kw_only=True)
-    # If a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
-    draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
+    probe: "Probe | None" = field(default=None, kw_only=True)  # of this proposal, where somebody asks for one
 
     @property
     def num_rows(self) -> int:
@@ -72,6 +71,20 @@ class Context:
     def device(self) -> torch.device:
         """The device of the index tensors."""
         return self.length.device
+
+    @property
+    def draft_logits(self) -> list[Tensor] | None:
+        """See ``Probe``; None: nobody asks for them."""
+        return None if self.probe is None else self.probe.draft_logits
+
+
+@dataclass(slots=True)
+class Probe:
+    """What drafters write down of a proposal. Most steps have none."""
+
+    # If a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
+    draft_logits: list[Tensor] | None = None
+    seconds_model: float = 0.0  # of passes of a draft model, on the host clock
 
 
 @dataclass(frozen=True)
@@ -146,11 +159,6 @@ class Drafter(ABC):
 
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
-
-    @property
-    def seconds_model(self) -> float:
-        """Seconds that passes of a draft model have taken so far, on the host clock; 0 for drafters without one."""
-        return 0.0
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise TypeError where ``can_join`` and ``join`` do not agree."""

@@ -46,11 +46,6 @@ class Forwarding(Drafter):
         return self._read(lambda inner: inner.num_candidates, 0)
 
     @property
-    def seconds_model(self) -> float:
-        """See ``Drafter``."""
-        return self._read(lambda inner: inner.seconds_model, 0.0)
-
-    @property
     def light_steps(self) -> Sequence[LightStep | None] | None:
         """See ``Drafter``."""
         return self._read(lambda inner: inner.light_steps, None)

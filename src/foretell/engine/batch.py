@@ -10,11 +10,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
-from foretell.draft.base import Drafter
+from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
@@ -43,19 +42,17 @@ class Batch:
         capacity: int,
         prefixes: PrefixStore | None = None,
         width: int = 0,
-        draft_logits: bool = False,
         failures: DrafterFailures | None = None,
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
         width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
-        so that a request's passes do not depend on the other requests. draft_logits: events carry the draft's logits.
+        so that a request's passes do not depend on the other requests.
         failures: given, a drafter that raises is counted there and closed (``GuardedDrafter``), its rows go on without
         guesses, and none is opened while its method rests. None: its error is the caller's.
         """
         self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
-        self._draft_logits = draft_logits
         self.pool: KVCache = model.new_cache(max_rows, capacity)
         self.pool.clear()
         self.target = Target.of(model, self.pool)
@@ -246,15 +243,13 @@ class Batch:
         self,
         caps: Sequence[int] | None = None,
         paid: Sequence[int] | None = None,
-        *,
-        draft_logits: bool = False,
+        probe: Probe | None = None,
     ) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says. paid:
-        the most with guesses that cost time, where they are set apart. draft_logits: the event of this step carries the
-        draft's logits."""
+        the most with guesses that cost time, where they are set apart. probe: what drafters write down of this step."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
-        state.draft_logits = [] if draft_logits or self._draft_logits else None
+        state.probe = probe
         state.limit(self._max_depths if caps is None else caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
@@ -268,11 +263,6 @@ class Batch:
                     for row in group.rows:
                         row.draft_error = _failed(group.method.name, failure)
         return event
-
-    @property
-    def draft_logits(self) -> list[Tensor]:
-        """Draft logits of the last step, if requested: see ``StepEvent``."""
-        return (self.state.draft_logits if self.state is not None else None) or []
 
     def parts(self) -> list[Part]:
         """The drafter and verifier of each group of rows."""

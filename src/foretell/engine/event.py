@@ -37,7 +37,7 @@ class StepEvent:
     depth_limit: Sequence[int]  # [B] greatest depth that the plan and the row's limits allowed
     # Where the time went, on the host clock: on an accelerator, work is queued, not done, by then.
     seconds_draft: float  # proposing, the draft model's passes included
-    seconds_draft_model: float  # the draft model's passes alone
+    seconds_draft_model: float  # the draft model's passes alone, where an observer or the recorder asks for them
     seconds_target: float  # the target's pass
     seconds_rest: float  # layout, probabilities, verification, commit, bookkeeping
     # What the loop adds for observers.

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.core.errors import ForetellError, QueueFullError
+from foretell.draft.base import Probe
 from foretell.engine.batch import Batch
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.event import Observer
@@ -67,12 +68,12 @@ class Loop:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width, draft_logits, failures: see ``Batch``. single_use:
+        that share a model run the same steps. width, failures: see ``Batch``. draft_logits: events carry them. single_use:
         once all its requests have ended it gets no others. observers are called after every step; recorder sums the steps
         up. describe returns ``Completion.config``; clock returns seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
-        self.observers = list(observers)
+        self.observers, self._draft_logits = list(observers), draft_logits
         self._is_single_use = single_use and prefixes is None
         # Rounding in transformers' modules depends on the number of threads: there it stays as it is.
         of_modules = model.spec.implementation == "transformers"
@@ -83,7 +84,6 @@ class Loop:
             capacity=limits.capacity,
             prefixes=prefixes,
             width=width,
-            draft_logits=draft_logits,
             failures=failures,
         )
         self.jobs: dict[str, Job] = {}  # all that have not ended
@@ -271,14 +271,17 @@ class Loop:
         watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
         idle = rests or (caps is not None and not any(caps))
-        event = self.batch.step(caps, paid, draft_logits=alone)
+        timed = self.recorder.steps is not None
+        probe = Probe([] if alone or self._draft_logits else None) if self.observers or watched or timed else None
+        event = self.batch.step(caps, paid, probe)
         stepped = perf_counter()
         # Planning a step, learning from it and handing it over take time, too, and more of it where rows guess.
         seconds_loop = max(stepped - began - event.seconds, 0.0) + self._behind
-        if self.observers or watched or self.recorder.steps is not None:
+        if self.observers or watched or timed:
             event.light_steps = [None] * len(jobs) if idle else self.batch.grouped.light_steps
         if self.observers or watched:
-            event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
+            assert probe is not None
+            event.parts, event.draft_logits = self.batch.parts(), probe.draft_logits or []
             event.tap_layers = self.batch.grouped.tapping.drafter
             for observe in self.observers:
                 observe(event)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seats:
-    """Which row moves where. Rows of a block (a group, or those being read) are counted from 0 in the order that they had."""
+    """Which row moves where. Rows of a block (a group, or those being read) count from 0, in the order that they had."""
 
     blocks: list[list[int]]  # of each block: which of its rows lies at its first place, its second, ...
     order: list[

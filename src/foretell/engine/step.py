@@ -46,10 +46,9 @@ def step(
     and ``RowVerifiers``, which have the interface of a single one.
     """
     begun = perf_counter()
-    rows, depth_limit, spec, seconds_model = state.rows, state.depth_limit, target.spec, drafter.seconds_model
+    rows, depth_limit, spec = state.rows, state.depth_limit, target.spec
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
-    seconds_model = drafter.seconds_model - seconds_model  # read before ``observe``, which may close a drafter
     if tree.num_nodes > 1:
         check_tree(tree, spec.vocab_size)
     if width:
@@ -74,7 +73,7 @@ def step(
     return StepEvent(
         rows, evidence, output.logits, verdict, commit, depth_limit,
         seconds_draft=proposed - begun,
-        seconds_draft_model=seconds_model,
+        seconds_draft_model=0.0 if state.probe is None else state.probe.seconds_model,
         seconds_target=forwarded - ready,
         seconds_rest=(ready - proposed) + (perf_counter() - forwarded),
     )  # fmt: skip

@@ -87,11 +87,6 @@ class GroupedDrafter(Drafter):
         )
 
     @property
-    def seconds_model(self) -> float:
-        """Of all groups' draft models."""
-        return sum(group.drafter.seconds_model for group in self.groups)
-
-    @property
     def light_steps(self) -> Sequence[LightStep | None]:
         """Of all rows; None for those of drafters that do not know."""
         found: list[LightStep | None] = []

@@ -31,7 +31,6 @@ class GuardedDrafter(Forwarding):
         self._num_nodes = num_nodes
         self.name, self._failures = name, failures
         self.failure = ""  # the error's name; "" while it works. (Its text may tell what clients need not know.)
-        self._seconds = 0.0
 
     def _read(self, read: Callable[[Drafter], _T], instead: _T) -> _T:
         inner = self.inner
@@ -40,16 +39,10 @@ class GuardedDrafter(Forwarding):
         try:
             return read(inner)
         except Exception as error:
-            self.inner = None  # closed first: nothing of it is asked again
-            self._seconds = _seconds_of(inner)
+            self.inner = None
             self.failure = type(error).__name__
             self._failures.failed(self.name, error)
             return instead
-
-    @property
-    def seconds_model(self) -> float:
-        """See ``Drafter``; those until it failed count on."""
-        return self._read(lambda inner: inner.seconds_model, self._seconds)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """The drafter's proposal, or the root alone; a tree that is none counts as a failure."""
@@ -82,14 +75,6 @@ class GuardedDrafter(Forwarding):
             return found
 
         return self._call(checked, [0] * context.num_rows)
-
-
-def _seconds_of(drafter: Drafter) -> float:
-    """``seconds_model`` of a drafter that has failed, which may fail again."""
-    try:
-        return drafter.seconds_model
-    except Exception:
-        return 0.0
 
 
 def check_proposal(tree: TokenTree, context: Context, num_nodes: int) -> None:

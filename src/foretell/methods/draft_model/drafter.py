@@ -52,11 +52,6 @@ class ModelDrafter(Drafter):
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
         self.has_fed = False  # whether there was one since the last step was observed
 
-    @property
-    def seconds_model(self) -> float:
-        """Seconds of the draft model's passes."""
-        return self.target.seconds
-
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row and the model's own context have room for."""
         last = self.target.spec.max_positions - 1
@@ -67,7 +62,10 @@ class ModelDrafter(Drafter):
         self.limits, self.has_fed = limits, any(limits)
         if not self.has_fed:
             return root_tree(context.pending)
+        before = self.target.seconds
         grown = grow.grow(self, context, limits, shape, draws, noise)
+        if context.probe is not None:
+            context.probe.seconds_model += self.target.seconds - before
         self.slots = grown.slots
         return grown.tree
 

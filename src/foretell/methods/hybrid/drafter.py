@@ -93,11 +93,6 @@ class HybridDrafter(Drafter):
         self._light: list[LightStep] | None = None
 
     @property
-    def seconds_model(self) -> float:
-        """See ``Drafter``."""
-        return self.second.seconds_model
-
-    @property
     def can_wait(self) -> bool:  # type: ignore[override]
         """The second method's: suffix can."""
         return self.second.can_wait
