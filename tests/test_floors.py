@@ -41,10 +41,7 @@ TRANSFORMERS_FLOOR = 2
 
 
 def part_of(names: tuple[str, ...]) -> str:
-    """The entry of FLOORS that a path or a dotted name belongs to: the longest. ``training.py`` of a method is found by
-    name, from training alone."""
-    if names[:1] == ("methods",) and names[2:3] and names[2].startswith("training"):
-        return "train"
+    """The entry of FLOORS that a path or a dotted name belongs to: the longest."""
     two = "/".join(names[:2])
     return two if two in FLOORS else names[0] if names else ""
 
