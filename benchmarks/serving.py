@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import foretell
-from foretell.bench.suite import load_suite
+from foretell.bench import load_suite
 from foretell.engine.options import ServiceOptions
 from foretell.engine.service import Service
 from foretell.engine.submission import Submission, Update
