@@ -85,6 +85,9 @@ LAYOUTS = tuple(layout for parts in METHODS.values() for layout in parts.layouts
 TRAINING = {name: parts.training for name, parts in METHODS.items() if parts.training is not None}
 """Names that ``foretell train`` takes."""
 
+LEARNER = "foretell.learn.learner:opener"
+"""What ``Service(learn=...)`` is served by: from (engine, loaded methods, options) to a function that opens the learner."""
+
 SHAPES = {
     name: f"foretell.draft.shapes:{kind}"
     for name, kind in {

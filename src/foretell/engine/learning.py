@@ -1,7 +1,7 @@
 """The interface by which a service lets something learn from its traffic: ``foretell.learn`` implements it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -9,9 +9,6 @@ from foretell.engine.event import StepEvent
 from foretell.engine.groups import Choice
 from foretell.engine.state import Row
 from foretell.engine.submission import Submission
-
-if TYPE_CHECKING:
-    from foretell.engine.engine import Engine
 
 ACTIONS = ("pause", "resume", "revert", "save")
 """What ``Learning.act`` takes."""
@@ -82,12 +79,9 @@ class Learning(Protocol):
 
 
 class LearnOptions(Protocol):
-    """How to learn: what ``Service(learn=...)`` takes (``foretell.learn.LearnOptions``)."""
+    """How to learn: values, ``foretell.learn.LearnOptions``. ``builtin.LEARNER`` makes the learner of them."""
 
-    def check(self, engine: "Engine", choices: list[Choice]) -> None:
-        """Raise ConfigError where none of the loaded methods can learn so: before costs are measured."""
-        ...
-
-    def open(self, engine: "Engine", choices: list[Choice]) -> Learning:
-        """A learner for an engine and its loaded methods, which were checked."""
+    @property
+    def learn_dir(self) -> str | None:
+        """The folder of what was learned."""
         ...

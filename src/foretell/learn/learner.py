@@ -407,3 +407,10 @@ class Learner:
         adapters: Adapters | None = getattr(self, "adapters", None)  # none where it was not to be opened
         if adapters is not None and adapters.store is not None:
             adapters.store.close()
+
+
+def opener(engine: Engine, choices: list[Choice], options: LearnOptions) -> Callable[[], Learner]:
+    """What opens the learner of a service. Raises ConfigError where none of the loaded methods can learn so: now, before
+    costs are measured."""
+    check_options(engine, choices, options)
+    return lambda: Learner(engine, choices, options)

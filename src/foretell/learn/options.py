@@ -12,9 +12,6 @@ from foretell.planner.account import LEARN_SHARE
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig
-    from foretell.engine.engine import Engine
-    from foretell.engine.groups import Choice
-    from foretell.learn.learner import Learner
 
 RECIPES = {
     "draft_model": "draft_model",
@@ -111,18 +108,6 @@ class LearnOptions:
             raise ConfigError("learn_dir is empty: give a folder, or leave it out and nothing is written")
         if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():
             raise ConfigError(f"learn_dir = {self.learn_dir} is a file; expected a folder")
-
-    def check(self, engine: "Engine", choices: "list[Choice]") -> None:
-        """See ``engine.learning.LearnOptions``."""
-        from foretell.learn.adapters import check_options
-
-        check_options(engine, choices, self)
-
-    def open(self, engine: "Engine", choices: "list[Choice]") -> "Learner":
-        """See ``engine.learning.LearnOptions``."""
-        from foretell.learn.learner import Learner  # imports training, which a service without learning does without
-
-        return Learner(engine, choices, self)
 
     def lr(self, hidden_size: int) -> float:
         """The learning rate in force."""
