@@ -45,7 +45,6 @@ class LearnOptions:
         0.01, "Processor time, as a share of one core, that learning may take while the service decodes on all cores; "
         "between requests, and where a core is free, it takes what it needs. 1: no limit.", metavar="SHARE",
     )  # fmt: skip
-    learn_adapters: int = setting(1, "Versions of the drafter that learn side by side, for different kinds of texts.")
     learn_lora: int = setting(
         0,
         "Rank of low-rank updates (LoRA) of a draft model's linear layers; 0 trains all of its weights.",
@@ -87,8 +86,6 @@ class LearnOptions:
             raise ConfigError("held_out = 1 would leave no text to learn from: one in so many is kept for the gate")
         if self.learn_lora < 0:
             raise ConfigError(f"learn_lora = {self.learn_lora} must be at least 0; 0 trains all weights")
-        if not 1 <= self.learn_adapters <= 3:
-            raise ConfigError(f"learn_adapters = {self.learn_adapters} must be 1, 2 or 3")
         for name in ("learn_memory_mib", "clip", "quantum_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be positive and finite")
