@@ -6,7 +6,7 @@ it is used.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,8 +165,3 @@ def check_vocabularies(init: str | None, target_name: str | None) -> None:
             f"--init {init} has another vocabulary than target {target_name} (first differences: {'; '.join(found)}), and "
             "it is trained on the target's tokens: give a model of the same vocabulary"
         )
-
-
-def names() -> Sequence[str]:
-    """All methods that can be trained."""
-    return list(builtin.TRAINING)
