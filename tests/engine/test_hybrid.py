@@ -23,7 +23,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.engine.groups import check_branching
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
 from foretell.methods.hybrid import size

@@ -22,8 +22,8 @@ from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
-from foretell.model.hf import rewind
 from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.recurrent import rewind
 from foretell.planner.costs import CostTable
 from tests.engine.harness import ToyTokenizer
 from tests.engine.test_service import Mailbox

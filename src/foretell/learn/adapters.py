@@ -22,7 +22,7 @@ from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
 from foretell.learn.student import Origin
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.load import parse_device
 
 

@@ -22,7 +22,7 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.layout import check_layer_ids
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
-from foretell.methods.draft_model.translated import differences
+from foretell.methods.draft_model.vocabulary.translated import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel
 from foretell.train.config import TrainConfig

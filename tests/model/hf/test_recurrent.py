@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.model.hf.again as again
-import foretell.model.hf.rewind as rewind
-import foretell.model.hf.scans as scans
+import foretell.model.hf.recurrent.again as again
+import foretell.model.hf.recurrent.rewind as rewind
+import foretell.model.hf.recurrent.scans as scans
 from foretell import Engine
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_tree, layout
