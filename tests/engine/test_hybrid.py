@@ -362,7 +362,7 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
 
     def remembered(*given: Any) -> Any:
         drafter: Any = opened(*given)
-        held.append(drafter.worths)
+        held.append([row.worth for row in drafter.rows])
         return drafter
 
     method.open = remembered  # type: ignore[method-assign, assignment]
