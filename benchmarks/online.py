@@ -59,7 +59,7 @@ def collect(engine: Engine, given: Sequence[Sequence[int]], params: SamplingPara
     def observe(event: Any) -> None:
         for row in event.rows:
             if row.capture is None:
-                row.capture = CaptureState("", "", ())
+                row.capture = CaptureState("", ())
         texts.extend(text.reduced(64) for _, text in capture.observe(event))
 
     engine.observers.append(observe)

@@ -50,7 +50,7 @@ from foretell.bench import (
 )
 from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
-from foretell.kernels.build import cpu_flags
+from foretell.kernels.cpu import cpu_flags
 from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.catalogue import pulled
 from foretell.model.checkpoint import resolve

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import foretell
-from foretell.bench.suite import load_suite
+from foretell.bench import load_suite
 from foretell.engine.request.result import Update
 from foretell.engine.request.submission import Submission
 from foretell.methods.draft_model.drafter import DraftModel

@@ -1,8 +1,8 @@
 """When to stop drafting: fixed lengths, stops by rule, a trained acceptance head, and the most that any stop could gain.
 
-    python benchmarks/stopping.py --prompts-per-category 4 --rounds 3 > stopping.md
-    python benchmarks/stopping.py --target build/inflated --draft bundled/draft --acceptance DIR
-    python benchmarks/stopping.py --draft-cost 0.42 --draft-cost 0.024 --temperature 1
+    python -m benchmarks.stopping --prompts-per-category 4 --rounds 3 > stopping.md
+    python -m benchmarks.stopping --target build/inflated --draft bundled/draft --acceptance DIR
+    python -m benchmarks.stopping --draft-cost 0.42 --draft-cost 0.024 --temperature 1
 
 The question of SpecDec++ (2405.19715): by category, tokens/s of the best fixed length of a sweep, of the stops that need
 no training, and of ``specdec`` with its head, each at its best threshold of the sweep; beside them the oracle, which stops
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.stopping_speed import oracle_speed, policy_speed
 from torch import Tensor
 
 from foretell import Engine, ForetellError, SamplingParams
-from foretell.analysis.theory.stopping import oracle_speed, policy_speed
 from foretell.bench import encode_item, load_suite, select
 from foretell.bench.run import measure
 from foretell.bench.stats import PairedRuns, bootstrap, tails
@@ -331,7 +331,7 @@ def main() -> int:
     args = parser.parse_args()
     args.draft = args.draft or None
     torch.set_num_threads(args.threads)
-    print("```text\npython benchmarks/stopping.py " + shlex.join(sys.argv[1:]) + "\n```\n", flush=True)
+    print("```text\npython -m benchmarks.stopping " + shlex.join(sys.argv[1:]) + "\n```\n", flush=True)
     engine = Engine.load(args.target, dtype=args.dtype)
     wanted = args.categories.split(",") if args.categories else None
     items = select(load_suite("bundled"), categories=wanted, limit=args.prompts_per_category)

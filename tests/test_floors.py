@@ -1,12 +1,12 @@
-"""The floors of docs/extend.md: a file imports only from its own floor and from lower ones."""
+"""The floors of docs/extend.md: a file imports from its own floor and from lower ones, and no two import each other."""
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 
 import foretell
+from tests.structure import arrows, circles, entered, imports, levels, words
 
 ROOT = Path(foretell.__path__[0])
 FLOORS = {
@@ -37,30 +37,16 @@ FLOORS = {
 }
 PUBLIC = 6
 """The floor from which on the package itself (its public names) may be imported: what uses the engine."""
+CIRCULAR = {"cli", "engine"}
+"""Folders that still have files which import each other: none may be added, and one without any is to be taken out."""
 SIBLINGS = {"train", "bench", "certify", "analysis"}
 TRANSFORMERS_FLOOR = 2
 
 
 def part_of(names: tuple[str, ...]) -> str:
-    """The entry of FLOORS that a path or a dotted name belongs to: the longest. ``training.py`` of a method is found by
-    name, from training alone."""
-    if names[:1] == ("methods",) and names[2:3] and names[2].startswith("training"):
-        return "train"
+    """The entry of FLOORS that a path or a dotted name belongs to: the longest."""
     two = "/".join(names[:2])
     return two if two in FLOORS else names[0] if names else ""
-
-
-def imports(source: str, package: tuple[str, ...]) -> list[str]:
-    """Absolute dotted names of all that a file imports, anywhere in it: names of ``from a import b`` as a.b."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [name.name for name in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            prefix = ".".join([*base, *([node.module] if node.module else [])])
-            found += [f"{prefix}.{name.name}" for name in node.names]
-    return found
 
 
 def faults(source: str, path: Path) -> list[str]:
@@ -140,6 +126,7 @@ def test_every_floor_has_files() -> None:
         ("engine/x.py", "from foretell import Engine"),
         ("engine/x.py", "import foretell"),
         ("bench/x.py", "from foretell.train import loop"),
+        ("methods/eagle/training.py", "from foretell.train.making import Recipe"),
         ("engine/x.py", "def f() -> None:\n    import transformers.models"),
         ("core/noise.py", "from transformers import AutoTokenizer"),
         ("attic/x.py", "import math"),
@@ -162,3 +149,68 @@ def test_control_imports_that_go_up_are_caught(path: str, source: str) -> None:
 )
 def test_imports_that_go_down_pass(path: str, source: str) -> None:
     assert faults(source, Path(path)) == []
+
+
+def folders_with_circles(root: Path) -> set[str]:
+    """The first folder of the files of each circle; several, where files of several are in one."""
+    return {" and ".join(sorted({file.partition("/")[0] for file in circle})) for circle in circles(arrows(root))}
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert folders_with_circles(ROOT) == CIRCULAR
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package without circles: c imports b, which imports a, and the folder ``low`` its own file."""
+    root = tmp_path / "foretell"
+    (root / "low").mkdir(parents=True)
+    files = {
+        "a": "import math",
+        "b": "from foretell import a",
+        "c": "from foretell.b import value\nfrom foretell.low import floor",
+        "low/__init__": "from .floor import floor",
+        "low/floor": "floor = 0",
+    }
+    for name, text in files.items():
+        (root / f"{name}.py").write_text(text)
+    return root
+
+
+def test_a_package_whose_imports_go_one_way_has_no_circles(package: Path) -> None:
+    graph = arrows(package)
+    assert graph["c"] == {"b", "low/floor"}
+    assert folders_with_circles(package) == set()
+    assert levels(graph) == {"a": 0, "b": 1, "c": 2, "low/__init__": 1, "low/floor": 0}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("a", "from foretell.b import value", [["a", "b"]]),
+        ("a", "def f() -> None:\n    import foretell.c", [["a", "b", "c"]]),
+        ("a", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import c", [["a", "b", "c"]]),
+        ("low/floor", "from foretell.low import other", [["low/__init__", "low/floor"]]),
+    ],
+)
+def test_control_circles_are_found(package: Path, file: str, text: str, found: list[list[str]]) -> None:
+    (package / f"{file}.py").write_text(text)
+    graph = arrows(package)
+    assert circles(graph) == found
+    assert folders_with_circles(package) != set()
+    assert len({levels(graph)[name] for name in found[0]}) == 1
+
+
+def test_files_that_a_call_enters_are_counted() -> None:
+    from foretell.core.spec import parse_spec
+    from foretell.verify import VERIFIERS
+
+    assert entered(lambda: None) == set()
+    found = entered(lambda: parse_spec("typical/epsilon=0.2", VERIFIERS, "verifier"))
+    assert {"core/spec", "core/registry"} <= found <= {path.with_suffix("").as_posix() for path in FILES}
+
+
+def test_words_of_the_documents_are_counted_without_the_log() -> None:
+    told = words(Path(__file__).parents[1])
+    assert told["README.md"] > 100
+    assert "LOG.md" not in told

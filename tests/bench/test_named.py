@@ -12,8 +12,8 @@ import pytest
 
 from foretell.bench import named
 from foretell.bench.answers import Check
-from foretell.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, sample, suite_file
-from foretell.bench.suite import Item, Suite, read_suite
+from foretell.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, read_suite, sample, suite_file
+from foretell.bench.suite import Item, Suite
 from foretell.core.errors import ConfigError
 
 

@@ -191,33 +191,3 @@ def test_a_figure_of_one_prompt_has_no_interval() -> None:
     assert stats.bootstrap([PairedRuns(10, 2.0, 10, 1.0)]).is_point
     assert str(stats.Interval(1.5, 1.5, 1.5)) == "1.50"
     assert str(stats.Interval(1.5, 1.25, 1.75)) == "1.50 [1.25, 1.75]"
-
-
-def test_the_interval_of_a_paired_difference_is_newcombes() -> None:
-    """His example: of 50 pairs both are positive in 36, the first alone in 12, the second alone in 2."""
-    found = stats.paired_difference(12, 2, 48, 50)
-    assert (round(found.value, 4), round(found.low, 4), round(found.high, 4)) == (0.2, 0.0569, 0.3404)
-    turned = stats.paired_difference(2, 12, 38, 50)
-    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
-    assert math.isnan(stats.paired_difference(0, 0, 0, 0).value)
-    alike = stats.paired_difference(0, 0, 20, 35)
-    assert alike.low < 0 == alike.value < alike.high  # equal answers prove no equality
-
-
-def test_the_interval_of_a_paired_difference_covers_the_truth() -> None:
-    """By enumeration of all outcomes of 16 questions: sides that agree on three quarters, the first 15 points worse."""
-    law = (0.45, 0.05, 0.20, 0.30)  # both, first alone, second alone, neither
-    covered = total = 0.0
-    n = 16
-    for both in range(n + 1):
-        for one in range(n + 1 - both):
-            for other in range(n + 1 - both - one):
-                counts = (both, one, other, n - both - one - other)
-                chance = math.factorial(n) * math.prod(
-                    p**k / math.factorial(k) for p, k in zip(law, counts, strict=True)
-                )
-                found = stats.paired_difference(one, other, both + one, n)
-                total += chance
-                covered += chance * (found.low <= law[1] - law[2] <= found.high)
-    assert total == pytest.approx(1)
-    assert 0.93 < covered < 0.99

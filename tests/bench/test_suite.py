@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from foretell.bench import Item, load_suite, select
 from foretell.bench.answers import Check
-from foretell.bench.suite import Item, load_suite, select
 from foretell.core.errors import ConfigError
 
 

@@ -17,9 +17,9 @@ from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.engines import serving
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
+from foretell.methods.other_engines import serving
 from tests.cli.conftest import Invoke
 
 H, V, LAYERS = 256, 8192, 6

@@ -35,7 +35,7 @@ def test_a_file_is_answered_and_learned_from(invoke: Invoke, tmp_path: Path) -> 
     ("options", "said"),
     [
         (["learn", "--data", "nowhere.jsonl", "--method", "draft_model"], "nowhere.jsonl"),
-        (["learn", "--data", "x", "--learn-adapters", "7"], "learn_adapters = 7 must be 1, 2 or 3"),
+        (["learn", "--data", "x", "--learn-lr", "7"], "learn_lr = 7.0 must be in (0, 1]"),
         (["learn", "--data", "x", "--plot", "x.txt"], "--plot 'x.txt' must end in .png, .svg or .pdf"),
         (["learn", "--data", "x", "--plot", "no/such/x.png"], "--plot 'no/such/x.png' cannot be written"),
         (["serve", "bundled", "--learn-every", "4"], "--learn-every needs --learn"),

@@ -104,7 +104,7 @@ def test_a_draft_of_another_vocabulary_is_refused(
 ) -> None:
     """Its token ids mean other tokens: the figures would be of nothing."""
     from foretell import Engine
-    from foretell.methods.draft_model.translated import TranslatedDraft
+    from foretell.methods.draft_model.vocabulary.translated import TranslatedDraft
 
     engine = Engine.load("bundled", speculative="draft_model")
     other = object.__new__(TranslatedDraft)

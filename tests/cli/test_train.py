@@ -10,9 +10,8 @@ import pytest
 import torch
 from typer.testing import Result
 
-from foretell.cli import train as command
 from foretell.cli.train_progress import bar_text
-from foretell.train import checkpoint, methods
+from foretell.train import checkpoint
 from foretell.train.responses import Responses, pack
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
@@ -394,10 +393,6 @@ def test_answers_that_were_made_otherwise(
     pack([([1, 2, 3], 1)], {"max_new_tokens": 8, "temperatures": [0.0], "limit": 3}).save(file)
     fixed = ["--target", models["target"], "--data", file, "--out", tmp_path / "out"]
     mistake(invoke("train", "medusa", *fixed, *args), said)
-
-
-def test_methods_agree() -> None:
-    assert list(command.METHODS) == list(methods.names())
 
 
 def test_strangers_text(train: Invoke, models: dict[str, Path], tmp_path: Path) -> None:

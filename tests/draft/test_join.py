@@ -563,11 +563,7 @@ def swaps(name: str) -> Fault:
 
 def swaps_features(join: Callable[[], None], mine: Any, other: Any, context: Context) -> None:
     join()
-    mine.buffer._pieces.reverse()
-    mine.buffer._taps.reverse()
-    mine.buffer._unmade.reverse()
-    mine.buffer.count.reverse()
-    mine.buffer.start.reverse()
+    mine.buffer.rows.reverse()
     mine.filled.reverse()
 
 

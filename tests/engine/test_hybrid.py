@@ -24,7 +24,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.engine.speculation import check_branching
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
 from foretell.methods.hybrid import size
@@ -362,7 +362,7 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
 
     def remembered(*given: Any) -> Any:
         drafter: Any = opened(*given)
-        held.append(drafter.worths)
+        held.append([row.worth for row in drafter.rows])
         return drafter
 
     method.open = remembered  # type: ignore[method-assign, assignment]

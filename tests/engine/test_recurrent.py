@@ -21,8 +21,8 @@ from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
-from foretell.model.hf import rewind
 from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.recurrent import rewind
 from foretell.planner.costs import CostTable
 from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
 from tests.engine.harness import ToyTokenizer

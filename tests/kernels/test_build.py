@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from foretell.core.errors import ConfigError
-from foretell.kernels import build, native
+from foretell.kernels import build, cpu, native
 from foretell.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
 
 
@@ -231,7 +231,7 @@ def test_the_cpu_s_maker_is_known_where_the_system_says() -> None:
     file = Path("/proc/cpuinfo")
     if not file.exists():
         pytest.skip("the system does not say")
-    assert build.vendor() in ("", *(word for line in file.read_text().splitlines() for word in line.split()))
+    assert cpu.vendor() in ("", *(word for line in file.read_text().splitlines() for word in line.split()))
 
 
 def test_a_variant_that_cannot_be_built_is_passed_over(
@@ -270,10 +270,10 @@ def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torch_knows_the_cpu_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = build.cpu_flags()
+    known = cpu.cpu_flags()
     if not known:
         pytest.skip("the system does not say")
-    said = build._cpu_flags_of_torch()
+    said = cpu._cpu_flags_of_torch()
     if not said:
         pytest.skip("this torch does not say")
     assert known & ALL == said & ALL

@@ -26,7 +26,7 @@ class Recorder:
     def __call__(self, event: StepEvent) -> None:
         for row in event.rows:
             if row.capture is None:
-                row.capture = CaptureState("", "", ())
+                row.capture = CaptureState("", ())
         self.texts += [(list(row.known), text) for row, text in self.capture.observe(event)]
 
 

@@ -217,7 +217,7 @@ def test_http_without_learning_is_a_clear_error() -> None:
 
 
 def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving() -> None:
-    made = service(LearnOptions(max_tenants=1, learn_adapters=2, learn_share=1.0, where="inline"))
+    made = service(LearnOptions(max_tenants=1, learn_share=1.0, where="inline"))
     learner = learner_of(made)
     box = Mailbox()
     params = SamplingParams(max_new_tokens=30, ignore_eos=True, seed=1)

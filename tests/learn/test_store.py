@@ -1,5 +1,6 @@
 """The folder of a learner where it is full, shared, damaged, or of another drafter; and who may pause whom."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,8 @@ from foretell.learn import export, store
 from foretell.learn.adapters import ServedAdapter
 from foretell.learn.learner import Learner
 from foretell.learn.pool import TrainerPool
-from foretell.learn.session import Session
 from foretell.learn.store import UNUSABLE, WEIGHTS
 from tests.learn.test_revert import first, publish, session_of
-from tests.learn.test_student import engine_of
 
 
 def no_space(*given: Any, **more: Any) -> None:
@@ -65,6 +64,23 @@ def test_a_save_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert [event["event"] for event in learner.events] == ["save", "save failed"]
     assert not list((tmp_path / "eagle1-0").glob("*")) if (tmp_path / "eagle1-0").exists() else True
     session.close()
+
+
+@pytest.mark.parametrize("tenant", ["", "a", "Ä/1"])
+def test_a_folder_of_several_adapters_a_method_is_refused_until_one_is_left(tmp_path: Path, tenant: str) -> None:
+    """Earlier versions had up to three, routed by prompts; the first one's weights are those that are loaded."""
+    with contextlib.closing(store.VersionStore(tmp_path)) as opened:
+        folders = [opened.folder(f"{tenant}/eagle1/{index}") for index in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / WEIGHTS).touch()
+    (folders[2] / "events.jsonl").touch()
+    store.VersionStore(tmp_path).close()
+    (folders[1] / WEIGHTS).touch()
+    with pytest.raises(ConfigError, match=rf"earlier version, .*: delete {folders[1].name} to go on with the first"):
+        store.VersionStore(tmp_path)
+    (folders[1] / WEIGHTS).unlink()
+    store.VersionStore(tmp_path).close()  # nothing is held of what was refused
 
 
 def test_a_folder_is_one_learner_s(tmp_path: Path) -> None:
@@ -169,21 +185,6 @@ def test_paused_requests_are_not_learned_from() -> None:
     for tenant, texts in (("a", 0), ("b", 1)):
         list(session.run([[5, 6, 7]], params, tenant=tenant))
         assert learner.figures().num_texts == texts
-    session.close()
-
-
-def test_no_prompt_of_a_request_with_store_false_moves_a_cluster() -> None:
-    options = LearnOptions(where="inline", learn_share=1.0, learn_adapters=3)
-    session = Session(engine_of("eagle1"), options)
-    learner: Any = session.learner
-    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
-    list(session.run([[900, 901, 902], [5, 6]], params, store=False))
-    clusters = learner.adapters.by_tenant[""].router.clusters
-    assert [float(centre.sum()) for centre in clusters.centres] == [0.0]
-    list(session.run([[5, 6, 7], [800, 900]], params))
-    before = [centre.tolist() for centre in clusters.centres]
-    list(session.run([[800, 900], [77, 78]], params, store=False))
-    assert [centre.tolist() for centre in clusters.centres] == before
     session.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from foretell import Engine, Request, SamplingParams
-from foretell.core.tree import TokenTree
+from foretell.core.tree import TokenTree, chain_parent, layout
 from foretell.draft.base import Method
 from foretell.kernels import build
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
@@ -26,6 +26,7 @@ from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.methods.kangaroo.head import KangarooHead
+from foretell.methods.kangaroo.native import native_adapter
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medusa
@@ -198,16 +199,40 @@ def test_beside_a_target_that_scales_embeddings_and_caps_logits(name: str, monke
             torch.testing.assert_close(tree.q, other.q, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo", "mtp"])
-def test_threads_do_not_change_a_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one thread and three. (On two, q of kangaroo is another in its last bit: docs/LOG.md.)"""
+def test_threads_do_not_change_a_bit(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are part of it: Kangaroo's were read by torch, whose sums have another order on two threads."""
     monkeypatch.setattr("foretell.engine.loop.thread_limit", nullcontext)  # beside other processes there would be fewer
     alone, _ = run(METHODS[name](target()), "chain", "rejection", plain=True)
-    torch.set_num_threads(3)
+    torch.set_num_threads(threads)
     trees, _ = run(METHODS[name](target()), "chain", "rejection", plain=True)
     for tree, other in zip(trees, alone, strict=True):
         assert torch.equal(tree.tokens, other.tokens)
         assert tree.q is None or (other.q is not None and torch.equal(tree.q, other.q))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_prompt_is_remembered_as_it_is_read_node_by_node(dtype: torch.dtype) -> None:
+    """Keys and values of Kangaroo's adapter: those of a pass, on every number of threads."""
+    head = kangaroo().to(dtype)
+    fast, _ = native_adapter(head, target(dtype))
+    assert fast is not None
+    hidden = torch.randn(2, 61, 32, generator=torch.Generator().manual_seed(8))
+    slots = torch.arange(61).expand(2, 61)
+    read = fast.new_cache(2, 64)
+    parent = chain_parent(61, CPU).expand(2, 61)
+    fast.step(hidden, layout(parent, torch.zeros(2, dtype=torch.int64), 64), read)
+    made = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        cache = fast.new_cache(2, 64)
+        fast.remember(hidden, slots, cache)
+        made.append(torch.stack([cache.keys[0], cache.values[0]])[..., :61, :])
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+    close = {"rtol": 0.0, "atol": 5e-6} if dtype == torch.float32 else {"rtol": 1 / 64, "atol": 1 / 128}
+    torch.testing.assert_close(made[0], torch.stack([read.keys[0], read.values[0]])[..., :61, :], **close)
 
 
 @pytest.mark.parametrize("name", ["medusa", "dspark", "kangaroo"])

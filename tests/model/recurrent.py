@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import foretell.model.hf.recurrent as recurrent
+import foretell.model.hf.recurrent.mixers as recurrent
 from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import COMMON, EXPERTS, VOCAB, WINDOW
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from foretell import Completion, Engine, ForetellError, Request, SamplingParams
-from foretell.bench.suite import Item, load_suite
+from foretell.bench import Item, load_suite
 from foretell.core.noise import Noise, derive_seed, exponentials
 from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.draft.base import Method

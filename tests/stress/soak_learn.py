@@ -30,7 +30,7 @@ def main() -> None:
     engine = Engine.load("bundled", speculative={"method": args.method, "num_speculative_tokens": 3})
     plain = Engine.load("bundled", speculative="none")
     # As much learning as the machine can, and now and then a client too many, whose weights take another's place.
-    options = LearnOptions(learn_adapters=2, learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0)
+    options = LearnOptions(learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0)
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning

@@ -16,8 +16,7 @@ import torch
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy
 from foretell.kernels import residual as residual_module
-from foretell.verify import VERIFIERS, Evidence, Verifier, draw
-from foretell.verify import base as base_module
+from foretell.verify import VERIFIERS, Evidence, Verifier, draw, drawing
 from tests.verify.enumerate import (  # fmt: skip
     Case,
     chains,
@@ -234,7 +233,7 @@ def test_rows_in_turn_are_rows_at_once(monkeypatch: pytest.MonkeyPatch, name: st
     noise = Noise(torch.arange(len(out.weight)), torch.zeros(len(out.weight), dtype=torch.int64))
     evidence = Evidence(out.tree, out.p, noise)
     whole = draw(verifier, evidence)
-    monkeypatch.setattr(base_module, "MAX_ELEMENTS", 5 * out.p[0].numel())
+    monkeypatch.setattr(drawing, "MAX_ELEMENTS", 5 * out.p[0].numel())
     parts = draw(verifier, evidence)
     assert len(out.weight) > 11
     for column in ("path", "count", "bonus", "sound"):

@@ -6,7 +6,8 @@ import torch
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy, chain_tree
 from foretell.verify import VERIFIERS
-from foretell.verify.base import Evidence, draw
+from foretell.verify.base import Evidence
+from foretell.verify.drawing import draw
 from foretell.verify.exact import target_draws
 from tests.verify.enumerate import tables
 

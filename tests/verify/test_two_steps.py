@@ -22,8 +22,7 @@ from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft import base as draft_module
 from foretell.draft.base import choose
 from foretell.kernels.cdf import invert_cdf
-from foretell.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw
-from foretell.verify import base as base_module
+from foretell.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw, drawing
 from tests.verify.enumerate import Case, Tables, draw_probs, tables, target_joint
 from tests.verify.test_exact import cells
 
@@ -82,7 +81,7 @@ def watched(watch: Watch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise_module, "uniforms", watch.uniforms)
         patch.setattr(noise_module, "stream_keys", watch.stream_keys)
-        patch.setattr(base_module, "invert_cdf", watch.invert_cdf)
+        patch.setattr(drawing, "invert_cdf", watch.invert_cdf)
         patch.setattr(draft_module, "invert_cdf", watch.invert_cdf)
         yield
 

@@ -16,7 +16,8 @@ from foretell.core.probs import History, Paths, Processors
 from foretell.core.tree import TokenTree, chain_tree, layout
 from foretell.kernels.build import BuildError, load_library, variants_of
 from foretell.kernels.race import typed
-from foretell.verify.base import Evidence, Verdict, draw
+from foretell.verify.base import Evidence, Verdict
+from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact, follow_draws
 from foretell.verify.gumbel_list import GumbelList
 

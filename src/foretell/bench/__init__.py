@@ -9,13 +9,13 @@ what a run is, ``stats.py`` is all arithmetic, ``run.py`` all measuring, ``repor
 ``sandbox.py`` and ``quality.py`` say whether answers are right.
 """
 
-from foretell.bench.named import NAMED, sample
+from foretell.bench.named import NAMED, load_suite, read_suite, sample
 from foretell.bench.quality import Quality
 from foretell.bench.report import BenchReport, Figures, Macro, MethodReport, TemperatureReport
 from foretell.bench.run import BenchInterrupted, BenchMethod, PromptDone, parse_method, run_bench
 from foretell.bench.script import encode_item
 from foretell.bench.stats import Interval, first_loop
-from foretell.bench.suite import Item, Suite, load_suite, read_suite, select
+from foretell.bench.suite import Item, Suite, select
 
 __all__ = [
     "NAMED",

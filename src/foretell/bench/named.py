@@ -1,7 +1,8 @@
-"""Public suites by name: where they come from, how many questions they have, and a fixed sample of them.
+"""Suites by name: the bundled ones, and public ones with where they come from, how many questions they have, and a fixed
+sample of them.
 
-None of them is bundled. A suite is read from the cache directory; where it is not there it is fetched once from the
-repository of its authors. Spec-Bench: Xia et al. 2024, "Unlocking Efficiency in Large Language Model Inference"
+None of the public ones is bundled. Such a suite is read from the cache directory; where it is not there it is fetched once
+from the repository of its authors. Spec-Bench: Xia et al. 2024, "Unlocking Efficiency in Large Language Model Inference"
 (480 questions: MT-bench's 80 with two turns, and 80 each of translation, summarisation, question answering, word problems
 and retrieval). EAGLE: the six sets that its papers report, 80 questions each. GSM8K: Cobbe et al. 2021. HumanEval: Chen
 et al. 2021.
@@ -16,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretell.bench.suite import Item, Suite, read_file
+from foretell import bundled
+from foretell.bench.suite import BUNDLED, Item, Suite, read_file
 from foretell.core.cachedir import cache_directory
 from foretell.core.errors import ConfigError
 
@@ -68,6 +70,26 @@ NAMED: dict[str, Source] = {
 }
 
 
+def load_suite(name: str | Path = "bundled") -> list[Item]:
+    """The questions of ``read_suite``, without its notes. Raises ConfigError."""
+    return read_suite(name).items
+
+
+def read_suite(name: str | Path = "bundled") -> Suite:
+    """A suite by name (one of BUNDLED, or of NAMED: from the cache directory, or fetched into it), or by a file.
+
+    Raises ConfigError that names the line.
+    """
+    name = str(name)
+    if name in BUNDLED:
+        return Suite(name, _read(bundled.path(BUNDLED[name]), name))
+    return read_named(name) if name in NAMED else described(Suite(name, _read(Path(name), name)))
+
+
+def _read(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
+    return read_file(path, name, [*BUNDLED, *NAMED], is_json=is_json)
+
+
 def suite_file(name: str) -> Path:
     """Where a named suite is kept: ``suites`` in the cache directory."""
     end = ".jsonl.gz" if NAMED[name].url.endswith(".gz") else ".jsonl"
@@ -79,7 +101,7 @@ def read_named(name: str) -> Suite:
     file = suite_file(name)
     if not file.exists():
         _fetch(name, file)
-    return described(Suite(name, read_file(file, f"{name} ({file})")))
+    return described(Suite(name, _read(file, f"{name} ({file})")))
 
 
 def described(suite: Suite) -> Suite:
@@ -188,7 +210,7 @@ def _fetch(name: str, file: Path) -> None:
         ) as stream:
             scratch = Path(stream.name)
             stream.write(data)
-        read_file(scratch, f"{name} ({url})", is_json=True)
+        _read(scratch, f"{name} ({url})", is_json=True)
         os.replace(scratch, file)
     except (OSError, urllib.error.URLError, ConfigError) as error:
         reason = str(getattr(error, "reason", None) or error)

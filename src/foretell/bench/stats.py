@@ -214,97 +214,12 @@ def wilson(hits: int, count: int, *, z: float = 1.959963984540054) -> Interval:
     return Interval(share, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
 
 
-def paired_difference(one: int, other: int, hits: int, count: int) -> Interval:
-    """Share of one side less the other's on the same ``count`` questions, with its 95 % interval (Newcombe 1998, Statistics
-    in Medicine 17, 2635: method 10, from Wilson's two intervals and the correlation of the sides).
-
-    one, other: questions that only this side has right. hits: those that ``one``'s side has right in all. NaN, between -1
-    and 1, of nothing.
-    """
-    if not count:
-        return Interval(math.nan, -1.0, 1.0)
-    both, second = hits - one, hits - one + other
-    mine, theirs = wilson(hits, count), wilson(second, count)
-    neither = count - both - one - other
-    spread = hits * (count - hits) * second * (count - second)
-    cross = float(both * neither - one * other)
-    if cross > 0:
-        cross = max(0.0, cross - count / 2)  # his correction for continuity
-    phi = cross / math.sqrt(spread) if spread else 0.0
-
-    def reach(a: float, b: float) -> float:
-        return math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b))
-
-    value = mine.value - theirs.value
-    low = reach(mine.value - mine.low, theirs.high - theirs.value)
-    high = reach(mine.high - mine.value, theirs.value - theirs.low)
-    return Interval(value, max(-1.0, value - low), min(1.0, value + high))
-
-
 def mcnemar(one: int, other: int) -> float:
     """Two-sided p-value of discordant pairs, ``one`` on one side and ``other`` on the other, if each side were as likely
     (McNemar 1947, exact: binomial with 1/2). 1 without any."""
     count, few = one + other, min(one, other)
     tail: int = sum(math.comb(count, k) for k in range(few + 1))
     return min(1.0, 2 * tail / (1 << count))
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Intraclass correlations of several raters who all rate the same subjects: 1 is full agreement, 0 is chance."""
-
-    num_subjects: int
-    num_raters: int
-    absolute: Interval  # ICC(2,1): a rater who is always stricter than the others agrees less
-    consistent: Interval  # ICC(3,1): such a constant difference does not count
-
-
-def agreement(ratings: Sequence[Sequence[float]], *, level: float = 0.95) -> Agreement:
-    """ICC(2,1) and ICC(3,1) of ratings [subjects][raters], single ratings, both from one two-way analysis of variance.
-
-    Shrout and Fleiss 1979, "Intraclass correlations: uses in assessing rater reliability"; the interval of ICC(2,1) is
-    their approximation, as in McGraw and Wong 1996. Where all ratings are equal there is nothing to correlate: NaN,
-    between -1 and 1. Raises ValueError below two subjects or two raters.
-    """
-    table = np.asarray(ratings, dtype=np.float64)
-    if table.ndim != 2 or min(table.shape) < 2:
-        raise ValueError(f"ratings have shape {list(table.shape)}: expected at least 2 subjects by at least 2 raters")
-    n, k = table.shape
-    mean = table.mean()
-    rows = k * float(((table.mean(1) - mean) ** 2).sum()) / (n - 1)
-    columns = n * float(((table.mean(0) - mean) ** 2).sum()) / (k - 1)
-    left = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + mean
-    error = float((left**2).sum()) / ((n - 1) * (k - 1))
-    if rows + error < 1e-12 * max(1.0, mean * mean):
-        nothing = Interval(math.nan, -1.0, 1.0)
-        return Agreement(n, k, nothing, nothing)
-    return Agreement(n, k, _icc2(rows, columns, error, n, k, level), _icc3(rows, error, n, k, level))
-
-
-def _icc3(rows: float, error: float, n: int, k: int, level: float) -> Interval:
-    """From the mean squares between subjects and of what is left."""
-    value = (rows - error) / (rows + (k - 1) * error)
-    if error < 1e-12 * rows:
-        return Interval(value, value, value)
-    upper, d1, d2 = (1 + level) / 2, n - 1, (n - 1) * (k - 1)
-    low, high = rows / error / f_quantile(upper, d1, d2), rows / error * f_quantile(upper, d2, d1)
-    return Interval(value, (low - 1) / (low + k - 1), (high - 1) / (high + k - 1))
-
-
-def _icc2(rows: float, columns: float, error: float, n: int, k: int, level: float) -> Interval:
-    """From the mean squares between subjects, between raters, and of what is left."""
-    value = (rows - error) / (rows + (k - 1) * error + k * (columns - error) / n)
-    if error + columns < 1e-12 * rows:
-        return Interval(value, value, value)
-    a = k * value / (n * (1 - value))
-    b = 1 + k * value * (n - 1) / (n * (1 - value))
-    parts = (a * columns) ** 2 / (k - 1) + (b * error) ** 2 / ((n - 1) * (k - 1))
-    freedom = max(1.0, (a * columns + b * error) ** 2 / parts) if parts else 1.0
-    upper, rest = (1 + level) / 2, k * columns + (k * n - k - n) * error
-    below, above = f_quantile(upper, n - 1, freedom), f_quantile(upper, freedom, n - 1)
-    low = n * (rows - below * error) / (below * rest + n * rows)
-    high = n * (above * rows - error) / (rest + n * above * rows)
-    return Interval(value, low, high)
 
 
 def f_quantile(share: float, d1: float, d2: float) -> float:

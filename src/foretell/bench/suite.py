@@ -1,4 +1,4 @@
-"""Prompts to measure on: the bundled suite, the named public suites (``named.py``), and files (``core.prompts``).
+"""Questions to measure on, as files have them (``core.prompts``); ``named.read_suite`` finds them by name.
 
 An entry of a file is a text, ``prompt`` or ``messages``, or one of three forms. Ours and Spec-Bench's:
 ``question_id``, ``category``, ``turns`` (messages of the user; a later one follows the model's own answer), and where
@@ -62,29 +62,9 @@ class Suite:
     notes: list[str] = field(default_factory=list)  # e.g. that a file has other counts than the suite it is named after
 
 
-def load_suite(name: str | Path = "bundled") -> list[Item]:
-    """The questions of ``read_suite``, without its notes. Raises ConfigError."""
-    return read_suite(name).items
-
-
-def read_suite(name: str | Path = "bundled") -> Suite:
-    """A suite by name (one of BUNDLED, or of ``named.NAMED``: from the cache directory, or fetched into it), or by a file.
-
-    Raises ConfigError that names the line.
-    """
-    from foretell.bench import named
-
-    if str(name) in BUNDLED:
-        from foretell import bundled
-
-        return Suite(str(name), read_file(bundled.path(BUNDLED[str(name)]), str(name)))
-    if str(name) in named.NAMED:
-        return named.read_named(str(name))
-    return named.described(Suite(str(name), read_file(Path(name), str(name))))
-
-
-def read_file(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
-    """The questions of a file, packed by gzip where it ends in .gz. name: in messages; is_json: refuse plain text."""
+def read_file(path: Path, name: str, known: Sequence[str], *, is_json: bool = False) -> list[Item]:
+    """The questions of a file, packed by gzip where it ends in .gz. For messages: its name, and the suites that are known
+    by name. is_json: refuse plain text. Raises ConfigError that names the line."""
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
@@ -92,12 +72,9 @@ def read_file(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
     except (gzip.BadGzipFile, EOFError) as error:
         raise ConfigError(f"suite {name!r} is not a whole gzip file: {error}") from None
     except OSError as error:
-        from foretell.bench.named import NAMED
-
-        known = ", ".join([*map(repr, BUNDLED), *NAMED])
-        close = nearest(name, [*BUNDLED, *NAMED])
+        names = ", ".join(repr(one) if one in BUNDLED else one for one in known)
         raise ConfigError(
-            f"suite {name!r} cannot be read: {error.strerror}{close}; expected {known}, or a file of prompts"
+            f"suite {name!r} cannot be read: {error.strerror}{nearest(name, known)}; expected {names}, or a file of prompts"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"suite {name!r} is not UTF-8 text (byte {error.start})") from None

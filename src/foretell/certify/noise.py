@@ -16,7 +16,8 @@ from foretell.certify.joint import SIZE, ContextTables, projected
 from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
 from foretell.core.noise import Noise, exponentials, int64_seed, mix
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
-from foretell.verify.base import Evidence, Verifier, draw
+from foretell.verify.base import Evidence, Verifier
+from foretell.verify.drawing import draw
 
 TREES = {"1-1": (-1, 0, 1), "3": (-1, 0, 0, 0), "2-1": (-1, 0, 0, 1, 2)}
 SETS = 2  # sets of visited distributions

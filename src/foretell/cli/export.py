@@ -85,7 +85,7 @@ def vllm_args(
     """
     from foretell.core.errors import ModelError
     from foretell.methods.common import formats
-    from foretell.methods.engines import serving
+    from foretell.methods.other_engines import serving
     from foretell.model.checkpoint import resolve
 
     path, spec = resolve(head), find_target(target)

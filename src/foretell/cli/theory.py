@@ -236,7 +236,7 @@ def _engine(models: o.Models, threads: int | None, *, no_color: bool) -> "Engine
     settings.check_method(config, models.target)
     settings.use_threads(threads)
     engine = settings.load_engine(models, config, no_color=no_color)
-    from foretell.methods.draft_model.translated import TranslatedDraft
+    from foretell.methods.draft_model.vocabulary.translated import TranslatedDraft
 
     if isinstance(engine.method, TranslatedDraft):
         raise ConfigError(

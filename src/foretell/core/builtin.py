@@ -20,12 +20,12 @@ METHODS: dict[str, Parts] = {
     "none": Parts("foretell.draft.none:NoneConfig"),
     "draft_model": Parts(
         "foretell.methods.draft_model.config:DraftModelConfig",
-        training="foretell.methods.draft_model.training:RECIPE",
+        training="foretell.train.recipes.draft_model:RECIPE",
     ),
     "eagle3": Parts(
         "foretell.methods.eagle.config:Eagle3Config",
         ("foretell.methods.eagle.formats:Eagle3Native", "foretell.methods.eagle.formats:Eagle3Speculators"),
-        "foretell.methods.eagle.training_eagle3:RECIPE",
+        "foretell.train.recipes.eagle3:RECIPE",
     ),
     "peagle": Parts(
         "foretell.methods.eagle.config:PEagleConfig", ("foretell.methods.eagle.formats_parallel:PEagleSpeculators",)
@@ -33,13 +33,13 @@ METHODS: dict[str, Parts] = {
     "eagle1": Parts(
         "foretell.methods.eagle.config:Eagle1Config",
         ("foretell.methods.eagle.formats:Eagle1Native",),
-        "foretell.methods.eagle.training_eagle1:RECIPE",
+        "foretell.train.recipes.eagle1:RECIPE",
     ),
     "eagle2": Parts("foretell.methods.eagle.config:Eagle2Config"),  # reads EAGLE-1's head
     "medusa": Parts(
         "foretell.methods.medusa.config:MedusaConfig",
         ("foretell.methods.medusa.formats:MedusaAuthors", "foretell.methods.medusa.formats:MedusaVLLM"),
-        "foretell.methods.medusa.training:RECIPE",
+        "foretell.train.recipes.medusa:RECIPE",
     ),
     "dflash": Parts(
         "foretell.methods.dflash.config:DFlashConfig",
@@ -49,17 +49,17 @@ METHODS: dict[str, Parts] = {
             "foretell.methods.dflash.formats:DFlashSpeculators",
             "foretell.methods.dflash.formats:DSparkSpeculators",
         ),
-        "foretell.methods.dflash.training:RECIPE",
+        "foretell.train.recipes.dflash:RECIPE",
     ),
     "kangaroo": Parts(
         "foretell.methods.kangaroo.config:KangarooConfig",
         ("foretell.methods.kangaroo.formats:KangarooLayout",),
-        "foretell.methods.kangaroo.training:RECIPE",
+        "foretell.train.recipes.kangaroo:RECIPE",
     ),
     "mtp": Parts(
         "foretell.methods.mtp.config:MTPConfig",
         ("foretell.methods.mtp.trained:MTPDirectory",),
-        "foretell.methods.mtp.training:RECIPE",
+        "foretell.train.recipes.mtp:RECIPE",
     ),
     "early_exit": Parts("foretell.methods.kangaroo.config:EarlyExitConfig"),
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
@@ -69,7 +69,7 @@ METHODS: dict[str, Parts] = {
     "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
         layouts=("foretell.methods.acceptance.formats:AcceptanceLayout",),
-        training="foretell.methods.acceptance.training:RECIPE",
+        training="foretell.train.recipes.acceptance:RECIPE",
     ),
     "judge": Parts(
         layouts=("foretell.methods.judge.formats:JudgeLayout",), training="foretell.train.judge:train_judge"
@@ -84,6 +84,9 @@ LAYOUTS = tuple(layout for parts in METHODS.values() for layout in parts.layouts
 
 TRAINING = {name: parts.training for name, parts in METHODS.items() if parts.training is not None}
 """Names that ``foretell train`` takes."""
+
+LEARNER = "foretell.learn.learner:opener"
+"""What ``Service(learn=...)`` is served by: from (engine, loaded methods, options) to a function that opens the learner."""
 
 SHAPES = {
     name: f"foretell.draft.shapes:{kind}"

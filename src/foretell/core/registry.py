@@ -193,6 +193,11 @@ def names_of(builtin: Iterable[str], group: str) -> list[str]:
     return list(dict.fromkeys((*builtin, *sorted(point.name for point in entry_points(group=group)))))
 
 
+def called(name: str, group: str) -> str:
+    """See ``Registry.called``, for files below the one in which the registry of a group is made."""
+    return _MADE[group].called(name)
+
+
 def check_spec(text: str, builtin: Iterable[str], what: str) -> None:
     """Raise ConfigError, as ``spec.parse_spec`` does, where the word of ``name[/option=value]...`` is unknown. what:
     "verifier" or "shape"."""

@@ -20,7 +20,8 @@ from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.kernels.bounds import check_tree
 from foretell.model.target import Target
-from foretell.verify.base import Evidence, RowVerifiers, Verifier, draw
+from foretell.verify.base import Evidence, RowVerifiers, Verifier
+from foretell.verify.drawing import draw
 
 _BLOCK = 64
 """Tokens whose largest logit ranks them together: see ``candidates``."""

@@ -34,10 +34,10 @@ from typing import NamedTuple
 
 from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
+from foretell.kernels.cpu import amx_permitted, cpu_flags, vendor
 
 _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
-_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64: arch/x86/include/uapi/asm/prctl.h
 _PREBUILT = Path(__file__).with_name("prebuilt")
 logger = logging.getLogger(__name__)
 
@@ -191,51 +191,6 @@ def variants_of(name: str) -> list[str]:
     if not missing:
         raise BuildError(f"it has no variant {best}")
     raise BuildError(f"the CPU lacks {missing}" if cpu_flags() else "the CPU's instructions are not known")
-
-
-@cache
-def _cpuinfo() -> str | None:
-    """What Linux says of this CPU; None elsewhere."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def vendor() -> str:
-    """The maker of this CPU, as it names itself ("GenuineIntel", "AuthenticAMD"); empty where that is not known."""
-    said = _cpuinfo() or platform.processor()  # on Windows that is its last word
-    found = re.search(r"\b(GenuineIntel|AuthenticAMD)\b", said)
-    return found.group(1) if found else ""
-
-
-@cache
-def cpu_flags() -> frozenset[str]:
-    """Instruction sets of this CPU that variants need, as Linux names them; empty where that is not known."""
-    text = _cpuinfo()
-    if text is None:
-        return _cpu_flags_of_torch()
-    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
-    return frozenset(found.group(1).split()) if found else frozenset()
-
-
-@cache
-def amx_permitted() -> bool:
-    """Whether the system lets this process use AMX: it is asked here, once, for all its threads and forks."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    try:
-        return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0)
-    except (OSError, AttributeError):  # no such function
-        return False
-
-
-def _cpu_flags_of_torch() -> frozenset[str]:
-    import torch
-
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    names = {"fma3": "fma", **{f"avx512_{part}": f"avx512{part}" for part in ("f", "bw", "dq", "vl")}}
-    return frozenset(names.get(name, name) for name, has in capabilities.items() if has is True)
 
 
 @cache

@@ -1,7 +1,7 @@
-"""The adapters of a service: of each tenant, and of each of its methods, one or several sets of weights that learn."""
+"""The adapters of a service: of each tenant, and of each of its methods, a set of weights that learns."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,12 +17,11 @@ from foretell.learn.ends import Matrices, matrices_of
 from foretell.learn.options import RECIPES, LearnOptions, check_configs, weights_of
 from foretell.learn.pool import TrainerPool
 from foretell.learn.process import TrainerProcess
-from foretell.learn.route import Router
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
 from foretell.learn.student import Origin
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.load import parse_device
 from foretell.service.drift import DriftWatch
 
@@ -31,9 +30,8 @@ from foretell.service.drift import DriftWatch
 class ServedAdapter:
     """One adapter of one tenant, as it serves."""
 
-    name: str  # "tenant/method/index"
+    name: str  # "tenant/method/0": its folder has this name
     tenant: str  # "": all requests without a key
-    index: int
     method: LearnedMethod
     origin: Origin
     watch: DriftWatch = field(default_factory=DriftWatch)
@@ -77,16 +75,8 @@ class ServedAdapter:
         return rate if rate < self.before_swap - fall else None
 
 
-@dataclass
-class TenantAdapters:
-    """The adapters of one API key, or of all requests without one."""
-
-    served: dict[tuple[int, int], ServedAdapter]  # by (id of the loaded method that learns, index)
-    router: Router
-
-
 class Adapters:
-    """All of them, opened when a tenant first asks. ``route`` may be called from any thread."""
+    """All of them, opened when a tenant first asks. ``find`` may be called from any thread."""
 
     def __init__(
         self,
@@ -101,7 +91,8 @@ class Adapters:
         self.able = able_to_learn(choices)
         self.engine, self.options, self.trainers = engine, options, trainers
         self.store = None if options.learn_dir is None else VersionStore(options.learn_dir)
-        self.by_tenant: dict[str, TenantAdapters] = {}  # the least recently used first
+        # The least recently used tenant first; its adapters by the id of the loaded method that learns.
+        self.by_tenant: dict[str, dict[int, ServedAdapter]] = {}
         self.by_name: dict[str, ServedAdapter] = {}
         self._on_restored = on_restored
         self._is_starting = True
@@ -112,54 +103,37 @@ class Adapters:
     def open_all(self) -> None:
         """Open what requests without a key use: a wrong drafter is found at the start. Raises ConfigError, ModelError."""
         for choice in self.able.values():
-            self._of("", choice)
+            self.find("", choice)
         self._is_starting = False
 
-    def route(
-        self, tenant: str, choice: Choice, prompt: Sequence[int], *, store: bool = True
-    ) -> tuple[Method, ServedAdapter, ServedAdapter, int, Router]:
-        """(the method of a request, the adapter that guesses in it, the one that learns from it, the prompt's cluster, its
-        router). store: whether anything may be kept of the prompt."""
+    def find(self, tenant: str, choice: Choice) -> ServedAdapter:
+        """The adapter that guesses for a tenant's requests by this method, and learns from them."""
         with self._lock:
-            mine = self._of(tenant, choice)
-            cluster, part = mine.router.cluster(prompt, store=store), id(choice.method.trained)
-            guesses = mine.served[part, mine.router.adapter(cluster)]
-            return guesses.within(choice.method), guesses, mine.served[part, cluster], cluster, mine.router
-
-    def observe(self, router: Router, cluster: int, index: int, acceptance: float) -> None:
-        """A request has ended."""
-        with self._lock:
-            router.observe(cluster, index, acceptance)
+            mine = self.by_tenant[tenant] = self.by_tenant.pop(tenant, {})
+            if id(choice.method.trained) not in mine:
+                mine[id(choice.method.trained)] = self._open(tenant, choice)
+            while len(self.by_tenant) > self.options.max_tenants + 1:  # "" is always there
+                oldest = next(name for name in self.by_tenant if name)
+                for one in self.by_tenant.pop(oldest).values():
+                    self.by_name.pop(one.name, None)
+                    self.trainers.close(one.name)
+            return mine[id(choice.method.trained)]
 
     def of(self, tenant: str | None) -> list[ServedAdapter]:
         """A tenant's; None: all."""
         return [one for one in list(self.by_name.values()) if tenant is None or one.tenant == tenant]
 
-    def _of(self, tenant: str, choice: Choice) -> TenantAdapters:
-        mine = self.by_tenant.pop(tenant, None) or TenantAdapters({}, Router(self.options.learn_adapters))
-        self.by_tenant[tenant] = mine
-        if (id(choice.method.trained), 0) not in mine.served:
-            for index in range(self.options.learn_adapters):
-                self._open(mine, tenant, choice, index)
-        while len(self.by_tenant) > self.options.max_tenants + 1:  # "" is always there
-            oldest = next(name for name in self.by_tenant if name)
-            for one in self.by_tenant.pop(oldest).served.values():
-                self.by_name.pop(one.name, None)
-                self.trainers.close(one.name)
-        return mine
-
-    def _open(self, mine: TenantAdapters, tenant: str, choice: Choice, index: int) -> None:
+    def _open(self, tenant: str, choice: Choice) -> ServedAdapter:
         base = choice.method.trained
         origin, method = self._origin(choice), LearnedMethod(base)
-        name = f"{tenant}/{choice.config.method}/{index}"
+        name = f"{tenant}/{choice.config.method}/0"
         found = self._restored(name, origin, base)
         if found is not None:
             origin, method = replace(origin, weights=found[0]), LearnedMethod(found[1])
             self._on_restored(name, "")
-        one = ServedAdapter(name, tenant, index, method, origin)
-        mine.served[id(base), index] = one
-        self.by_name[name] = one
+        one = self.by_name[name] = ServedAdapter(name, tenant, method, origin)
         self.trainers.open(name, origin)
+        return one
 
     def _restored(self, name: str, origin: Origin, method: Method) -> tuple[dict[str, Tensor], Method] | None:
         """Kept weights, and the method with them. Raises ConfigError at the start alone: later a client's request would be

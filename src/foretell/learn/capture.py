@@ -15,7 +15,6 @@ from torch import Tensor
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.tapping import Tapping
-from foretell.learn.route import Router
 from foretell.learn.texts import RawText
 from foretell.planner.account import Allowance
 
@@ -24,11 +23,8 @@ from foretell.planner.account import Allowance
 class CaptureState:
     """Carried by a request's row as ``Row.capture``: which adapter its text trains, and what was captured of it."""
 
-    adapter: str  # name of the adapter that learns from it
-    serving: str  # name of the adapter that guesses for it
+    adapter: str  # name of the adapter that guesses for it and learns from it
     taps: tuple[int, ...]  # layers that the drafter reads, in its order
-    cluster: int = 0  # the cluster it was taken for ...
-    router: Router | None = None  # ... by this router: its tenant may have been dropped meanwhile
     counts: tuple[int, int] = (0, 0)  # first guesses made by what learns, and kept
     told: tuple[int, int] = (0, 0)  # ... until the end of the last piece (``drift.PIECE``)
     begun: bool = False

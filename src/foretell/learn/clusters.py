@@ -37,13 +37,12 @@ class Clusters:
     centres: list[Sketch] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
-    def add(self, given: Sketch) -> tuple[int, int | None]:
-        """(the cluster of a sketch, the cluster into which the one that had this number before has gone; None where it is
-        the same as before, or new)."""
+    def add(self, given: Sketch) -> None:
+        """Take in a sketch: as a cluster of its own, where two others are joined for it, or into the nearest."""
         if len(self.centres) < self.most:
             self.centres.append(given)
             self.weights.append(1.0)
-            return len(self.centres) - 1, None
+            return
         count, centres, weights = self.most, [*self.centres, given], [*self.weights, 1.0]
         unit = np.stack([centre / max(float(np.linalg.norm(centre)), 1e-9) for centre in centres])
         apart, n = 1.0 - unit @ unit.T, np.array(weights)
@@ -53,10 +52,8 @@ class Clusters:
         total = weights[into] + weights[gone]
         self.centres[into] = (weights[into] * centres[into] + weights[gone] * centres[gone]) / total
         self.weights[into] = min(total, MOST_WEIGHT)
-        if gone == count:
-            return into, None
-        self.centres[gone], self.weights[gone] = given, 1.0
-        return gone, into
+        if gone != count:
+            self.centres[gone], self.weights[gone] = given, 1.0
 
     def of(self, sketches: Sequence[Sketch]) -> list[int]:
         """The nearest cluster of each sketch now; 0 where there is none yet."""

@@ -131,14 +131,12 @@ class Learner:
         if id(choice.method.trained) not in self.adapters.able:
             return choice, None
         tenant = submission.tenant or ""
-        store = submission.store
-        found = self.adapters.route(tenant, choice, submission.prompt_ids, store=store)
-        method, serving, learns, cluster, router = found
-        state = CaptureState(learns.name, serving.name, serving.method.taps, cluster, router)
+        one = self.adapters.find(tenant, choice)
+        state = CaptureState(one.name, one.method.taps)
         if self._is_paused(tenant) or self.failure or not submission.store:
             state.begun = state.dropped = True
             self.capture.num_skipped += not submission.store
-        return replace(choice, method=method), state
+        return replace(choice, method=one.within(choice.method)), state
 
     def _is_paused(self, tenant: str) -> bool:
         return self.paused or tenant in self._paused
@@ -170,7 +168,7 @@ class Learner:
 
     def _count(self, row: Row, state: CaptureState, *, by_weights: bool) -> None:
         """by_weights: whether what learns made the step's guesses, and not the light part of its method."""
-        one = self.adapters.by_name.get(state.serving)
+        one = self.adapters.by_name.get(state.adapter)
         if row.steps and row.error is None:
             drafted, accepted = row.steps[-1]
             if drafted and by_weights and one is not None:
@@ -186,10 +184,8 @@ class Learner:
             return
         made, kept = state.counts
         version = 0 if one is None else one.method.serving[0]
-        self.history.append(RequestRecord(self._num_requests, time.time(), state.serving, version, made, kept))
+        self.history.append(RequestRecord(self._num_requests, time.time(), state.adapter, version, made, kept))
         self._num_requests += 1
-        if one is not None and state.router is not None:
-            self.adapters.observe(state.router, state.cluster, one.index, kept / made)
 
     def _tell_drift(self, one: ServedAdapter) -> None:
         self._counts["drifts"] += 1
@@ -407,3 +403,10 @@ class Learner:
         adapters: Adapters | None = getattr(self, "adapters", None)  # none where it was not to be opened
         if adapters is not None and adapters.store is not None:
             adapters.store.close()
+
+
+def opener(engine: Engine, choices: list[Choice], options: LearnOptions) -> Callable[[], Learner]:
+    """What opens the learner of a service. Raises ConfigError where none of the loaded methods can learn so: now, before
+    costs are measured."""
+    check_options(engine, choices, options)
+    return lambda: Learner(engine, choices, options)

@@ -12,9 +12,6 @@ from foretell.planner.account import LEARN_SHARE
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig
-    from foretell.engine.engine import Engine
-    from foretell.engine.speculation import Choice
-    from foretell.learn.learner import Learner
 
 RECIPES = {
     "draft_model": "draft_model",
@@ -48,7 +45,6 @@ class LearnOptions:
         0.01, "Processor time, as a share of one core, that learning may take while the service decodes on all cores; "
         "between requests, and where a core is free, it takes what it needs. 1: no limit.", metavar="SHARE",
     )  # fmt: skip
-    learn_adapters: int = setting(1, "Versions of the drafter that learn side by side, for different kinds of texts.")
     learn_lora: int = setting(
         0,
         "Rank of low-rank updates (LoRA) of a draft model's linear layers; 0 trains all of its weights.",
@@ -90,8 +86,6 @@ class LearnOptions:
             raise ConfigError("held_out = 1 would leave no text to learn from: one in so many is kept for the gate")
         if self.learn_lora < 0:
             raise ConfigError(f"learn_lora = {self.learn_lora} must be at least 0; 0 trains all weights")
-        if not 1 <= self.learn_adapters <= 3:
-            raise ConfigError(f"learn_adapters = {self.learn_adapters} must be 1, 2 or 3")
         for name in ("learn_memory_mib", "clip", "quantum_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be positive and finite")
@@ -111,18 +105,6 @@ class LearnOptions:
             raise ConfigError("learn_dir is empty: give a folder, or leave it out and nothing is written")
         if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():
             raise ConfigError(f"learn_dir = {self.learn_dir} is a file; expected a folder")
-
-    def check(self, engine: "Engine", choices: "list[Choice]") -> None:
-        """See ``engine.learning.LearnOptions``."""
-        from foretell.learn.adapters import check_options
-
-        check_options(engine, choices, self)
-
-    def open(self, engine: "Engine", choices: "list[Choice]") -> "Learner":
-        """See ``engine.learning.LearnOptions``."""
-        from foretell.learn.learner import Learner  # imports training, which a service without learning does without
-
-        return Learner(engine, choices, self)
 
     def lr(self, hidden_size: int) -> float:
         """The learning rate in force."""

@@ -38,9 +38,8 @@ class TrainerPool:
 
     def open(self, adapter: str, origin: Origin) -> None:
         """A new adapter. Raises ConfigError, ModelError."""
-        share = int(self.options.learn_memory_mib * 2**20 / (self.options.max_tenants * self.options.learn_adapters))
         whole = int(self.options.learn_memory_mib * 2**20)
-        most = whole if adapter.startswith("/") else share  # "/...": all requests learn together
+        most = whole if adapter.startswith("/") else whole // self.options.max_tenants  # "/...": all requests together
         with torch.inference_mode(mode=False):  # a new client's first request may come in the middle of decoding
             student = Student(replace(origin, matrices=origin.matrices or self.matrices), self.options)
             self.trainers[adapter] = AdapterTrainer(student, self.options, max_bytes=most // 2)

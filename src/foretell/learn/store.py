@@ -23,6 +23,8 @@ from foretell.train.checkpoint import write_bytes
 
 logger = logging.getLogger(__name__)
 WEIGHTS, LOG, UNUSABLE = "weights.safetensors", "events.jsonl", "unusable.safetensors"
+_OTHERS = re.compile(r"-[1-9](-[0-9a-f]{16})?$")
+"""The end of the folder's name of a method's second adapter, and of further ones: see ``VersionStore.folder``."""
 KEPT = 3
 """Versions whose weights are kept to go back to: the one that serves, the one before, and one on its way."""
 
@@ -31,7 +33,8 @@ class VersionStore:
     """One folder. What a crash interrupts is lost; what was there before stays whole."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises ConfigError where it cannot be written to, or another learner writes there."""
+        """Raises ConfigError where it cannot be written to, another learner writes there, or weights lie there that nothing
+        would load."""
         self.root = Path(folder)
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,13 +48,20 @@ class VersionStore:
                 f"learn_dir = {self.root} is in use by another learner, and each would delete what the other has learned: "
                 "give each a folder of its own"
             )
+        unread = sorted(file.parent.name for file in self.root.glob(f"*/{WEIGHTS}") if _OTHERS.search(file.parent.name))
+        if unread:
+            self._leave()
+            raise ConfigError(
+                f"learn_dir = {self.root} is of an earlier version, in which several adapters of a method learned side by "
+                f"side, and one does now: delete {', '.join(unread)} to go on with the first, or give another learn_dir"
+            )
 
     def close(self) -> None:
         """Leave the folder to others."""
         self._leave()
 
     def folder(self, adapter: str) -> Path:
-        """Of one adapter, "tenant/method/index". Tenants whose names differ never share one."""
+        """Of one adapter, "tenant/method/0". Tenants whose names differ never share one."""
         name = re.sub(r"[^\w-]+", "-", adapter).strip("-")
         if not re.fullmatch(r"(\w([\w-]*\w)?)?/[^/]+/[^/]+", adapter):  # other characters have become a "-"
             name += "-" + sha256(adapter.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.core.errors import ConfigError
 from foretell.learn.clusters import Clusters, Sketch, sketch
 from foretell.methods.common.teacher import Batch, ComputedBatch
 
@@ -172,9 +171,3 @@ class ReplayBuffer:
 def kinds_of(texts: Sequence[Text], kinds: Clusters | None) -> list[int]:
     """The kind of each text's request; all one where none are given."""
     return [0] * len(texts) if kinds is None else kinds.of([text.sketch for text in texts])
-
-
-def check_vocabulary(sizes: Sequence[int]) -> None:
-    """Raise ConfigError where texts of different vocabularies meet."""
-    if len(set(sizes)) > 1:
-        raise ConfigError(f"the target has {sizes[0]} tokens and the drafter {sizes[1]}")

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
@@ -80,12 +79,9 @@ class Learning(Protocol):
 
 
 class LearnOptions(Protocol):
-    """How to learn: what ``Service(learn=...)`` takes (``foretell.learn.LearnOptions``)."""
+    """How to learn: values, ``foretell.learn.LearnOptions``. ``builtin.LEARNER`` makes the learner of them."""
 
-    def check(self, engine: Engine, choices: list[Choice]) -> None:
-        """Raise ConfigError where none of the loaded methods can learn so: before costs are measured."""
-        ...
-
-    def open(self, engine: Engine, choices: list[Choice]) -> Learning:
-        """A learner for an engine and its loaded methods, which were checked."""
+    @property
+    def learn_dir(self) -> str | None:
+        """The folder of what was learned."""
         ...

@@ -5,12 +5,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
+from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
 from foretell.core.params import fresh_seed
+from foretell.core.registry import load_reference
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.drafters.failures import DrafterFailures
@@ -76,10 +78,11 @@ class Service:
             )
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
-        if learn is not None:
-            learn.check(engine, self._choices.guessing)
         self._tenants = Tenants(options.shared_drafts)
-        self._learn, self._learning = learn, cast(Learning | None, None)
+        self._open_learner: Callable[[], Learning] | None = None
+        if learn is not None:  # refuses, before costs are measured, what cannot learn so
+            self._open_learner = load_reference(builtin.LEARNER)(engine, self._choices.guessing, learn)
+        self._learning: Learning | None = None
         self._drifts = Drifts()
         self._failures = DrafterFailures(name for name in self._choices.names if name != NoMethod.name)
         self._loop: Loop | None = None
@@ -140,8 +143,8 @@ class Service:
             failures=None if self.engine.model.is_shared else self._failures,
         )  # fmt: skip
         self._loop.observers.append(self._drifts)
-        if self._learn is not None:
-            self._learning = self._learn.open(self.engine, self._choices.guessing)
+        if self._open_learner is not None:
+            self._learning = self._open_learner()
             self._loop.observers.append(self._learning.observe)
             self._loop.batch.prompts.on_prompt = self._learning.prompt
         release_workers()  # costs were measured here

@@ -4,12 +4,14 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretell.core.errors import TrainError
+from foretell.core.errors import ConfigError, TrainError
+from foretell.core.journal import first_difference
 from foretell.core.jsontext import parse_json
 
 FOLDER = "checkpoints"
@@ -74,6 +76,23 @@ def load(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, 
             f"checkpoint {folder} cannot be read ({error}): delete it, and the one before is used"
         ) from error
     return state, about
+
+
+def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the run to resume had other settings, naming the first difference."""
+    was, now = ({**each, "options": _trained(each.get("options"))} for each in (was, now))
+    difference = first_difference(was, json.loads(json.dumps(now, default=str)))
+    if difference is not None:
+        key, old, new = difference
+        raise ConfigError(
+            f"--resume: {key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
+            "folder for a new run"
+        )
+
+
+def _trained(options: Any) -> Any:
+    """A method's options but for those that say how the result is stored: they may change when a run goes on."""
+    return {k: v for k, v in options.items() if k != "save_dtype"} if isinstance(options, Mapping) else options
 
 
 def _flush_folder(folder: Path) -> None:

@@ -1,12 +1,12 @@
 """Resolve a method's name and settings to the inputs of ``Trainer``.
 
 Settings are flat: a method's own (sizes of the head, its loss), those of ``TrainConfig``, and ``save_dtype``. Sizes that
-are not given are the target's own. Each method's own part is in its file of ``train.builders``, which is imported when
+are not given are the target's own. Each method's own part is in its file of ``train.recipes``, which is imported when
 it is used.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.layout import check_layer_ids
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
-from foretell.methods.draft_model.translated import differences
+from foretell.methods.draft_model.vocabulary.translated import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel
 from foretell.train.config import TrainConfig
@@ -165,8 +165,3 @@ def check_vocabularies(init: str | None, target_name: str | None) -> None:
             f"--init {init} has another vocabulary than target {target_name} (first differences: {'; '.join(found)}), and "
             "it is trained on the target's tokens: give a model of the same vocabulary"
         )
-
-
-def names() -> Sequence[str]:
-    """All methods that can be trained."""
-    return list(builtin.TRAINING)

@@ -19,7 +19,6 @@ from accelerate import PartialState
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, TrainError
-from foretell.core.journal import first_difference
 from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.provenance import provenance
@@ -300,7 +299,7 @@ class Trainer:
         self.state.wait_for_everyone()
         if there:
             state, about = checkpoint.load(there[-1], self.device)
-            check_same(about["identity"], self.identity)
+            checkpoint.check_same(about["identity"], self.identity)
             self.objective.head.load_state_dict(state["head"])
             for optimizer, its in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(its)
@@ -397,20 +396,3 @@ def train(
         progress=progress, plot=plot, notice=notice,
     )  # fmt: skip
     return trainer.run(resume=resume)
-
-
-def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the run to resume had other settings, naming the first difference."""
-    was, now = ({**each, "options": _trained(each.get("options"))} for each in (was, now))
-    difference = first_difference(was, json.loads(json.dumps(now, default=str)))
-    if difference is not None:
-        key, old, new = difference
-        raise ConfigError(
-            f"--resume: {key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
-            "folder for a new run"
-        )
-
-
-def _trained(options: Any) -> Any:
-    """A method's options but for those that say how the result is stored: they may change when a run goes on."""
-    return {k: v for k, v in options.items() if k != "save_dtype"} if isinstance(options, Mapping) else options

@@ -6,8 +6,9 @@ from typing import Any
 from foretell.core import builtin
 from foretell.core.registry import Registry, UnusableError
 from foretell.core.spec import parse_spec
-from foretell.verify.base import Evidence, Verdict, Verifier, Walk, draw
+from foretell.verify.base import Evidence, Verdict, Verifier, Walk
 from foretell.verify.block import Block
+from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact
 from foretell.verify.greedy_block import GreedyBlock
 from foretell.verify.gumbel_list import GumbelList

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ForetellError, VerifierError
+from foretell.core.registry import called
 from foretell.verify.base import Evidence, Verdict, Verifier, VerifierLoader, Walk
 
 _T = TypeVar("_T")
@@ -107,10 +108,9 @@ class Checked(Verifier):
             raise self._error(f"{method}() returned infinity; expected probabilities")
 
     def _error(self, what: str) -> VerifierError:
-        from foretell.verify import VERIFIERS
-
+        name = called(self.inner.name, "foretell.verifiers")
         return VerifierError(
-            f"{VERIFIERS.called(self.inner.name)} ({type(self.inner).__module__}) breaks the contract of verifiers: "
+            f"{name} ({type(self.inner).__module__}) breaks the contract of verifiers: "
             f"{what}. Mend it, or choose another verifier"
         )
 

@@ -22,7 +22,8 @@ from foretell.engine.methods import Methods
 from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
-from foretell.verify.base import Evidence, RowVerifiers, Verdict, draw
+from foretell.verify.base import Evidence, RowVerifiers, Verdict
+from foretell.verify.drawing import draw
 from tests.engine.harness import ToyTokenizer, table
 
 PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}

@@ -202,7 +202,7 @@ class Played:
     def audit(self) -> None:
         """The memory is what the features of each row's text project to, and nothing of any block."""
         for row, text in enumerate(self.texts):
-            ids = text[: self.drafter.features.start[row]]  # what was taken is in memory
+            ids = text[: self.drafter.features.rows[row].start]  # what was taken is in memory
             if not ids:
                 continue
             batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
@@ -274,11 +274,13 @@ class LeftBehind(Spy):
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         moved = replace(context, length=context.length + 1, lengths=[length + 1 for length in context.lengths])
-        self.features.start = [start + 1 for start in self.features.start]
+        for row in self.features.rows:
+            row.start += 1
         try:
             return super().begin(moved, limits)
         finally:
-            self.features.start = [start - 1 for start in self.features.start]
+            for row in self.features.rows:
+                row.start -= 1
 
 
 @pytest.mark.parametrize("mutant", [LatePrompt, LateStep, LeftBehind])

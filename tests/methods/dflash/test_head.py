@@ -12,7 +12,6 @@ from foretell.methods.dflash.head import (
     DFlashHeadConfig,
     block_mask,
     block_positions,
-    default_config,
     spread_layers,
 )
 from foretell.model.hf.adapter import TransformersModel
@@ -122,13 +121,6 @@ def test_the_authors_layers() -> None:
         assert layers == tuple(sorted(set(layers)))
         assert len(layers) == min(3, num_layers)
         assert layers[-1] < num_layers
-
-
-def test_the_default_fits_the_target() -> None:
-    model = TransformersModel(tiny_module("qwen3"))
-    config = default_config(model.spec, mask_token_id=3, head_dim=8, markov_rank=4)
-    DFlashHead(config).check_target(model.spec, name="head")
-    assert (config.num_heads, config.num_kv_heads, config.layer_ids) == (4, 2, (0, 2, 3))
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape, parse_shape
 from foretell.engine.event import StepEvent
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.slem import SLEMDrafter
-from foretell.methods.draft_model.tli import TLIDrafter, TranslatedDrafter
-from foretell.methods.draft_model.translation import Translation
+from foretell.methods.draft_model.vocabulary.slem import SLEMDrafter
+from foretell.methods.draft_model.vocabulary.tli import TLIDrafter, TranslatedDrafter
+from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
@@ -249,7 +249,7 @@ def small() -> tuple[Translation, TableLM, TableLM]:
         TableLM(size, seed=seed, context=3, dtype=torch.float64, num_layers=1, eos_token_ids=(0,))
         for size, seed in zip(sizes, (1, 2), strict=True)
     ]
-    from foretell.methods.draft_model.spelling import Spelling
+    from foretell.methods.draft_model.vocabulary.spelling import Spelling
 
     spellings = [
         Spelling(tokenizer, size, name="small", end_token_ids=(0,))

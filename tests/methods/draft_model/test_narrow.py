@@ -13,7 +13,7 @@ from foretell.draft.base import Context
 from foretell.draft.shapes import Shape
 from foretell.kernels.native import library
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.methods.draft_model.narrow import NarrowModel, frequent_tokens
+from foretell.methods.draft_model.vocabulary.narrow import NarrowModel, frequent_tokens
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.native import NativeModel
 from foretell.model.load import load_model

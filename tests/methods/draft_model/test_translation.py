@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.core.errors import VocabularyMismatchError
-from foretell.methods.draft_model.spelling import Spelling, cut
-from foretell.methods.draft_model.translation import word_start
+from foretell.methods.draft_model.vocabulary.spelling import Spelling, cut
+from foretell.methods.draft_model.vocabulary.translation import word_start
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, pieces, spelling, translation
 
 PAIRS = list(itertools.permutations(KINDS, 2))
@@ -166,7 +166,7 @@ def test_bos_is_the_drafts_own() -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
     with_bos = spelling(tokenizer)
     assert with_bos.start == [1]
-    from foretell.methods.draft_model.translation import Translation
+    from foretell.methods.draft_model.vocabulary.translation import Translation
 
     plain = SPELLINGS["words"]
     ids = plain.tokenizer.encode("the cat")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.model.hf.again as again
-import foretell.model.hf.rewind as rewind
-import foretell.model.hf.scans as scans
+import foretell.model.hf.recurrent.again as again
+import foretell.model.hf.recurrent.rewind as rewind
+import foretell.model.hf.recurrent.scans as scans
 from foretell import Engine
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_tree, layout
@@ -16,7 +16,6 @@ from foretell.doctor.machine import look
 from foretell.doctor.warn import about_run
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.probe import chain_error
-from foretell.model.hf.support import support
 from foretell.model.recurrent import BASE, LIVE, RecurrentCache
 from foretell.model.target import Target
 from tests.model.recurrent import AGAIN, FAMILIES, TOKENWISE, UNKNOWN, family_model, family_module
@@ -86,9 +85,7 @@ def test_every_family_reads_lines_alone(model: TransformersModel) -> None:
     assert bool(model.spec.reads_again) == (model.spec.name in UNKNOWN)
     assert ("reads token by token" in model.spec.reads_again) == model._tokenwise
     assert chain_error(model, model.module) < 1e-4
-    found = support(model.module)
-    assert (found.trees, found.chains) == (False, True)
-    assert "branches of a tree" in found.reason
+    assert "branches of a tree" in model.spec.chains_only
 
 
 def test_random_walks(model: TransformersModel) -> None:
@@ -347,9 +344,9 @@ def test_a_position_that_was_left_behind_is_an_error() -> None:
 
 
 def test_attention_models_keep_trees() -> None:
-    found = support(tiny_module("llama"))
-    assert (found.trees, found.chains, found.reason) == (True, True, "")
-    assert not isinstance(TransformersModel(tiny_module("llama")).new_cache(1, 8), RecurrentCache)
+    model = TransformersModel(tiny_module("llama"))
+    assert model.spec.chains_only == ""
+    assert not isinstance(model.new_cache(1, 8), RecurrentCache)
 
 
 def test_spacing_of_states_follows_their_size() -> None:

@@ -17,9 +17,9 @@ from foretell.certify.recorder import VisitRecorder
 from foretell.certify.report import NEAR_TIE
 from foretell.certify.tokens import ObservedRun, difference
 from foretell.core.tree import chain_tree, layout
-from foretell.model.hf import scans
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.probe import chain_error
+from foretell.model.hf.recurrent import scans
 from foretell.model.recurrent import Key, RecurrentCache
 from foretell.model.target import Target
 from tests.model.recurrent import family_module

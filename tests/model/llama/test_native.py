@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.tree import layout
-from foretell.kernels import build
+from foretell.kernels import build, cpu
 from foretell.kernels.native import library, openmp_runtime
 from foretell.kernels.pages import huge_pages
 from foretell.model.bandwidth import dram_read_bandwidth
@@ -208,7 +208,7 @@ def variants() -> list[str]:
         best, *others = build.variants_of("native")
     except build.BuildError:
         return []
-    asked = [name for name in ("avx512_bf16",) if set(build.VARIANTS[name].needs) <= build.cpu_flags()]
+    asked = [name for name in ("avx512_bf16",) if set(build.VARIANTS[name].needs) <= cpu.cpu_flags()]
     return list(dict.fromkeys(name for name in (*asked, *others) if name != best))
 
 

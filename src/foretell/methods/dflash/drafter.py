@@ -68,12 +68,12 @@ class DFlashDrafter(Drafter):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of memory."""
         self.features.keep(rows)
-        self.cache.keep(torch.tensor(rows, device=self.mask_row.device), max(self.features.start, default=0))
+        self.cache.keep(torch.tensor(rows, device=self.mask_row.device), self.features.num_taken)
 
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows of memory, and what waits for it. The last block is forgotten."""
         assert isinstance(other, DFlashDrafter)
-        self.cache.join(other.cache, max(other.features.start, default=0))
+        self.cache.join(other.cache, other.features.num_taken)
         self.features.join(other.features)
         self.anchor = context.pending
         self.fed.clear()
@@ -86,12 +86,12 @@ class DFlashDrafter(Drafter):
 
     def num_unread(self, context: Context) -> list[int]:
         """Features that are not in the memory."""
-        return list(self.features.count)
+        return [row.count for row in self.features.rows]
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """Take features of one row into its memory. One masked row of a block goes with them, since no layer runs without;
         it is written to the spare slot."""
-        start = self.features.start[row]
+        start = self.features.rows[row].start
         known = self.features.take_first(row, most)
         if known is not None:
             device, alone = known.device, self.cache.rows(row, row + 1)
@@ -103,7 +103,7 @@ class DFlashDrafter(Drafter):
                 assert isinstance(alone, BoundCache)
                 own = slots[None, -1:]
                 self.native.block(self.mask_row, known[None], slots[None], own, alone, (0, 1), logits=False)
-                return self.features.count[row]
+                return self.features.rows[row].count
 
             def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
                 alone.write(layer, slots[None], keys, values)
@@ -111,7 +111,7 @@ class DFlashDrafter(Drafter):
 
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
             self.head.rows(self.mask_row, known[None], slots[None], mask, memory)
-        return self.features.count[row]
+        return self.features.rows[row].count
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree no deeper than a block has guesses."""

@@ -20,7 +20,7 @@ from foretell.core.noise import int64_seed
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
 from foretell.model.cache import KVCache
-from foretell.model.target import CausalModel, ModelSpec
+from foretell.model.target import CausalModel
 
 Memory = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, keys, values of context and block [B, kv heads, n + Q, d]) -> all keys and values that the block attends to."""
@@ -315,18 +315,3 @@ def _copy_final_norm(model: CausalModel, weight: nn.Parameter) -> None:
         signs = torch.ones(1, 1, len(weight), dtype=model.spec.dtype, device=model.spec.device)
         signs[..., 1::2] = -1.0
         weight.copy_((model.normed(signs) * signs)[0, 0])
-
-
-def default_config(
-    spec: ModelSpec, *, mask_token_id: int, num_features: int = 3, head_dim: int = 64, layer_ids: Sequence[int] = (),
-    num_layers: int = 2, block_size: int = 8, rope_theta: float = 10000.0, causal: bool = False,
-    sample_from_anchor: bool = False, markov_rank: int = 0, confidence: bool = False,
-) -> DFlashHeadConfig:  # fmt: skip
-    """A small drafter for a target: heads of head_dim, half as many for keys and values, an MLP of 3 H."""
-    num_heads = max(1, spec.hidden_size // head_dim)
-    return DFlashHeadConfig(
-        spec.hidden_size, spec.vocab_size, 3 * spec.hidden_size, num_heads,
-        num_heads // 2 if num_heads % 2 == 0 else num_heads, head_dim, num_layers, block_size,
-        tuple(layer_ids) or spread_layers(spec.num_layers, num_features), mask_token_id, rope_theta,
-        causal=causal, sample_from_anchor=sample_from_anchor, markov_rank=markov_rank, confidence=confidence,
-    )  # fmt: skip

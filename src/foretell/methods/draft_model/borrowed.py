@@ -18,7 +18,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.common.files import read_tensors
 from foretell.methods.common.sizes import check_ids
-from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.checkpoint import resolve
 from foretell.model.files import read_json
 from foretell.model.llama import shape as llama

@@ -9,7 +9,7 @@ from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.translated import (
+from foretell.methods.draft_model.vocabulary.translated import (
     CROSSINGS,
     TranslatedDraft,
     check_name,
@@ -65,7 +65,7 @@ class DraftModelConfig(MethodConfig):
         crossing = self._crossing(tokenizers)
         draft = loader.draft(name, *weights) if crossing is None else loader.draft(name, *weights, checked=False)
         if self.draft_vocab_size:
-            from foretell.methods.draft_model.narrow import (
+            from foretell.methods.draft_model.vocabulary.narrow import (
                 NarrowModel,
                 frequent_tokens,
             )  # it imports the native decoder

@@ -1,4 +1,4 @@
-"""A smaller language model of the same vocabulary as drafter (Leviathan et al. 2211.17192). Of another: ``translated``."""
+"""A smaller language model of the same vocabulary as drafter (Leviathan et al. 2211.17192). Of another: ``vocabulary``."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy

@@ -105,7 +105,7 @@ class EagleDrafter(Drafter):
 
     def _reads_at_once(self, limits: Sequence[int]) -> bool:
         """Whether the pairs that a proposal reads first fit into one pass."""
-        return max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
+        return max(row.count for row, limit in zip(self.buffer.rows, limits, strict=True) if limit) <= PREFILL_CHUNK
 
     def _grows_whole(
         self, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode
@@ -218,7 +218,7 @@ class EagleDrafter(Drafter):
 
     def num_unread(self, context: Context) -> list[int]:
         """Number of pairs that ``begin`` would read before the pending token's pair."""
-        return [max(0, count - 1) for count in self.buffer.count]
+        return [max(0, row.count - 1) for row in self.buffer.rows]
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """Read pairs of one row by itself; never the pending token's, whose output ``begin`` needs."""

@@ -73,6 +73,18 @@ class Worth:
         return score > 0.0 and 1.0 + self.of(score).value >= self.discount * (1.0 + self.second.value)
 
 
+@dataclass(slots=True)
+class _Row:
+    """One row, and what suffix found for it in this step."""
+
+    worth: Worth  # one object for all rows that share it
+    allowed: int = 0  # how deep suffix might guess
+    guess: list[int] = field(default_factory=list)  # suffix's
+    known: float = 0.0  # its score
+    score: float = 0.0  # the same, 0 where the second method guessed
+    preferred: bool | None = None  # whether the whole method takes suffix's, or would where it guesses
+
+
 class HybridDrafter(Drafter):
     """A drafter of each kind for the same rows; both observe every step, so each can guess in any of them."""
 
@@ -83,13 +95,10 @@ class HybridDrafter(Drafter):
     ) -> None:
         """worths: of each row, one for all where they share it. shape: what the second method grows. coupled: only where
         it draws COUPLED, and else a chain."""
-        self.suffix, self.second, self.worths, self.shape = suffix, second, list(worths), shape
-        self.coupled = coupled
+        self.suffix, self.second, self.shape, self.coupled = suffix, second, shape, coupled
+        self.rows = [_Row(worth) for worth in worths]
+        self._has_proposed = False  # since the last step
         self._grafts = False  # whether the second method's trees of this step may hold tokens of suffixes
-        self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
-        self._preferred: list[bool | None] = []  # whether the whole method takes suffix's, or would where it guesses
-        # Of each row how deep suffix might guess, its guess, and the score of that.
-        self._found: list[tuple[int, list[int], float]] | None = None
         self._light: list[LightStep] | None = None
 
     @property
@@ -103,24 +112,22 @@ class HybridDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains in rows that follow a suffix, the second method's trees in all others that may spend time."""
+        self._has_proposed = True
         if not any(context.depth_limit):  # asked not to guess, as in most steps where guessing does not pay
-            self._found, self._scores = [(0, [], 0.0)] * len(self.worths), [0.0] * len(self.worths)
-            self._preferred = [None] * len(self.worths)
+            for row in self.rows:
+                row.allowed, row.guess, row.known, row.score, row.preferred = 0, [], 0.0, 0.0, None
             return root_tree(context.pending)
         found = self.suffix.guesses(context, shape)
-        self._found = [
-            (min(limit, shape.depth), [token for _, token in guess], score)
-            for limit, (guess, score) in zip(context.depth_limit, found, strict=True)
-        ]
         paid = context.depth_limit if context.paid_limit is None else context.paid_limit
-        self._preferred = [worth.prefers_suffix(score) for worth, (_, score) in zip(self.worths, found, strict=True)]
-        chosen = [
-            first or (score > 0.0 and not most)
-            for first, (_, score), most in zip(self._preferred, found, paid, strict=True)
-        ]
-        self._scores = [score if first else 0.0 for (_, score), first in zip(found, chosen, strict=True)]
-        nodes: list[list[Node]] = [guess if first else [] for (guess, _), first in zip(found, chosen, strict=True)]
-        limits = [0 if first else min(limits) for first, *limits in zip(chosen, context.depth_limit, paid, strict=True)]
+        nodes: list[list[Node]] = []
+        limits: list[int] = []
+        for row, (guess, score), limit, most in zip(self.rows, found, context.depth_limit, paid, strict=True):
+            row.allowed, row.guess, row.known = min(limit, shape.depth), [token for _, token in guess], score
+            row.preferred = row.worth.prefers_suffix(score)
+            follows = row.preferred or (score > 0.0 and not most)
+            row.score = score if follows else 0.0
+            nodes.append(guess if follows else [])
+            limits.append(0 if follows else min(limit, most))
         if not any(limit > 0 for limit in limits):
             return tree_of(context, nodes)
         reduced = copy.copy(context)
@@ -131,10 +138,11 @@ class HybridDrafter(Drafter):
         other = self.second.propose(reduced, shape_of(shape, max(limits), num_guessing), draws, noise)
         if self._grafts and other.q is None:
             grafts = [
-                guess[: worth.num_grafted(score)] if limit > 0 else []
-                for worth, limit, (_, guess, score) in zip(self.worths, limits, self._found, strict=True)
+                row.guess[: row.worth.num_grafted(row.known)] if limit > 0 else []
+                for row, limit in zip(self.rows, limits, strict=True)
             ]
             other = graft(other, grafts) if any(grafts) else other
+        chosen = [row.score > 0.0 for row in self.rows]
         if not any(chosen):
             return other
         return _by_row(tree_of(context, nodes), other, torch.tensor(chosen, device=context.device))
@@ -143,25 +151,22 @@ class HybridDrafter(Drafter):
         """See ``Drafter``; and learn what the proposals were worth."""
         self.suffix.observe(commit)
         self.second.observe(commit)
-        found, self._found = self._found, None
-        self._light = None if found is None or self._scores is None else [
-            LightStep.of(allowed, guess, emitted, proposed=score > 0.0, preferred=preferred)
-            for (allowed, guess, _), emitted, score, preferred in zip(
-                found, commit.tokens, self._scores, self._preferred, strict=True
-            )
-        ]  # fmt: skip
-        if self._scores is None or found is None:
+        self._light = None
+        if not self._has_proposed:
             return
-        scores, self._scores = self._scores, None
+        self._has_proposed = False
+        self._light = [
+            LightStep.of(row.allowed, row.guess, emitted, proposed=row.score > 0.0, preferred=row.preferred)
+            for row, emitted in zip(self.rows, commit.tokens, strict=True)
+        ]
         if commit.tree.num_nodes == 1:
             return
         width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
-        each = zip(self.worths, scores, found, self._light or [], commit.path, width, strict=True)
-        for worth, score, (_, _, known), light, path, guessed in each:
+        for row, light, path, guessed in zip(self.rows, self._light, commit.path, width, strict=True):
             if guessed:
-                (worth.of(score) if score else worth.second).add(len(path) - 1.0)
-            if guessed and not score and known > 0.0 and self._grafts:  # at least so much of suffix's was right
-                worth.of(known).add(float(light.accepted))
+                (row.worth.of(row.score) if row.score else row.worth.second).add(len(path) - 1.0)
+            if guessed and not row.score and row.known > 0.0 and self._grafts:  # at least so much of suffix's was right
+                row.worth.of(row.known).add(float(light.accepted))
 
     def observe_all(self, commits: Sequence[Commit]) -> None:
         """See ``Drafter``: neither has guessed, so there is nothing to learn."""
@@ -179,7 +184,7 @@ class HybridDrafter(Drafter):
         self._light = None
         self.suffix.keep(rows)
         self.second.keep(rows)
-        self.worths = [self.worths[row] for row in rows]
+        self.rows = [self.rows[row] for row in rows]
 
     def join(self, other: Drafter, context: Context) -> None:
         """See ``Drafter``."""
@@ -187,7 +192,7 @@ class HybridDrafter(Drafter):
         self._light = None
         self.suffix.join(other.suffix, context)
         self.second.join(other.second, context)
-        self.worths += other.worths
+        self.rows += other.rows
 
     def num_unread(self, context: Context) -> list[int]:
         """See ``Drafter``."""

@@ -193,7 +193,12 @@ class KangarooDrafter(EarlyExitDrafter):
         device = chunk.taps.device
         start = torch.tensor(chunk.start, device=device)
         self.filled = [begun + count for begun, count in zip(chunk.start, chunk.count, strict=True)]
-        self.head.remember(chunk.taps, start[:, None] + torch.arange(chunk.taps.shape[1], device=device), self.cache)
+        slots = start[:, None] + torch.arange(chunk.taps.shape[1], device=device)
+        if self.native is None:
+            self.head.remember(chunk.taps, slots, self.cache)
+            return
+        assert isinstance(self.cache, BoundCache)
+        self.native.remember(chunk.taps, slots, self.cache)
 
     def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, 1, H], with the position before where that is missing."""

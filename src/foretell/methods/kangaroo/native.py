@@ -4,11 +4,12 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretell.core.tree import Plan
 from foretell.kernels import structures
 from foretell.kernels.functions import check
-from foretell.methods.common.layers import rotary
+from foretell.methods.common.layers import rotary, turn
 from foretell.methods.common.native import Memory, layer_of, refusal, rounding
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.bound import BoundCache
@@ -43,6 +44,20 @@ class NativeAdapter:
     def logits(self, features: Tensor) -> Tensor:
         """[B, n, V] by the target's head of what ``step`` returned [B, n, H]."""
         return self.model.finished(self.memory.product(self._out, features, self._vocab_size))
+
+    def remember(self, hidden: Tensor, slots: Tensor, cache: BoundCache) -> None:
+        """See ``KangarooHead.remember``. A sum has one order, whatever the number of threads: torch's has not."""
+        config, layer = self.head.config, self.head.layer
+        heads, norm = (config.num_kv_heads, config.head_dim), layer.input_layernorm
+        x = F.rms_norm(hidden.float(), norm.weight.shape, norm.weight.float(), norm.eps)
+        k, v = (
+            self.memory.product(self.memory.matrix(linear), x, linear.out_features)
+            .view(*slots.shape, *heads)
+            .transpose(1, 2)
+            for linear in (layer.self_attn.k_proj, layer.self_attn.v_proj)
+        )
+        k = turn(k, *rotary(slots, config.head_dim, config.rope_theta, torch.float32))
+        cache.write(0, slots, k, v)
 
     def step(self, hidden: Tensor, plan: Plan, cache: BoundCache) -> Tensor:
         """See ``KangarooHead.step``; hidden [B, n, H] -> [B, n, H]."""

@@ -35,7 +35,7 @@ from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
 from foretell.model.hf.probe import check_chain, check_tree, first_position, inspect_layers
 from foretell.model.hf.reading import StateCache
-from foretell.model.hf.recurrent import mixing
+from foretell.model.hf.recurrent.mixers import mixing
 from foretell.model.hf.refusals import check_config, context_length, needs_tower
 from foretell.model.hf.runner import Runner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers

@@ -18,7 +18,7 @@ from foretell.core.errors import ModelError, first_line
 from foretell.core.tree import chain_parent, chain_tree, layout
 from foretell.model.hf.attention import LayerMemory
 from foretell.model.hf.reading import Mixer
-from foretell.model.hf.recurrent import StateRecorder
+from foretell.model.hf.recurrent.mixers import StateRecorder
 from foretell.model.hf.runner import Runner
 from foretell.model.target import CausalModel
 

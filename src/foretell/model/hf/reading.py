@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.model.hf.attention import SlotCache
-from foretell.model.hf.keepers import Keeper
-from foretell.model.hf.known import Rewind
+from foretell.model.hf.recurrent.keepers import Keeper
+from foretell.model.hf.recurrent.known import Rewind
 from foretell.model.recurrent import BASE, READ, Key, MixerLayout, RecurrentCache
 
 Ints = NDArray[Any]

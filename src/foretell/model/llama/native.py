@@ -129,7 +129,10 @@ class NativeModel(CausalModel):
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
-        return NativeCache(self, num_rows, capacity)
+        return NativeCache(self.shape, self.spec.dtype, self.rotations(capacity), self._move, num_rows, capacity)
+
+    def _move(self, *given: int) -> int:
+        return self.native.move(self.address, *given)
 
     def forward(
         self,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.model.hf.known import STATE, Rewind, contiguous, name_of
 from foretell.model.hf.reading import HELD_LIMIT, Call, Ints, Opened
+from foretell.model.hf.recurrent.known import STATE, Rewind, contiguous, name_of
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key
 
 Rows = tuple[Any, Any]

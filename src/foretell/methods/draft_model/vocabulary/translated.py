@@ -7,10 +7,10 @@ from foretell.core.errors import ConfigError, VocabularyMismatchError, nearest
 from foretell.draft.base import Context, Drafter
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.slem import SLEMDrafter
-from foretell.methods.draft_model.spelling import Spelling
-from foretell.methods.draft_model.tli import TLIDrafter
-from foretell.methods.draft_model.translation import Translation
+from foretell.methods.draft_model.vocabulary.slem import SLEMDrafter
+from foretell.methods.draft_model.vocabulary.spelling import Spelling
+from foretell.methods.draft_model.vocabulary.tli import TLIDrafter
+from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.target import CausalModel, Target
 
 CROSSINGS = ("tli", "slem")

@@ -12,7 +12,7 @@ from foretell.draft.base import Commit, Context
 from foretell.draft.growing.frontier import span_for
 from foretell.draft.ngram import chain_of
 from foretell.draft.shapes import Shape
-from foretell.methods.draft_model.tli import TranslatedDrafter
+from foretell.methods.draft_model.vocabulary.tli import TranslatedDrafter
 from foretell.model.prefill import real_nodes
 
 BEYOND = 1

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from foretell.model.hf.scans import SCANS, Scan, narrow_conv
+from foretell.model.hf.recurrent.scans import SCANS, Scan, narrow_conv
 from foretell.model.recurrent import Key, MixerLayout
 
 CONV = "causal_conv1d_fn"

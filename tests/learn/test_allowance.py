@@ -1,4 +1,4 @@
-"""Kinds of texts by prompts, the bandit over adapters, and the watch over acceptance."""
+"""What trials and learning may take of the time served."""
 
 import random
 
@@ -7,47 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.learn.options import LearnOptions
-from foretell.learn.route import Router
 from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount
-
-
-def prompt(topic: int, r: random.Random) -> list[int]:
-    return [1000 * topic + r.randrange(40) for _ in range(60)]
-
-
-def test_three_topics_get_three_adapters_and_the_best_one_is_found() -> None:
-    r, router = random.Random(0), Router(3)
-    worth = [[0.7, 0.3, 0.3], [0.2, 0.6, 0.2], [0.3, 0.3, 0.8]]
-    clusters = [router.cluster(prompt(topic, r)) for topic in range(3)]
-    assert sorted(clusters) == [0, 1, 2]
-    hits = 0
-    for step in range(600):
-        topic = r.randrange(3)
-        cluster = router.cluster(prompt(topic, r))
-        assert cluster == clusters[topic]
-        adapter = router.adapter(cluster)
-        rate = worth[topic][clusters.index(adapter)]
-        router.observe(cluster, adapter, float(sum(r.random() < rate for _ in range(20))) / 20)
-        if step >= 300:
-            hits += clusters.index(adapter) == topic
-    assert hits > 0.85 * 300
-
-
-def test_the_bandit_follows_when_the_best_changes() -> None:
-    r, router = random.Random(1), Router(2)
-    cluster, late = router.cluster(prompt(0, r)), 0
-    for step in range(600):
-        adapter = router.adapter(cluster)
-        best = cluster if step < 200 else 1 - cluster
-        router.observe(cluster, adapter, 0.7 if adapter == best else 0.3)
-        late += step >= 400 and adapter == best
-    assert late > 150
-
-
-def test_one_adapter_has_one_kind() -> None:
-    r, router = random.Random(2), Router(1)
-    assert {router.cluster(prompt(topic, r)) for topic in range(5)} == {0}
-    assert router.adapter(0) == 0
 
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 0.1))

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.model.hf.held import Places
 from foretell.model.hf.reading import HELD_LIMIT, Call, Ints, Mixer, Opened, StateCache
+from foretell.model.hf.recurrent.held import Places
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key
 
 LAG_LIMIT = 4

@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
+from benchmarks.stopping_speed import oracle_speed, policy_speed
 
-from foretell.analysis.theory.stopping import best_fixed, fixed_speed, lengths_by_threshold, oracle_speed, policy_speed
 from foretell.core.errors import ConfigError
 
 ACCEPTED = torch.tensor([0, 3, 1, 4, 0, 2])
@@ -14,16 +14,14 @@ ACCEPTED = torch.tensor([0, 3, 1, 4, 0, 2])
 
 def test_by_hand() -> None:
     """Tokens: kept guesses and one each; costs: a fifth of a pass a guess, and a pass."""
-    assert fixed_speed(ACCEPTED, 2, 0.2) == pytest.approx((0 + 2 + 1 + 2 + 0 + 2 + 6) / (6 * 1.4))
-    assert fixed_speed(ACCEPTED, 0, 0.2) == 1.0
+    assert policy_speed(ACCEPTED, torch.full((6,), 2), 0.2) == pytest.approx((0 + 2 + 1 + 2 + 0 + 2 + 6) / (6 * 1.4))
+    assert policy_speed(ACCEPTED, torch.zeros(6, dtype=torch.int64), 0.2) == 1.0
     drafted = torch.tensor([1, 4, 1, 2, 0, 2])
     assert policy_speed(ACCEPTED, drafted, 0.5) == pytest.approx((0 + 3 + 1 + 2 + 0 + 2 + 6) / (0.5 * 10 + 6))
     passes, cost = drafted + 1, {1: 1.0, 2: 1.1, 3: 1.2, 5: 2.0}
     assert policy_speed(ACCEPTED, drafted, 0.5, passes=passes, target_cost=cost.__getitem__) == pytest.approx(
         14 / (0.5 * 16 + 2 * 1.1 + 2.0 + 2 * 1.2 + 1.0)
     )
-    assert best_fixed(ACCEPTED, 5, 0.01)[0] == 4
-    assert best_fixed(ACCEPTED, 5, 2.0) == (0, 1.0)
 
 
 @pytest.mark.parametrize("draft_cost", [0.05, 0.3, 0.8, 1.5])
@@ -38,19 +36,8 @@ def test_the_oracle_is_the_best_choice_of_lengths(draft_cost: float, slope: floa
     )
     found = oracle_speed(ACCEPTED, draft_cost, target_cost=target_cost)
     assert found == pytest.approx(best)
-    assert found >= best_fixed(ACCEPTED, 6, draft_cost, target_cost=target_cost)[1] - 1e-12
     if slope == 0 and draft_cost < 1:
         assert found == pytest.approx((10 + 6) / (6 + 10 * draft_cost)), "every guess that will be kept"
-
-
-def test_lengths_by_threshold() -> None:
-    chance = torch.tensor([[0.9, 0.9, 0.9, 0.9], [0.99, 0.5, 0.9, 0.9], [0.6, 0.9, 0.9, 0.9]])
-    drafted, passes = lengths_by_threshold(chance, 0.3)
-    assert drafted.tolist() == [4, 2, 1]
-    assert passes.tolist() == [4, 3, 2]
-    assert lengths_by_threshold(chance, 0.0)[0].tolist() == [1, 1, 1]
-    assert lengths_by_threshold(chance, 1.0)[0].tolist() == [4, 4, 4]
-    assert lengths_by_threshold(chance, 0.3, minimum=3)[0].tolist() == [4, 3, 3]
 
 
 @pytest.mark.parametrize(("accepted", "cost"), [([], 0.1), ([1], math.nan), ([1], -0.5), ([1], math.inf)])

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from foretell.methods.draft_model.spelling import Spelling, cut
+from foretell.methods.draft_model.vocabulary.spelling import Spelling, cut
 
 WINDOW = 24
 """Most tokens before a place that are split again together with what follows it."""

@@ -18,7 +18,7 @@ from foretell.draft.base import Commit, Context, Drafter
 from foretell.draft.shapes import Shape
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import ModelDrafter
-from foretell.methods.draft_model.translation import Translation
+from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.target import CausalModel
 
 MARGIN = 66

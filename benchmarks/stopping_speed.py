@@ -41,20 +41,6 @@ def policy_speed(
     )
 
 
-def fixed_speed(accepted: Tensor, length: int, draft_cost: float, *, target_cost: TargetCost = one_pass) -> float:
-    """... where every step drafts this many."""
-    return policy_speed(accepted, torch.full_like(accepted, length), draft_cost, target_cost=target_cost)
-
-
-def best_fixed(
-    accepted: Tensor, most: int, draft_cost: float, *, target_cost: TargetCost = one_pass
-) -> tuple[int, float]:
-    """(length, speed) of the best fixed length from 0 (no drafting) to most, the shorter of equals."""
-    speeds = [fixed_speed(accepted, length, draft_cost, target_cost=target_cost) for length in range(most + 1)]
-    best = max(range(most + 1), key=lambda length: speeds[length])
-    return best, speeds[best]
-
-
 def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost = one_pass) -> float:
     """The most that any choice of lengths reaches on these steps, with no rejected guess drafted.
 
@@ -79,17 +65,3 @@ def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost
         if found <= speed * (1 + 1e-12):
             return max(found, speed)
         speed = found
-
-
-def lengths_by_threshold(chance: Tensor, threshold: float, minimum: int = 1) -> tuple[Tensor, Tensor]:
-    """(guesses [S], passes of the drafter [S]) of the rule of SpecDec++ on predicted acceptances chance [S, G] of guesses
-    in a line: stop after the first guess, not before the ``minimum``-th, at which 1 - product exceeds the threshold.
-
-    A guess must be read before it is judged, so a step that stops early costs one pass more than it drafts.
-    """
-    most = chance.shape[1]
-    over = 1.0 - chance.cumprod(1) > threshold
-    over[:, : minimum - 1] = False
-    over[:, -1] = True  # there is no further guess
-    drafted = over.long().argmax(1) + 1
-    return drafted, torch.where(drafted < most, drafted + 1, drafted)

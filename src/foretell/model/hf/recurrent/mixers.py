@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from foretell.model.hf.again import ReadingAgain
 from foretell.model.hf.attention import RecordingCache
-from foretell.model.hf.held import forwards
-from foretell.model.hf.keepers import keeper_of
-from foretell.model.hf.known import rewind_of
 from foretell.model.hf.reading import Call, Mixer, StateCache
-from foretell.model.hf.rewind import Rewinding
+from foretell.model.hf.recurrent.again import ReadingAgain
+from foretell.model.hf.recurrent.held import forwards
+from foretell.model.hf.recurrent.keepers import keeper_of
+from foretell.model.hf.recurrent.known import rewind_of
+from foretell.model.hf.recurrent.rewind import Rewinding
 from foretell.model.recurrent import Key, MixerLayout
 
 

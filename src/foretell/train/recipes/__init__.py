@@ -1,0 +1,1 @@
+"""How each method is trained: one file a method, whose RECIPE ``core.builtin`` names."""
