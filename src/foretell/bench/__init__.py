@@ -13,7 +13,7 @@ from foretell.bench.named import NAMED, sample
 from foretell.bench.quality import Quality
 from foretell.bench.report import BenchReport, Figures, Macro, MethodReport, TemperatureReport
 from foretell.bench.run import BenchInterrupted, BenchMethod, PromptDone, parse_method, run_bench
-from foretell.bench.script import encode_item
+from foretell.bench.script import encode_item, with_forms
 from foretell.bench.stats import Interval, first_loop
 from foretell.bench.suite import Item, Suite, load_suite, read_suite, select
 
@@ -39,4 +39,5 @@ __all__ = [
     "run_bench",
     "sample",
     "select",
+    "with_forms",
 ]

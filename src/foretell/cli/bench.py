@@ -74,6 +74,7 @@ def bench(
     sample: Sample = None,
     categories: o.Categories = None,
     limit: o.Limit = None,
+    raw: o.Raw = False,
     quality: Quality = False,
     rounds: Rounds = 1,
     models: o.Models,
@@ -107,7 +108,7 @@ def bench(
         ctx, models.draft, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
     )
     settings.quiet()
-    from foretell.bench import BenchInterrupted, run_bench
+    from foretell.bench import BenchInterrupted, run_bench, with_forms
 
     items = _questions(suite, sample, categories, limit, quality)
     chosen = _methods(methods, models.target, draft, verify, any(item.prediction for item in items))
@@ -115,6 +116,7 @@ def bench(
         chosen = [_with_draft_weights(method, models.draft_weights) for method in chosen]
     settings.use_threads(threads)
     engine = settings.load_engine(models, None, no_color=no_color)
+    items = with_forms(engine, items, raw=raw, notice=say)
     if runs_file is not None and not resume:
         runs_file.unlink(missing_ok=True)  # of a bench that had finished: its report is written over too
     status = 0

@@ -10,6 +10,7 @@ import typer
 from foretell.cli import certify_url as u
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
@@ -51,6 +52,7 @@ def certify(
     *,
     prompts: o.Prompts = "bundled",
     limit: Limit = 8,
+    raw: o.Raw = False,
     models: o.Models,
     threads: o.Threads = None,
     method: o.Method = None,
@@ -98,7 +100,7 @@ def certify(
     if limit < 1:
         raise ConfigError(f"--limit {limit} must be at least 1")
     settings.quiet()
-    from foretell.bench import encode_item
+    from foretell.bench import encode_item, with_forms
     from foretell.certify import certify as run
     from foretell.certify.run import SHAPES, combinations
     from foretell.core.params import SamplingParams
@@ -111,6 +113,7 @@ def certify(
     SamplingParams(max_new_tokens=max_new_tokens)
     settings.use_threads(threads)
     engine = settings.load_engine(models, config, no_color=no_color)
+    items = with_forms(engine, items, raw=raw, notice=say)
     with _progress(no_color) as progress:
         certificate = run(
             engine, [encode_item(engine, item) for item in items], verifiers=verifiers, shapes=shapes,

@@ -120,6 +120,9 @@ def check_options(ctx: typer.Context) -> None:
         settings.refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
         return
     settings.refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
+    settings.refuse(
+        ctx, ("raw",), "is of models that run here: with --url, --api says how the server is asked: drop it"
+    )
     if not settings.typed(ctx, "target"):
         settings.refuse(
             ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target"

@@ -79,6 +79,7 @@ def doctor(
     prompts: o.Suite = "bundled",
     categories: o.Categories = None,
     limit: Count = 10,
+    raw: o.Raw = False,
     timed: Timed = 4,
     time_limit: TimeLimit = 60.0,
     models: o.Models,
@@ -114,6 +115,9 @@ def doctor(
     items = _items(prompts, categories, limit)
     settings.use_threads(threads)
     engine = settings.load_engine(models, None, no_color=no_color)
+    from foretell.bench import with_forms
+
+    items = with_forms(engine, items, raw=raw, notice=say)
     found: HeadDiagnosis | Checkup
     if head is not None:
         most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
