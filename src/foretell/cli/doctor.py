@@ -16,7 +16,9 @@ from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
-from foretell.core.errors import ConfigError
+from foretell.core import builtin
+from foretell.core.errors import ConfigError, nearest
+from foretell.core.registry import names_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +106,7 @@ def doctor(
     template, another target. Exit status 3 where a fault is found.
     """
     check_writable(output)
-    settings.check_paths(ctx, models)
+    settings.check_paths(ctx, models, head=head)
     only = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
     _check_methods(only)
     if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
@@ -139,12 +141,10 @@ def doctor(
 
 
 def _check_methods(names: list[str] | None) -> None:
-    from foretell import METHODS
-    from foretell.core.errors import nearest
-
+    known = names_of(builtin.CONFIGS, "foretell.methods")
     for name in names or ():
-        if name not in METHODS or name == "none":
-            raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, list(METHODS))}")
+        if name not in known or name == "none":
+            raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, known)}")
 
 
 def _items(name: str, categories: str | None, limit: int) -> "list[Item]":

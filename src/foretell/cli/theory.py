@@ -103,6 +103,7 @@ def length(
 
 @pair_of_models
 def optimum(
+    ctx: typer.Context,
     *,
     prompts: o.Suite = "bundled",
     categories: o.Categories = None,
@@ -129,16 +130,17 @@ def optimum(
     """
     check_writable(csv, "--csv")
     check_plot(plot)
+    at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
+    counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
+    if not 1 <= min(counts) <= max(counts) <= 16:
+        raise ConfigError(f"--drafts {drafts!r} must be numbers from 1 to 16")
+    settings.check_paths(ctx, models)
+    items = _items(prompts, categories, limit)
     settings.quiet()
     from foretell.analysis.optimum import optimum_table
     from foretell.bench import with_forms
     from foretell.cli.figures_theory import csv_of, draw_plot, optimum_rows
 
-    at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
-    counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
-    if not 1 <= min(counts) <= max(counts) <= 16:
-        raise ConfigError(f"--drafts {drafts!r} must be numbers from 1 to 16")
-    items = _items(prompts, categories, limit)
     engine = _engine(models, threads, no_color=no_color)
     items = with_forms(engine, items, raw=raw, notice=say)
     # Kept for every temperature, and five times over in float64 while the rules are computed for one of them.
@@ -164,6 +166,7 @@ def optimum(
 
 @pair_of_models
 def shape(
+    ctx: typer.Context,
     *,
     prompts: o.Suite = "bundled",
     categories: o.Categories = None,
@@ -186,6 +189,9 @@ def shape(
     Measures how often the first, second, ... child is the accepted one, and what passes of both models cost at each width;
     a dynamic program finds the tree (Sequoia, 2402.12374).
     """
+    at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
+    settings.check_paths(ctx, models)
+    items = _items(prompts, categories, limit)
     settings.quiet()
     from foretell.analysis.trees import choose_tree, pass_seconds
     from foretell.bench import with_forms
@@ -194,8 +200,6 @@ def shape(
 
     verifier = parse_verifier(verify or "coupled")
     asked = parse_draws(draws or "auto")
-    at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
-    items = _items(prompts, categories, limit)
     engine = _engine(models, threads, no_color=no_color)
     items = with_forms(engine, items, raw=raw, notice=say)
     _check_room(engine, len(items), min(contexts, max_new_tokens), copies=3)
