@@ -177,7 +177,6 @@ def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invo
     for command in (
         ("bench",),
         ("certify",),
-        ("evaluate", "--method", "ngram"),
         ("theory", "optimum"),
         ("theory", "shape"),
     ):
@@ -186,8 +185,6 @@ def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invo
             ("-1", "temperature = -1.0 must be at least 0"),
         ]:
             result = invoke(*command, *absent, "--draft", "/nonexistent/draft", "--temperature", value)
-            if "evaluate" in command:
-                result = invoke(*command, *absent, "--temperature", value)
             assert result.exit_code == 2
             assert said in result.stderr, command
 

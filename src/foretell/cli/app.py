@@ -11,7 +11,6 @@ from foretell.cli.certify import certify
 from foretell.cli.chat import chat
 from foretell.cli.doctor import doctor
 from foretell.cli.errors import OneLineGroup
-from foretell.cli.evaluate import evaluate
 from foretell.cli.explain import explain
 from foretell.cli.export import export, vllm_args
 from foretell.cli.generate import generate
@@ -30,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    generate, chat, serve, pull, list_, rm, doctor, explain, bench, report, train, learn, evaluate, certify, methods,
+    generate, chat, serve, pull, list_, rm, doctor, explain, bench, report, train, learn, certify, methods,
     export, vllm_args, cache,
 ):  # fmt: skip
     paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretell.cli import early, settings
 from foretell.cli import options as o
-from foretell.cli import settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
@@ -19,6 +19,7 @@ from foretell.cli.output import as_json, check_writable, has_color, write
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.registry import names_of
+from foretell.core.spec import method_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +45,8 @@ Head = Annotated[
 Only = Annotated[
     str | None,
     typer.Option("--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
-                 help="Try only these. Default: all that fit the target and --draft."),
+                 help="Try only these, METHOD[:N][:VERIFY][:OPTION=VALUE], e.g. eagle3:7:rejection. Default: all that fit "
+                 "the target and --draft."),
 ]  # fmt: skip
 Count = Annotated[
     int,
@@ -142,9 +144,15 @@ def doctor(
 
 def _check_methods(names: list[str] | None) -> None:
     known = names_of(builtin.CONFIGS, "foretell.methods")
-    for name in names or ():
+    for text in names or ():
+        config, _ = method_words(text)
+        name = config["method"]
         if name not in known or name == "none":
             raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, known)}")
+        for key in ("shape", "draws"):
+            if key in config:
+                raise ConfigError(f"--methods {text}: guesses are measured in chains: drop {config[key]!r}")
+        early.check_config(config)
 
 
 def _items(name: str, categories: str | None, limit: int) -> "list[Item]":

@@ -19,7 +19,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("serve",),
     ("train",),
     ("learn",),
-    ("evaluate",),
     ("certify",),
     ("methods",),
     ("export",),
