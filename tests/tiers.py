@@ -45,7 +45,6 @@ THINNED: dict[str, Keep] = {
 }
 
 SLOW = frozenset({
-    "tests/analysis/test_drafter.py::test_what_does_not_count",
     "tests/cli/test_train_processes.py::test_two_processes_are_one_with_two_passes_a_step",
     "tests/engine/test_matrix.py::test_draws_without_replacement_at_length",
     "tests/engine/test_rejection_bundled.py::test_the_joint_law_is_the_targets_and_liars_are_caught",

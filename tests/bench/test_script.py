@@ -1,12 +1,13 @@
 """Questions of several messages, judged answers, and a planner in the bench: with table models, in milliseconds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretell.bench import Item, parse_method, run_bench
+from foretell.bench import Item, load_suite, parse_method, run_bench, with_forms
 from foretell.bench import run as bench_run
 from foretell.bench.answers import Check, python_check
 from foretell.bench.script import Script, encode_item, encode_turns
@@ -124,6 +125,22 @@ def test_without_a_template_texts_stand_after_each_other() -> None:
     assert encode_item(plain, Item(1, "humaneval", "Complete this.", check=check)) == Letters().encode("def f():\n")
     chat = Engine(TableLM(16, seed=3, max_positions=64), Chat())
     assert encode_item(chat, Item(1, "humaneval", "Hi.", check=check)) == Letters().encode("<Hi.>")
+
+
+def test_bare_texts_are_messages_for_an_instruct_model_alone(tmp_path: Path) -> None:
+    """An item that nobody has looked at is encoded by the same rule; a line's own tests are of its text."""
+    file, bundled = tmp_path / "f.json", Engine.load("bundled", speculative="none")
+    file.write_text('[{"prompt": "ab", "test": "", "entry_point": "f"}, {"prompt": "ab", "format": "text"}]')
+    bare, text = load_suite(file)
+    assert (bare.is_bare, text.is_bare, bare.check is not None) == (True, False, True)
+    chat = bundled.chat_prompt([{"role": "user", "content": "ab"}])
+    assert [encode_item(bundled, bare), encode_item(bundled, with_forms(bundled, [bare], raw=True)[0])] == [
+        chat, encode_item(bundled, text)
+    ]  # fmt: skip
+    plain = Engine(TableLM(16, seed=3, max_positions=64), Chat())
+    assert encode_item(plain, replace(bare, check=None)) == Letters().encode("ab"), (
+        "its template ends with no end token"
+    )
 
 
 def test_answers_are_judged_on_request(engine: Engine) -> None:

@@ -213,6 +213,10 @@ def test_every_kind_of_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
         "cannot read or write 'f': No space left on device",
         1,
     )
+    lacking = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+    assert raised(lambda: lacking) == ("the package torch is not installed: pip install torch", 1)
+    own = ModuleNotFoundError("No module named 'foretell.x'", name="foretell.x")
+    assert "internal error" in str(raised(lambda: own)[0])
     line, status = raised(lambda: MemoryError("12 GiB\nmore"))
     assert status == 1
     assert line is not None

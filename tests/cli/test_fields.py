@@ -192,7 +192,7 @@ def test_a_group_with_a_wrong_name_is_refused() -> None:
 
 
 def test_every_command_has_the_same_default_target() -> None:
-    """train, evaluate and certify took the bundled model where generate took the one that was pulled."""
+    """train and certify took the bundled model where generate took the one that was pulled."""
     from foretell.cli.app import app
     from foretell.cli.options import AUTO, chosen_target
 
@@ -209,7 +209,6 @@ def test_every_command_has_the_same_default_target() -> None:
         "bench",
         "doctor",
         "train",
-        "evaluate",
         "certify",
         "explain",
         "learn",

@@ -13,10 +13,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from foretell import SamplingParams
+from foretell import Engine, Request, SamplingParams
 from foretell.cli import settings
 from foretell.cli.layout import print_table
 from tests.cli.conftest import Invoke
+
+
+@pytest.fixture(scope="module")
+def instruct() -> Engine:
+    """Its template ends the assistant's turn with an end token."""
+    return Engine.load("bundled", speculative="draft_model")
 
 
 def shown(width: int, *rows: tuple[str, ...]) -> str:
@@ -98,6 +104,72 @@ def test_one_file_of_conversations_serves_every_command(
     assert read_prompts(file, engine) == wanted
 
 
+@pytest.mark.parametrize(
+    ("command", "measures", "place"),
+    [
+        ("bench --methods ngram --no-bandwidth", "foretell.bench.run_bench", 1),
+        ("certify --method ngram", "foretell.certify.certify", 1),
+        ("doctor --methods ngram", "foretell.doctor.checkup.check_up", 1),
+        ("doctor HEAD", "foretell.doctor.head.diagnose", 2),
+        ("theory optimum --draft bundled/draft", "foretell.analysis.pairs.collect", 2),
+        ("theory shape --draft bundled/draft", "foretell.analysis.pairs.collect", 2),
+    ],
+)
+def test_an_instruct_model_gets_texts_of_a_file_as_messages(
+    invoke: Invoke, instruct: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, measures: str,
+    place: int,
+) -> None:  # fmt: skip
+    """All but ``train`` and ``learn`` gave it bare texts, whose answers end at once. measures: what gets the prompts,
+    as its argument number ``place``."""
+    from foretell.bench import Item, encode_item
+
+    file, asked = tmp_path / "prompts.json", list[list[list[int]]]()
+    file.write_text(json.dumps(["a b", {"prompt": "def f(", "format": "text"}, {"turns": ["Hi"]}, {"prompt": "c"}]))
+    chat = {text: instruct.chat_prompt([{"role": "user", "content": text}]) for text in ("a b", "Hi", "c")}
+    bare = {text: instruct.make_row(0, Request(text)).prompt_ids for text in ("a b", "def f(", "c")}
+
+    def ids_of(prompt: Any) -> list[int]:
+        if isinstance(prompt, Item):
+            return encode_item(instruct, prompt)
+        return list(prompt.ids[: prompt.num_prompt] if hasattr(prompt, "num_prompt") else prompt)
+
+    def seen(*args: Any, **_: Any) -> None:
+        given = args[place]["given"] if isinstance(args[place], dict) else args[place]
+        asked.append([ids_of(prompt) for prompt in given])
+        raise settings.ConfigError("seen")
+
+    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_, **__: instruct)
+    monkeypatch.setattr("foretell.analysis.trees.pass_seconds", lambda *_: {1: 1.0})
+    monkeypatch.setattr(measures, seen)
+    options = [*command.split(), "--target", "bundled", "--prompts", str(file), "--max-new-tokens", "8"]
+    options += ["--temperature", "0", "--limit", "4"] if "HEAD" not in command else []
+    said = "2 of 4 prompts go into the chat template of 'bundled', an instruct model; --raw"
+    assert said in invoke(*options).stderr
+    assert "chat template" not in invoke(*options, "--raw").stderr
+    assert asked == [
+        [chat["a b"], bare["def f("], chat["Hi"], chat["c"]],
+        [bare["a b"], bare["def f("], chat["Hi"], bare["c"]],
+    ]
+
+
+def test_an_instruct_model_gets_the_prompt_of_explain_as_a_message(
+    invoke: Invoke, instruct: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foretell.cli.explain import PROMPT
+
+    asked: list[Any] = []
+
+    def seen(engine: Any, prompt: Any, **_: Any) -> None:
+        asked.append(prompt)
+        raise settings.ConfigError("seen")
+
+    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_, **__: instruct)
+    monkeypatch.setattr("foretell.analysis.explain.explain", seen)
+    told = [invoke("explain", "--target", "bundled", *more).stderr for more in ([], ["a b"], ["a b", "--raw"])]
+    assert asked == [PROMPT, instruct.chat_prompt([{"role": "user", "content": "a b"}]), "a b"]
+    assert ["the prompt goes into the chat template of" in text for text in told] == [False, True, False]
+
+
 def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invoke: Invoke) -> None:
     assert settings.temperatures(["0,0.5", "1"], ()) == [0.0, 0.5, 1.0]
     assert settings.temperatures(None, (0.0, 1.0)) == [0.0, 1.0]
@@ -105,7 +177,6 @@ def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invo
     for command in (
         ("bench",),
         ("certify",),
-        ("evaluate", "--method", "ngram"),
         ("theory", "optimum"),
         ("theory", "shape"),
     ):
@@ -114,8 +185,6 @@ def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invo
             ("-1", "temperature = -1.0 must be at least 0"),
         ]:
             result = invoke(*command, *absent, "--draft", "/nonexistent/draft", "--temperature", value)
-            if "evaluate" in command:
-                result = invoke(*command, *absent, "--temperature", value)
             assert result.exit_code == 2
             assert said in result.stderr, command
 

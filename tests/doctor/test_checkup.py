@@ -146,6 +146,27 @@ def test_what_is_used_by_default_comes_first_and_as_auto_next(target: str, defau
     assert [(one.method, one.speculation) for one in only] == [(default, "on"), ("ngram", "on")]
 
 
+def test_methods_may_bring_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``foretell evaluate`` could: a length, a rule and a method's own keys, several of one method."""
+    engine = Engine.load("bundled", speculative="none")
+    words = ["ngram:3", "auto:ngram:2:prompt_lookup_min=2", "eagle3:5:rejection", "suffix"]
+    tried, left = candidates(engine.model.spec, methods=words)
+    assert left == {}
+    assert [(one.label, one.speculation) for one in tried] == [
+        ("ngram:3", "on"), ("auto:ngram:2:prompt_lookup_min=2", "auto"), ("eagle3:5:rejection", "on"), ("suffix", "on")
+    ]  # fmt: skip
+    assert tried[0].config == {"method": "ngram", "num_speculative_tokens": 3}
+    assert tried[1].chosen == {"prompt_lookup_min": 2}
+    assert (tried[2].config["num_speculative_tokens"], tried[2].chosen) == (5, {"verify": "rejection"})
+    found = check_up(
+        engine, [[5, 6, 7, 8] * 4], tried[:3], {}, target="bundled", temperature=1.0, max_new_tokens=12, num_timed=1,
+        bandwidth=False,
+    )  # fmt: skip
+    assert {one.label for one in found.methods} == {"ngram:3", "auto:ngram:2:prompt_lookup_min=2", "eagle3:5:rejection"}
+    (head,) = (one for one in found.methods if one.method == "eagle3")
+    assert (head.verify, len(head.slots) <= 5, head.best is not None) == ("rejection", True, True)
+
+
 def test_a_head_is_tried_alone_and_in_a_hybrid() -> None:
     tried, left = candidates(spec("bundled"), draft="bundled/eagle1")
     assert [(one.method, one.config.get("model"), dict(one.chosen)) for one in tried[:2]] == [

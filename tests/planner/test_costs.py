@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.engine.recorder import StepTime
 from foretell.planner import files
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable, isotonic
 from foretell.planner.files import MAX_AGE_S, cache_file, identity, load, save
 from foretell.planner.measure import PLAIN, StepSeconds, depths, grid, measure
+from foretell.planner.observed import step_costs
 
 
 def table(guess: float = 0.4, free: int = 8, batches: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:
@@ -314,3 +316,19 @@ def test_live_steps_speak_against_a_wrong_table(plain: float, guess: float, draf
 def test_control_a_machine_that_is_busy_now_says_nothing_against_it(plain: float, guess: float, draft: float) -> None:
     assert steps(plain, guess, draft).contradiction() is None
     assert steps(0.05, 0.05, 0.05, count=20).contradiction() is None, "too few steps"
+
+
+def test_costs_of_a_run_are_medians_in_plain_steps() -> None:
+    def timed(guesses: int, draft: float, target: float, rest: float) -> StepTime:
+        return StepTime(0.0, draft, target, rest, guesses, 0, 1)
+
+    plain = [timed(0, 0.0, 1.0, 0.25)] * 3
+    steps = [timed(n, 0.1 * n, 1.0 + 0.1 * n, 0.5) for n in (1, 3) for _ in range(3)] + [timed(2, 9.0, 9.0, 9.0)]
+    costs = step_costs(plain, steps, split=True)
+    assert costs.num_steps == {1: 3, 3: 3}, "one step of two guesses says nothing"
+    assert costs.draft == pytest.approx({1: 0.1, 3: 0.3})
+    assert costs.verify == pytest.approx({1: 1.1, 3: 1.3})
+    assert costs.step == pytest.approx({1: 1.7 / 1.25, 3: 2.1 / 1.25})
+    assert costs.per_guess == pytest.approx(0.1)
+    whole = step_costs(plain, steps, split=False)
+    assert (whole.draft, whole.per_guess) == ({}, None)

@@ -77,6 +77,8 @@ def test_a_thousand_prompts_once_each_by_two_actors_and_two_runs(cluster: None, 
     assert len({row["seed"] for row in done.values()}) == 999
     engine = generator.engine.with_method("none")  # a row is what its prompt and seed give alone and without guessing
     for key, prompt in (("n7", named[7]["prompt"]), ("b.jsonl:400", plain[399]["prompt"])):
+        if isinstance(prompt, str):  # the bundled target is an instruct model
+            prompt = engine.chat_prompt([{"role": "user", "content": prompt}])
         alone = engine.generate(prompt, PARAMS, seed=done[key]["seed"])
         assert (alone.token_ids, alone.text) == (done[key]["token_ids"], done[key]["text"])
 

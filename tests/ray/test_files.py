@@ -121,3 +121,26 @@ def test_lines_that_no_parser_reads(line: str, says: str, tmp_path: Path) -> Non
     file = prompts(tmp_path / "in.jsonl", '{"prompt": "x"}', line)
     with pytest.raises(ConfigError, match=rf"in\.jsonl:2 is not JSON: .*{says}"):
         generate(file, tmp_path / "out")
+
+
+def test_an_instruct_model_gets_texts_as_messages(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of every command that reads prompts; what a line or ``raw`` says counts first."""
+    lines = ['{"prompt": "x"}', '{"prompt": "x", "format": "text"}', '{"prompt": "x", "format": "chat"}']
+    file = prompts(tmp_path / "in.jsonl", *lines)
+    chat = engine.chat_prompt([{"role": "user", "content": "x"}])
+
+    def made(name: str, **options: Any) -> list[dict[str, Any]]:
+        out = tmp_path / name
+        generate(file, out, params=foretell.SamplingParams(max_new_tokens=12, temperature=0.8, seed=5), **options)
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    params = foretell.SamplingParams(max_new_tokens=12, temperature=0.8)
+    for name, forms in (("out", (chat, "x", chat)), ("raw", ("x", "x", chat))):
+        for row, prompt in zip(made(name, raw=name == "raw"), forms, strict=True):
+            alone = engine.generate(prompt, params, seed=row["seed"])
+            assert alone.token_ids == row["token_ids"]
+        assert ("texts go into the chat template of 'bundled'" in capsys.readouterr().err) == (name == "out")
+    with pytest.raises(ConfigError, match="other params:"):
+        made("out", raw=True)

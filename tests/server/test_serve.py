@@ -263,6 +263,23 @@ def test_while_it_starts_it_is_live_and_not_ready(caplog: pytest.LogCaptureFixtu
     assert line.figures == {"timeout_s": WAIT_S, "num_running": 0, "num_waiting": 0}  # type: ignore[attr-defined]
 
 
+def test_a_server_that_is_stopped_while_it_starts_does_not_say_that_it_serves() -> None:
+    """The line came after the one that told of the end."""
+    go, said = threading.Event(), list[str]()
+
+    class Slow(FakeService):
+        def start(self) -> None:
+            assert go.wait(WAIT_S)
+
+    with run.bind("127.0.0.1", 0) as made, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run.uvicorn.Server, "run", lambda self, sockets: (setattr(self, "should_exit", True), go.set()))
+        run.serve(Slow(), run.ServerOptions(), made, drain_s=1.0, on_ready=lambda: said.append("serving"))  # type: ignore[arg-type]
+        assert said == []
+        patched.setattr(run.uvicorn.Server, "run", lambda self, sockets: go.set())
+        run.serve(Slow(), run.ServerOptions(), made, drain_s=1.0, on_ready=lambda: said.append("serving"))  # type: ignore[arg-type]
+    assert said == ["serving"]
+
+
 def test_the_state_of_a_service() -> None:
     engine = Engine(table(1), None, speculative="ngram")
     service = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=64, speculation="on"))

@@ -126,7 +126,7 @@ def number_game(rounds: int = 100_000, seed: int = 0) -> Game:
 
 def explain(
     engine: Engine,
-    prompt: str,
+    prompt: str | Sequence[int],
     *,
     temperature: float = 0.7,
     seed: int = 0,

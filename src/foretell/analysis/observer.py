@@ -3,7 +3,7 @@
 ``observe`` observes an engine's steps (``StepEvent``): nothing is drawn and nothing is changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,14 @@ class Agreement:
     first: float  # p of the drafter's most probable token: at temperature 0 that is ``agrees``
     rejection: float  # sum of min(p, q) = 1 - TV; at temperature 0 ``agrees``
     coupled: float  # under shared noise; at temperature 0 ``agrees``
+
+
+RULES: dict[str, Callable[[Agreement], float]] = {
+    "rejection": lambda probs: probs.rejection,
+    "coupled": lambda probs: probs.coupled,
+    "exact": lambda probs: probs.first,
+}
+"""Rules whose chance to accept a guess, before it is drawn, is known from p and q; ``exact`` for the argmax of q."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretell.bench import stats
 from foretell.bench.quality import Quality, quality
 from foretell.bench.stats import Interval, PairedRuns
 from foretell.bench.suite import Item
 from foretell.bench.trace import Cut, DecodedRun, cut, identical
-from foretell.draft.config import MethodConfig
 from foretell.planner.observed import MeanCosts, mean_costs
+
+if TYPE_CHECKING:
+    from foretell.draft.config import MethodConfig
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ Runs = Mapping[tuple[float, int], Sequence[DecodedRun]]
 
 def assemble(
     session: Session,
-    lanes: Mapping[str, tuple[MethodConfig, Runs]],
+    lanes: Mapping[str, tuple["MethodConfig", Runs]],
     *,
     settings: dict[str, Any],
     provenance: dict[str, Any],

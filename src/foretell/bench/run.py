@@ -18,17 +18,14 @@ from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
 from foretell.core.journal import Journal
-from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams
 from foretell.core.provenance import peak_rss_bytes, provenance
-from foretell.core.tree import DrawMode
+from foretell.core.spec import method_words
 from foretell.draft.config import MethodConfig
-from foretell.draft.shapes import SHAPES
 from foretell.engine.config import METHODS, speculative_config
 from foretell.engine.engine import Engine
 
 WARM_UP_TOKENS = 24
-AUTO = "auto:"
 
 
 @dataclass(frozen=True)
@@ -47,30 +44,10 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
     The parts after the name may come in any order; options are the method's own. "auto:" before it guesses as much as
     pays (see ``Engine``). Raises ConfigError.
     """
-    name, *rest = text.strip().removeprefix(AUTO).split(":")
-    speculation = "auto" if text.strip().startswith(AUTO) else "on"
-    if name in ("auto", "none") and (speculation == "auto" or name == "auto"):
-        raise ConfigError(f"method {text!r}: name what auto guesses with, e.g. 'auto:draft_model:5'")
-    options: dict[str, Any] = {"method": name}
+    options, speculation = method_words(text)
+    name = options["method"]
     if verify is not None:
-        options["verify"] = verify
-    for part in rest:
-        if part.isdecimal():
-            options["num_speculative_tokens"] = int(part)
-        elif "=" in part.split("/")[0]:
-            key, _, value = part.partition("=")
-            try:
-                options[key] = parse_json(value)
-            except JSONDecodeError:  # a word
-                options[key] = value
-        elif part:
-            word = part.split("/")[0]
-            key = "shape" if word in SHAPES else "draws" if word in [*DrawMode] else "verify"
-            options[key] = part
-        else:
-            raise ConfigError(
-                f"method {text!r}: expected [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE], e.g. 'draft_model:5'"
-            )
+        options.setdefault("verify", verify)
     if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft
     return BenchMethod(text.strip(), speculative_config(options), speculation)

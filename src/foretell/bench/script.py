@@ -1,14 +1,14 @@
 """Questions as the messages that are decoded: a later one is put after the target's own answer to the one before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.engine import Engine
-from foretell.engine.request.conversation import template_of
-from foretell.engine.request.request import token_ids
+from foretell.engine.request.conversation import takes_messages, template_of
+from foretell.engine.request.request import check_text, token_ids
 
 
 class Script:
@@ -19,7 +19,7 @@ class Script:
         self._engine = engine
         self.messages: list[Item] = []
         self.questions: list[int] = []
-        for number, item in enumerate(items):
+        for number, item in enumerate(with_forms(engine, items)):
             self.questions += [number] * (1 + len(item.later))
             self.messages.append(item)
             self.messages += [
@@ -57,9 +57,23 @@ class Script:
         return ids
 
 
+def with_forms(
+    engine: Engine, items: Sequence[Item], *, raw: bool = False, notice: Callable[[str], None] = lambda line: None
+) -> list[Item]:
+    """The questions, none of them bare: messages for an instruct model, texts for any other. raw, notice: of
+    ``takes_messages``."""
+    form = (
+        "chat"
+        if takes_messages(engine.model.spec, engine.tokenizer, [item.is_bare for item in items], raw=raw, notice=notice)
+        else "text"
+    )
+    return [replace(item, format=form, is_bare=False) if item.is_bare else item for item in items]
+
+
 def encode_item(engine: Engine, item: Item) -> list[int]:
     """A first message's tokens: as a message where it is one and the tokenizer has a chat template, else as it is. A
     function to be completed is then given as code alone. Raises PromptError."""
+    (item,) = with_forms(engine, [item])
     check = item.check
     try:
         if check is not None and check.given and not _has_template(engine):
@@ -74,6 +88,8 @@ def encode_item(engine: Engine, item: Item) -> list[int]:
 def encode_turns(engine: Engine, form: str, texts: Sequence[str], answers: Sequence[str]) -> list[int]:
     """A conversation's tokens, one text more than answers. Without a template they stand after each other, with an empty
     line between."""
+    for text in texts:
+        check_text(text)  # here, so that an error counts the characters of the text, not of the template
     if form == "chat" and _has_template(engine):
         messages = [{"role": "user", "content": texts[0]}]
         for answer, text in zip(answers, texts[1:], strict=True):

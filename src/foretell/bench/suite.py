@@ -5,8 +5,8 @@ An entry of a file is a text, ``prompt`` or ``messages``, or one of three forms.
 there are any ``format`` ("text" to continue, "chat" to put into the chat template), ``prediction`` (a guess of the
 output), ``reference`` (which, for word problems, ends in the right number), ``unknown`` (true: nobody knows the answer, and
 to say so is right) and ``level`` (how hard it is). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's:
-``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format`` are messages, so the chat template is used
-wherever the tokenizer has one.
+``task_id``, ``prompt``, ``test``, ``entry_point``. Their lines without ``format`` are messages, so the chat template
+is used wherever the tokenizer has one; a bare text goes there on an instruct model alone (``script.with_forms``).
 """
 
 import gzip
@@ -46,6 +46,7 @@ class Item:
     check: Check | None = None  # how an answer to the first message is judged
     messages: tuple[Mapping[str, Any], ...] = ()  # the whole conversation, where it is more than ``prompt``
     turn: int = 1  # of a message of a question; runs are of one message each
+    is_bare: bool = False  # a text whose line does not say whether it is a message; ``with_forms`` decides
 
     @property
     def group(self) -> str:
@@ -98,16 +99,18 @@ def _item(entry: prompts.Entry) -> Item:
     category = str(record.get("category", "all"))
     return Item(
         record.get("question_id", number), category, asked.texts[0], asked.format, prediction or None, asked.texts[1:],
-        level=str(record.get("level", "")), check=_check(record, category), messages=asked.messages,
+        level=str(record.get("level", "")), check=_check(record, category, asked.texts[0]), messages=asked.messages,
+        is_bare=asked.is_bare,
     )  # fmt: skip
 
 
-def _check(record: Mapping[str, Any], category: str) -> Check | None:
-    """The right number of a word problem with a reference, the tests that a line brings, or that nobody knows."""
+def _check(record: Mapping[str, Any], category: str, text: str) -> Check | None:
+    """The right number of a word problem with a reference, the tests that a line brings, or that nobody knows. text: the
+    first message."""
     if record.get("unknown") is True:
         return Check("unknown", "")
     if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
-        return python_check(record["test"], record["entry_point"], record["turns"][0])
+        return python_check(record["test"], record["entry_point"], text)
     reference = record.get("reference")
     if isinstance(reference, list):
         reference = next((text for text in reference if isinstance(text, str)), None)

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretell.bench.stats import first_loop
-from foretell.engine.recorder import StepTime
+
+if TYPE_CHECKING:
+    from foretell.engine.recorder import StepTime
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,7 @@ class DecodedRun:
     """One prompt decoded once by one method."""
 
     token_ids: list[int]
-    steps: list[StepTime]
+    steps: "list[StepTime]"
     seconds_prefill: float
     seconds_draft_forward: float = 0.0  # of the steps' seconds_draft, spent in passes of a draft model
 
@@ -34,6 +36,8 @@ class DecodedRun:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "DecodedRun":
         """From ``record``; other keys are left alone."""
+        from foretell.engine.recorder import StepTime  # here: reports are read without torch
+
         steps = [StepTime(*step) for step in record["steps"]]
         return cls(record["token_ids"], steps, record["seconds_prefill"], record["seconds_draft_forward"])
 
@@ -43,7 +47,7 @@ class Cut:
     """The part of a run that counts: all of it, or what came before its first loop."""
 
     token_ids: list[int]
-    steps: list[StepTime]  # whole steps within the part
+    steps: "list[StepTime]"  # whole steps within the part
     seconds: float  # decode time of the part; of the step that the cut falls into, the share of its tokens
     looped: bool
 

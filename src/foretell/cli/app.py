@@ -11,7 +11,6 @@ from foretell.cli.certify import certify
 from foretell.cli.chat import chat
 from foretell.cli.doctor import doctor
 from foretell.cli.errors import OneLineGroup
-from foretell.cli.evaluate import evaluate
 from foretell.cli.explain import explain
 from foretell.cli.export import export, vllm_args
 from foretell.cli.generate import generate
@@ -32,7 +31,7 @@ app = typer.Typer(
 GROUPS = {
     "Use": (generate, chat, serve, pull, list_, rm, cache, methods),
     "Measure": (doctor, bench, report),
-    "Train": (train, evaluate, learn, export, vllm_args),
+    "Train": (train, learn, export, vllm_args),
     "Check": (certify, explain),
 }
 """The commands as ``--help`` lists them, by what they are for."""

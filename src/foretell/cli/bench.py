@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretell.cli import early, settings
 from foretell.cli import options as o
-from foretell.cli import settings
 from foretell.cli.errors import INTERRUPTED, TERMINATED, say
 from foretell.cli.fields import with_group
 from foretell.cli.interrupt import Terminated, interruptible
@@ -16,6 +16,7 @@ from foretell.cli.layout import progress_bar
 from foretell.cli.output import as_json, check_writable, write
 from foretell.core.errors import ConfigError
 from foretell.core.journal import read_journal
+from foretell.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from foretell.bench import BenchMethod, BenchReport, Item, PromptDone
@@ -74,6 +75,7 @@ def bench(
     sample: Sample = None,
     categories: o.Categories = None,
     limit: o.Limit = None,
+    raw: o.Raw = False,
     quality: Quality = False,
     rounds: Rounds = 1,
     models: o.Models,
@@ -102,19 +104,24 @@ def bench(
     check_writable(output)
     runs_file = open_runs(output, resume=resume)
     at = settings.temperatures(temperature, (0.0,))
+    if rounds < 1:
+        raise ConfigError(f"rounds = {rounds} must be at least 1")
+    SamplingParams(max_new_tokens=max_new_tokens)
     settings.check_paths(ctx, models)
+    early.check_methods(methods or "")
+    items = _questions(suite, sample, categories, limit, quality)
     draft = settings.draft_of(
         ctx, models.draft, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
     )
     settings.quiet()
-    from foretell.bench import BenchInterrupted, run_bench
+    from foretell.bench import BenchInterrupted, run_bench, with_forms
 
-    items = _questions(suite, sample, categories, limit, quality)
     chosen = _methods(methods, models.target, draft, verify, any(item.prediction for item in items))
     if models.draft_weights is not None:
         chosen = [_with_draft_weights(method, models.draft_weights) for method in chosen]
     settings.use_threads(threads)
     engine = settings.load_engine(models, None, no_color=no_color)
+    items = with_forms(engine, items, raw=raw, notice=say)
     if runs_file is not None and not resume:
         runs_file.unlink(missing_ok=True)  # of a bench that had finished: its report is written over too
     status = 0

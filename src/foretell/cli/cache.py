@@ -66,7 +66,8 @@ def cache(action: Action = "list", kinds: Which = None, yes: Yes = False, json_:
     """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models.
 
     'foretell cache clear' deletes it, after a question, but for models, which are deleted where they are named. All comes
-    back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept.
+    back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept. What lies where you said (--output of
+    bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
     """
     if action not in ("list", "clear"):
         raise ConfigError(f"action {action!r} must be list or clear{nearest(action, ('list', 'clear'))}")

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretell.cli import certify_url as u
+from foretell.cli import early, settings
 from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
 from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
 
 if TYPE_CHECKING:
-    from foretell.bench import Item
     from foretell.certify import Certificate, Check
 
 Limit = Annotated[
@@ -51,6 +52,7 @@ def certify(
     *,
     prompts: o.Prompts = "bundled",
     limit: Limit = 8,
+    raw: o.Raw = False,
     models: o.Models,
     threads: o.Threads = None,
     method: o.Method = None,
@@ -94,23 +96,27 @@ def certify(
         return u.certify_url(ctx, models)
     temperatures = settings.temperatures(temperature, (0.0, 0.7, 1.0))
     settings.check_paths(ctx, models)
+    for name in verify or ():
+        early.check_verifier(name)
+    for name in shape or ():
+        early.check_shape(name)
+    SamplingParams(max_new_tokens=max_new_tokens)
     draft = settings.draft_of(ctx, models.draft, [method])
     if limit < 1:
         raise ConfigError(f"--limit {limit} must be at least 1")
+    items = u.read_prompts(prompts, limit)
     settings.quiet()
-    from foretell.bench import encode_item
+    from foretell.bench import encode_item, with_forms
     from foretell.certify import certify as run
     from foretell.certify.run import SHAPES, combinations
-    from foretell.core.params import SamplingParams
     from foretell.engine.config import speculative_config
 
-    items = read_prompts(prompts, limit)
     config = speculation(models.target, draft, method, num_speculative_tokens)
     verifiers, shapes = verify or exact_verifiers(), shape or list(SHAPES)
     combinations(speculative_config(config), verifiers, shapes)  # mistakes are found before anything is loaded
-    SamplingParams(max_new_tokens=max_new_tokens)
     settings.use_threads(threads)
     engine = settings.load_engine(models, config, no_color=no_color)
+    items = with_forms(engine, items, raw=raw, notice=say)
     with _progress(no_color) as progress:
         certificate = run(
             engine, [encode_item(engine, item) for item in items], verifiers=verifiers, shapes=shapes,
@@ -146,18 +152,6 @@ def speculation(target: str, draft: str | None, method: str | None, count: int |
     if config["method"] == "none" or settings.reads_prediction(config["method"]):
         raise ConfigError(f"--method {config['method']} cannot be certified here: choose draft_model or ngram")
     return config
-
-
-def read_prompts(name: str, limit: int) -> list["Item"]:
-    """At most limit prompts, of all categories in turn. Raises ConfigError that names the line."""
-    from foretell.bench import Item, load_suite
-
-    items = load_suite(name)
-    groups: dict[str, list[Item]] = {}
-    for item in items:
-        groups.setdefault(item.category, []).append(item)
-    deepest = max(map(len, groups.values()))
-    return [group[k] for k in range(deepest) for group in groups.values() if k < len(group)][:limit]
 
 
 def show(certificate: "Certificate", *, no_color: bool) -> None:

@@ -15,6 +15,7 @@ from foretell.cli.output import VISIBLE, as_json, check_writable, has_color, wri
 from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foretell.bench import Item
     from foretell.certify.endpoint import EndpointCertificate
 
 PANEL = "A server, from outside"
@@ -120,6 +121,9 @@ def check_options(ctx: typer.Context) -> None:
         settings.refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
         return
     settings.refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
+    settings.refuse(
+        ctx, ("raw",), "is of models that run here: with --url, --api says how the server is asked: drop it"
+    )
     if not settings.typed(ctx, "target"):
         settings.refuse(
             ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target"
@@ -153,7 +157,6 @@ def certify_url(ctx: typer.Context, models: o.Models) -> None:
     """The command, once its options are known to fit together. Exit status as of ``certify``."""
     from foretell.certify.endpoint import Endpoint, EndpointBudget, certify_endpoint, html_page, markdown_page
     from foretell.certify.endpoint.run import NAMES
-    from foretell.cli.certify import read_prompts
 
     given = ctx.params
     report: str | None = given["report"]
@@ -274,3 +277,15 @@ def _progress(no_color: bool) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
     with console.status("asking") as status:
         yield lambda what: status.update(what)
+
+
+def read_prompts(name: str, limit: int) -> list["Item"]:
+    """At most limit prompts, of all categories in turn. Raises ConfigError that names the line."""
+    from foretell.bench import Item, load_suite
+
+    items = load_suite(name)
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.category, []).append(item)
+    deepest = max(map(len, groups.values()))
+    return [group[k] for k in range(deepest) for group in groups.values() if k < len(group)][:limit]

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretell.cli import early, settings
 from foretell.cli import options as o
-from foretell.cli import settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
-from foretell.core.errors import ConfigError
+from foretell.core import builtin
+from foretell.core.errors import ConfigError, nearest
+from foretell.core.registry import names_of
+from foretell.core.spec import method_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +45,8 @@ Head = Annotated[
 Only = Annotated[
     str | None,
     typer.Option("--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
-                 help="Try only these. Default: all that fit the target and --draft."),
+                 help="Try only these, METHOD[:N][:VERIFY][:OPTION=VALUE], e.g. eagle3:7:rejection. Default: all that fit "
+                 "the target and --draft."),
 ]  # fmt: skip
 Count = Annotated[
     int,
@@ -79,6 +83,7 @@ def doctor(
     prompts: o.Suite = "bundled",
     categories: o.Categories = None,
     limit: Count = 10,
+    raw: o.Raw = False,
     timed: Timed = 4,
     time_limit: TimeLimit = 60.0,
     models: o.Models,
@@ -103,7 +108,7 @@ def doctor(
     template, another target. Exit status 3 where a fault is found.
     """
     check_writable(output)
-    settings.check_paths(ctx, models)
+    settings.check_paths(ctx, models, head=head)
     only = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
     _check_methods(only)
     if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
@@ -114,6 +119,9 @@ def doctor(
     items = _items(prompts, categories, limit)
     settings.use_threads(threads)
     engine = settings.load_engine(models, None, no_color=no_color)
+    from foretell.bench import with_forms
+
+    items = with_forms(engine, items, raw=raw, notice=say)
     found: HeadDiagnosis | Checkup
     if head is not None:
         most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
@@ -135,12 +143,16 @@ def doctor(
 
 
 def _check_methods(names: list[str] | None) -> None:
-    from foretell import METHODS
-    from foretell.core.errors import nearest
-
-    for name in names or ():
-        if name not in METHODS or name == "none":
-            raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, list(METHODS))}")
+    known = names_of(builtin.CONFIGS, "foretell.methods")
+    for text in names or ():
+        config, _ = method_words(text)
+        name = config["method"]
+        if name not in known or name == "none":
+            raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, known)}")
+        for key in ("shape", "draws"):
+            if key in config:
+                raise ConfigError(f"--methods {text}: guesses are measured in chains: drop {config[key]!r}")
+        early.check_config(config)
 
 
 def _items(name: str, categories: str | None, limit: int) -> "list[Item]":

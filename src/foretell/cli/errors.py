@@ -66,6 +66,8 @@ def explain(error: BaseException) -> tuple[str | None, int]:
     if isinstance(error, OSError):
         where = f" {error.filename!r}" if error.filename else " standard output" if _is_stuck(sys.stdout) else ""
         return f"cannot read or write{where}: {error.strerror or error}", 1
+    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "foretell").partition(".")[0]) != "foretell":
+        return f"the package {name} is not installed: pip install {name}", 1
     if os.environ.get("FORETELL_TRACEBACK"):
         traceback.print_exception(error)
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):

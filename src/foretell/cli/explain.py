@@ -8,6 +8,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.output import as_json, has_color
 from foretell.core.errors import ConfigError
@@ -23,7 +24,14 @@ PROMPT = "def add(a, b):\n    return"
 BAR = 24
 WIDE, NARROW = 100, 70
 """Columns of a terminal: below WIDE bars are shorter, below NARROW there are none."""
-Prompt = Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to be continued.")]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PROMPT]",
+        help="The text to be continued; an instruct model gets it as a message (but with --raw). "
+        "Default: the beginning of a function, as it is.",
+    ),
+]
 Temperature = Annotated[
     float,
     typer.Option("--temperature", rich_help_panel=o.SAMPLING, help="0: the most probable token, without chance."),
@@ -49,7 +57,8 @@ Step = Annotated[
 def explain(
     ctx: typer.Context,
     *,
-    prompt: Prompt = PROMPT,
+    prompt: Prompt = None,
+    raw: o.Raw = False,
     step: Step = None,
     models: o.Models,
     guessing: o.Guessing,
@@ -63,7 +72,7 @@ def explain(
     The figures are those of a real step. Every term is explained where it first stands. Above temperature 0 a game of two
     people and ten numbers ends it: it shows why guesses are often right though both sides choose by chance.
     """
-    if not prompt:
+    if prompt == "":
         raise ConfigError("the prompt is empty: give a few words to continue")
     settings.check_text(prompt, "prompt")
     settings.sampling({"temperature": temperature, "seed": seed})  # refused before anything is loaded
@@ -75,8 +84,12 @@ def explain(
     engine = settings.load_engine(models, config, no_color=no_color)
     from foretell.analysis.explain import explain as taken_apart
     from foretell.analysis.explain import number_game
+    from foretell.engine.request.conversation import takes_messages
 
-    found = taken_apart(engine, prompt, temperature=temperature, seed=seed, step=step)
+    asked: str | list[int] = PROMPT if prompt is None else prompt
+    if prompt is not None and takes_messages(engine.model.spec, engine.tokenizer, [True], raw=raw, notice=say):
+        asked = engine.chat_prompt([{"role": "user", "content": prompt}])
+    found = taken_apart(engine, asked, temperature=temperature, seed=seed, step=step)
     game = number_game(seed=seed)
     if json_:
         typer.echo(as_json({"step": asdict(found), "game": asdict(game)}, pretty=sys.stdout.isatty()), nl=False)

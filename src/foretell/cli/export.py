@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretell.cli import early
 from foretell.cli import options as o
 from foretell.cli.output import as_json
 from foretell.model.catalogue import CATALOGUE
@@ -37,9 +38,14 @@ def export(
     With a target that is here (a directory, or 'bundled'), the head is checked against it, and missing keys of other
     tools' files are derived from it.
     """
-    from foretell.core.errors import ConfigError
+    from foretell.core.errors import ConfigError, nearest
+    from foretell.model.checkpoint import find_here, resolve
+
+    if to != "list":  # before torch is imported
+        find_here(head)
+        if to not in (layouts := early.known()["options"]["layouts"]):
+            raise ConfigError(f"layout {to!r} is unknown{nearest(to, layouts)}")
     from foretell.methods.common import formats
-    from foretell.model.checkpoint import resolve
 
     if to == "list":
         if out is not None:
@@ -84,9 +90,12 @@ def vllm_args(
     Exit status 1 where neither engine can run the head.
     """
     from foretell.core.errors import ModelError
+    from foretell.model.checkpoint import find_here, resolve
+
+    for name in (head, target):
+        find_here(name)  # before torch is imported
     from foretell.methods.common import formats
     from foretell.methods.other_engines import serving
-    from foretell.model.checkpoint import resolve
 
     path, spec = resolve(head), find_target(target)
     known = formats.describe_target(path)

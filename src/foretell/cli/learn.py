@@ -11,6 +11,7 @@ from foretell.cli.errors import say
 from foretell.cli.fields import with_fields, with_group
 from foretell.cli.output import as_json, check_plot, check_writable, write
 from foretell.core.params import SamplingParams
+from foretell.core.prompts import read_text
 from foretell.learn.options import LearnOptions
 
 LEARNING = "Learning"
@@ -53,8 +54,9 @@ def learn(
     check_writable(output)
     check_plot(plot)
     params = settings.sampling({"seed": 0, **(sampling or {})})
+    options = settings.learn_options({**(learning or {}), "where": "inline"})
+    read_text(data, f"data {data!r}")
     speculative = settings.speculation(ctx, models, guessing)
-    options = LearnOptions(**(learning or {}), where="inline")
     settings.check_learning([speculative], models.target, options)
     engine = settings.load_engine(models, speculative, no_color=no_color)
     from foretell.learn.files import learn_from

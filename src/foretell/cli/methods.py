@@ -5,11 +5,11 @@ import json
 import re
 import sys
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretell.cli import early
 from foretell.cli import options as o
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, has_color
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.core.registry import Registry
 
 WIDE = 140  # columns, where the output is no terminal
-BRIEF = Path(__file__).with_name("methods.json")
+BRIEF = early.FILE
 """``brief`` of what comes with foretell, so that the list needs no torch: made by ``python -m foretell.cli.methods``."""
 All = Annotated[
     bool, typer.Option("--all", help="Options, what each rule does, and every refused combination with its reason.")
@@ -45,8 +45,7 @@ def known_brief() -> dict[str, Any]:
     """``brief`` of what is installed: read from its file where no package adds anything."""
     parts = (("methods", builtin.CONFIGS), ("verifiers", builtin.VERIFIERS), ("shapes", builtin.SHAPES))
     if all(set(names_of(known, f"foretell.{part}")) == set(known) for part, known in parts):
-        found: dict[str, Any] = json.loads(BRIEF.read_text(encoding="utf-8"))
-        return found
+        return early.known()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return brief(catalogue())
@@ -77,6 +76,31 @@ def brief(found: dict[str, Any]) -> dict[str, Any]:
             for name, rule in found["verifiers"].items()
         },
         "not_used": found["not_used"],
+        "options": _kinds(),
+    }
+
+
+def _kinds() -> dict[str, Any]:
+    """What ``early`` checks: the defaults of verifiers' options, and the types of methods' and trainings'."""
+    from foretell import METHODS, VERIFIERS
+    from foretell.core.settings import field_kinds
+    from foretell.methods.common.formats import LAYOUTS
+    from foretell.train.making import option_kind
+    from foretell.train.methods import labelled, recipe_of
+
+    def called(kinds: dict[str, Any]) -> dict[str, str]:
+        names = {kind: name for name, kind in early.KINDS.items()}
+        return {key: names.get(kind, "") for key, kind in kinds.items()}
+
+    learned = [name for name in builtin.TRAINING if labelled(name) is None]
+    return {
+        "verifiers": {name: _options(VERIFIERS[name]) for name in VERIFIERS.builtin},
+        "methods": {name: called(field_kinds(METHODS[name])) for name in METHODS.builtin},
+        "training": {
+            name: called({key: option_kind(key, default) for key, default in recipe_of(name).options.items()})
+            for name in learned
+        },
+        "layouts": [*LAYOUTS],
     }
 
 
@@ -202,7 +226,9 @@ def _options(value: Any) -> dict[str, Any]:
     return {
         field.name: getattr(value, field.name)
         for field in dataclasses.fields(value)
-        if field.init and isinstance(getattr(value, field.name), (bool, int, float, str, tuple))
+        if field.init
+        and field.metadata.get("spec", True)
+        and isinstance(getattr(value, field.name), (bool, int, float, str, tuple))
     }
 
 

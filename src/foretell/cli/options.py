@@ -10,17 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
+from foretell.cli import early
 from foretell.cli.fields import option
 from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, check_speculation
-from foretell.core.registry import check_method, check_spec
+from foretell.core.provenance import num_cores
+from foretell.core.registry import check_draws, check_method, check_number
 from foretell.model import names
 from foretell.model.catalogue import DEFAULT, default_target
 
 MODELS, SPECULATION, SAMPLING, OUTPUT, PROMPTS = "Models", "Speculation", "Sampling", "Output", "Prompts"
 
 AUTO = "auto"
+MOST_THREADS = 1024
+"""Of --threads: OpenMP ends the process where it has no memory for theirs."""
 _KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list', or 'bundled'"
 
 
@@ -48,10 +52,28 @@ def checked_method(ctx: typer.Context, param: Any, name: str | None) -> str | No
     return name
 
 
+def checked_width(width: int) -> int:
+    """A width that a method may have. Raises ConfigError."""
+    if width < 0 or width == 1:
+        raise ConfigError(
+            f"width = {width} must be 0 (off) or at least 2: the root and as many guesses as a step may make"
+        )
+    return width
+
+
+def checked_number(count: int | None) -> int | None:
+    """A number of guesses. Raises ConfigError."""
+    if count is not None:
+        check_number(count)
+    return count
+
+
 def checked_threads(threads: int | None) -> int | None:
-    """A number of threads. Raises ConfigError for one below 1."""
+    """A number of threads. Raises ConfigError for one out of range."""
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
+    if threads is not None and threads > MOST_THREADS:
+        raise ConfigError(f"--threads {threads} must be at most {MOST_THREADS}; this process has {num_cores()} cores")
     return threads
 
 
@@ -85,7 +107,14 @@ Draft = Annotated[
     ),
 ]  # fmt: skip
 Device = Annotated[
-    str, typer.Option("--device", envvar="FORETELL_DEVICE", rich_help_panel=MODELS, help="cpu, cuda, cuda:1, ...")
+    str,
+    typer.Option(
+        "--device",
+        envvar="FORETELL_DEVICE",
+        rich_help_panel=MODELS,
+        help="cpu, cuda, cuda:1, ...",
+        callback=checked(names.check_device),
+    ),
 ]
 Dtype = Annotated[
     str | None,
@@ -108,6 +137,7 @@ DraftWeights = Annotated[
     str | None,
     typer.Option(
         "--draft-weights", envvar="FORETELL_DRAFT_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        callback=checked(lambda name: names.check_weights(name, "draft_weights")),
         help="The same for the draft model; it changes speed and acceptance, never the text. Default: auto",
     ),
 ]  # fmt: skip
@@ -115,6 +145,7 @@ DeviceMap = Annotated[
     str | None,
     typer.Option(
         "--device-map", envvar="FORETELL_DEVICE_MAP", metavar="auto|JSON", rich_help_panel=MODELS,
+        callback=checked(names.check_device_map),
         help="Accelerate's device map, for models larger than one device.",
     ),
 ]  # fmt: skip
@@ -129,7 +160,7 @@ Implementation = Annotated[
 Width = Annotated[
     int,
     typer.Option(
-        "--width", envvar="FORETELL_WIDTH", metavar="N", rich_help_panel=MODELS,
+        "--width", envvar="FORETELL_WIDTH", metavar="N", rich_help_panel=MODELS, callback=checked_width,
         help="Run every pass, plain ones too, with N rows, so that bfloat16 texts agree bit for bit. 0: off.",
     ),
 ]  # fmt: skip
@@ -145,6 +176,7 @@ NumSpeculativeTokens = Annotated[
     int | None,
     typer.Option(
         "--num-speculative-tokens", envvar="FORETELL_NUM_SPECULATIVE_TOKENS", metavar="N", rich_help_panel=SPECULATION,
+        callback=checked_number,
         help="The most tokens guessed in a line. Default: the method's own.",
     ),
 ]  # fmt: skip
@@ -152,7 +184,7 @@ Verify = Annotated[
     str | None,
     typer.Option(
         "--verify", envvar="FORETELL_VERIFY", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
-        callback=checked(lambda text: check_spec(text, builtin.VERIFIERS, "verifier")),
+        callback=checked(early.check_verifier),
         help="How guesses are checked (see 'foretell methods'). Default: coupled, the same text for any method.",
     ),
 ]  # fmt: skip
@@ -160,14 +192,14 @@ Shape = Annotated[
     str | None,
     typer.Option(
         "--shape", envvar="FORETELL_SHAPE", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
-        callback=checked(lambda text: check_spec(text, builtin.SHAPES, "shape")),
+        callback=checked(early.check_shape),
         help="The shape of a proposal, e.g. static/branching=3x2x1, sequoia/size=16 (see 'methods'). Default: chain",
     ),
 ]  # fmt: skip
 Draws = Annotated[
     str | None,
     typer.Option(
-        "--draws", envvar="FORETELL_DRAWS", metavar="NAME", rich_help_panel=SPECULATION,
+        "--draws", envvar="FORETELL_DRAWS", metavar="NAME", rich_help_panel=SPECULATION, callback=checked(check_draws),
         help="How children are drawn: fixed, iid, without_replacement, coupled, greedy, list. Default: as the rule asks.",
     ),
 ]  # fmt: skip

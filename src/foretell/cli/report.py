@@ -4,6 +4,7 @@ import math
 import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +55,9 @@ def report(
         raise ConfigError("--command prints the command alone: drop it, or drop --html, --csv and --json")
     if json_ and csv == "-":
         raise ConfigError("--csv - and --json both print to standard output: drop one, or give --csv FILE")
+    for one in filter(None, (file, other)):
+        if not Path(one).exists():  # said before torch is imported
+            raise ConfigError(f"{one} cannot be read: no such file")
     from foretell.bench.page import page
     from foretell.bench.record import compare, csv_of, made_by, read_report
     from foretell.cli.tables import conclusion, show

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretell.cli import early, settings
 from foretell.cli import options as o
-from foretell.cli import settings
 from foretell.cli.errors import explain
 from foretell.cli.fields import with_fields, with_group
 from foretell.core.errors import ConfigError
 from foretell.learn.options import LearnOptions
-from foretell.server.options import ServerOptions
+from foretell.server.options import ServerOptions, check_level
 from foretell.service.options import ServiceOptions
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ Learn = Annotated[
                        "kept apart. With API keys each key has a drafter of its own.")
 ]  # fmt: skip
 LogLevel = Annotated[
-    str, typer.Option("--log-level", metavar="debug|info|warning|error", rich_help_panel=LOGS, help="What is logged.")
-]
+    str, typer.Option("--log-level", metavar="debug|info|warning|error", rich_help_panel=LOGS, help="What is logged.",
+                      callback=o.checked(check_level))
+]  # fmt: skip
 
 
 @with_group(o.Models, into="models", without=("target", "width"))
@@ -89,12 +90,20 @@ def serve(
             "--drain-timeout inf: give a number of seconds; requests end by --request-timeout in any case"
         )
     models = replace(models, target=target)
+    wanted = _learn_options(learn, learning or {})
+    asked = ServiceOptions(**(service or {})), _server_options(server or {})
+    if asked[0].shared_drafts == "key" and not asked[1].api_keys:
+        raise ConfigError(
+            "--shared-drafts key: no API key is given, so clients look alike; give --api-key for each client, or "
+            "'--shared-drafts all' where all clients may see each other's texts"
+        )
+    for given in also or ():
+        early.check_config(
+            settings.json_object(given, "--also") if given.lstrip().startswith("{") else {"method": given}
+        )
     speculative = settings.speculation(ctx, models, guessing)
     try:
-        wanted = _learn_options(learn, learning or {})
-        _serve(
-            ctx.params, models, speculative, ServiceOptions(**(service or {})), _server_options(server or {}), wanted
-        )
+        _serve(ctx.params, models, speculative, *asked, wanted)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in EXTRA:
@@ -105,7 +114,7 @@ def serve(
 def _learn_options(learn: bool, given: dict[str, Any]) -> LearnOptions | None:
     if given and not learn:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')} needs --learn")
-    return LearnOptions(**given) if learn else None
+    return settings.learn_options(given) if learn else None
 
 
 def _server_options(given: dict[str, Any]) -> ServerOptions:
@@ -132,11 +141,6 @@ def _serve(
         settings.check_learning(guessing, models.target, learn)
     from foretell.service.service import Service
 
-    if service_options.shared_drafts == "key" and not wanted.api_keys:
-        raise ConfigError(
-            "--shared-drafts key: no API key is given, so clients look alike; give --api-key for each client, or "
-            "'--shared-drafts all' where all clients may see each other's texts"
-        )
     made = run.bind(options["host"], options["port"])
     with made, _logged_errors():
         hosts = run.hosts_of(made, options["host"], wanted.allowed_hosts)

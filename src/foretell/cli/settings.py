@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from foretell.cli import early
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
-from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams, params_of
-from foretell.core.provenance import num_cores
-from foretell.core.registry import check_method as check_name
-from foretell.core.registry import check_spec
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
+from foretell.learn.options import LearnOptions
 from foretell.model.catalogue import BUNDLED, CATALOGUE, default_speculation
+from foretell.model.names import check_device
 
 if TYPE_CHECKING:
-    from foretell import Engine, LearnOptions, MethodConfig
+    from foretell import Engine, MethodConfig
 
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
@@ -50,30 +49,21 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-MOST_THREADS = 1024
-"""Of --threads: OpenMP ends the process where it has no memory for theirs."""
-
-
 def use_threads(threads: int | None) -> None:
     """The CPU threads of --threads; None: torch's own number."""
     if threads is not None:
         import torch
 
-        if threads > MOST_THREADS:
-            raise ConfigError(
-                f"--threads {threads} must be at most {MOST_THREADS}; this process has {num_cores()} cores"
-            )
         torch.set_num_threads(threads)
 
 
 def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any) -> "Engine":
     """The engine of the options of panel "Models". more: of ``Engine.load``; with speculation "auto" costs are measured."""
     quiet()
-    target, revision = models.target, models.revision
-    if revision is not None:
-        if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
-            raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
-        target = f"{target}@{revision}"
+    target = models.target
+    if models.revision is not None:
+        check_revision(target, models.revision)
+        target = f"{target}@{models.revision}"
     with waiting(f"loading {models.target}", no_color=no_color):
         from foretell import Engine
 
@@ -95,6 +85,14 @@ def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any
     return engine
 
 
+def check_revision(target: str, revision: str | None) -> None:
+    """Raise ConfigError where --revision is of a target that has none."""
+    if revision is None:
+        return
+    if target in BUNDLED or target in CATALOGUE or Path(target).expanduser().exists() or "@" in target:
+        raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
+
+
 def speculation(
     ctx: typer.Context, models: Models, guessing: Guessing, *, has_prediction: bool = False
 ) -> dict[str, Any]:
@@ -114,11 +112,7 @@ def speculation(
             )
         if key not in merged or typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
-    if "method" in merged:
-        check_name(merged["method"], builtin.CONFIGS)
-    for key, known in (("verify", builtin.VERIFIERS), ("shape", builtin.SHAPES)):
-        if isinstance(merged.get(key), str):
-            check_spec(merged[key], known, {"verify": "verifier"}.get(key, key))
+    early.check_config(merged)
     check_paths(ctx, models)
     if not typed(ctx, "draft") and merged.get("model") == draft_name(models.draft):
         wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
@@ -142,14 +136,16 @@ def speculation(
     return merged
 
 
-def check_paths(ctx: typer.Context, models: Models) -> None:
-    """Look for the models that were typed, before torch is imported. Raises ModelError for a path where there is none;
-    what would have to be fetched is left to loading."""
+def check_paths(ctx: typer.Context, models: Models, **more: str | None) -> None:
+    """Look for the models that were typed, before torch is imported. more: further models or heads, by parameter. Raises
+    ModelError for a path where there is none, ConfigError for a revision of what has none; what would have to be fetched is
+    left to loading."""
     from foretell.model.checkpoint import find_here
 
-    for option, name in (("target", models.target), ("draft", draft_name(models.draft))):
+    for option, name in {"target": models.target, "draft": draft_name(models.draft), **more}.items():
         if name is not None and typed(ctx, option) and name not in CATALOGUE:
             find_here(name)
+    check_revision(models.target, models.revision)
 
 
 def default_config(target: str, draft: str | None, *, has_prediction: bool = False) -> dict[str, Any]:
@@ -197,7 +193,7 @@ def takes_draft(method: object) -> bool:
 
 def draft_of(ctx: typer.Context, draft: str | None, methods: Iterable[object]) -> str | None:
     """--draft as the API spells it; None where only the environment names one and none of the methods takes it."""
-    if not typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
+    if draft is not None and not typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
         return None
     return draft_name(draft)
 
@@ -245,7 +241,15 @@ def check_method(config: dict[str, Any], target: str) -> None:
         )
 
 
-def check_learning(configs: "Sequence[MethodConfig | dict[str, Any]]", target: str, learn: "LearnOptions") -> None:
+def learn_options(given: Mapping[str, Any]) -> LearnOptions:
+    """How to learn. Raises ConfigError, also for what is no device."""
+    made = LearnOptions(**given)
+    if made.learn_device is not None:
+        check_device(made.learn_device)
+    return made
+
+
+def check_learning(configs: "Sequence[MethodConfig | dict[str, Any]]", target: str, learn: LearnOptions) -> None:
     """Refuse, before anything is loaded, methods of which none can learn while serving."""
     from foretell import speculative_config
     from foretell.engine.config import with_draft

@@ -7,7 +7,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
-from foretell.cli.errors import OneLineGroup
+from foretell.cli.errors import OneLineGroup, say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import progress_bar, show_table
 from foretell.cli.output import as_json, check_plot, check_writable, write
@@ -103,10 +103,12 @@ def length(
 
 @pair_of_models
 def optimum(
+    ctx: typer.Context,
     *,
     prompts: o.Suite = "bundled",
     categories: o.Categories = None,
     limit: o.Limit = 2,
+    raw: o.Raw = False,
     models: o.Models,
     threads: o.Threads = None,
     temperature: Annotated[list[str] | None, o.temperature("0, 0.3, 0.6, 0.8, 1 and 1.2")] = None,
@@ -128,16 +130,19 @@ def optimum(
     """
     check_writable(csv, "--csv")
     check_plot(plot)
-    settings.quiet()
-    from foretell.analysis.optimum import optimum_table
-    from foretell.cli.figures_theory import csv_of, draw_plot, optimum_rows
-
     at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
     counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
     if not 1 <= min(counts) <= max(counts) <= 16:
         raise ConfigError(f"--drafts {drafts!r} must be numbers from 1 to 16")
+    settings.check_paths(ctx, models)
     items = _items(prompts, categories, limit)
+    settings.quiet()
+    from foretell.analysis.optimum import optimum_table
+    from foretell.bench import with_forms
+    from foretell.cli.figures_theory import csv_of, draw_plot, optimum_rows
+
     engine = _engine(models, threads, no_color=no_color)
+    items = with_forms(engine, items, raw=raw, notice=say)
     # Kept for every temperature, and five times over in float64 while the rules are computed for one of them.
     _check_room(engine, len(items), min(contexts, max_new_tokens), copies=len(at) + 10)
     with progress_bar(no_color) as progress:
@@ -161,10 +166,12 @@ def optimum(
 
 @pair_of_models
 def shape(
+    ctx: typer.Context,
     *,
     prompts: o.Suite = "bundled",
     categories: o.Categories = None,
     limit: o.Limit = 2,
+    raw: o.Raw = False,
     models: o.Models,
     threads: o.Threads = None,
     verify: o.Verify = None,
@@ -182,16 +189,19 @@ def shape(
     Measures how often the first, second, ... child is the accepted one, and what passes of both models cost at each width;
     a dynamic program finds the tree (Sequoia, 2402.12374).
     """
+    at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
+    settings.check_paths(ctx, models)
+    items = _items(prompts, categories, limit)
     settings.quiet()
     from foretell.analysis.trees import choose_tree, pass_seconds
+    from foretell.bench import with_forms
     from foretell.draft.legality import parse_draws
     from foretell.verify import parse_verifier
 
     verifier = parse_verifier(verify or "coupled")
     asked = parse_draws(draws or "auto")
-    at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
-    items = _items(prompts, categories, limit)
     engine = _engine(models, threads, no_color=no_color)
+    items = with_forms(engine, items, raw=raw, notice=say)
     _check_room(engine, len(items), min(contexts, max_new_tokens), copies=3)
     seconds_target, seconds_draft = pass_seconds(engine.model), pass_seconds(_draft_of(engine), (1, 4))
     choices = [

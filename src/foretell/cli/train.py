@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretell.cli import early, settings
 from foretell.cli import options as o
-from foretell.cli import settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
 from foretell.cli.output import as_json, waiting, write
@@ -17,7 +17,7 @@ from foretell.cli.train_progress import answering_bar, plotting, speaks, told_if
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
-from foretell.core.settings import check_keys
+from foretell.core.settings import check_keys, field_kinds
 from foretell.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -114,6 +114,10 @@ def train(
         raise ConfigError(
             f"--data {data!r} cannot be read: no such file, or a folder; expected a file of prompts or responses"
         )
+    settings.check_paths(ctx, o.Models(target=target), init=init)
+    if not data.endswith(".safetensors"):  # what contradicts given answers is said first
+        check_settings(method, given)
+    at = settings.temperatures(temperature, (0.0, 1.0))
     settings.quiet()
     settings.use_threads(threads)
     from foretell.train import methods
@@ -127,7 +131,7 @@ def train(
         from foretell.train.answering import Asked
 
         given.setdefault("seed", TrainConfig.seed)
-        asked = Asked(limit, max_new_tokens, settings.temperatures(temperature, (0.0, 1.0)), given["seed"], raw)
+        asked = Asked(limit, max_new_tokens, at, given["seed"], raw)
         if data.endswith(".safetensors"):
             check_answers(data, asked, {name for name in ANSWERING if settings.typed(ctx, name)})
         figures = _drafter(
@@ -141,6 +145,17 @@ def train(
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
         write("".join(f"{line}\n" for line in summary(figures)), None)
+
+
+def check_settings(method: str, given: dict[str, Any]) -> None:
+    """Raise ConfigError for settings that are unknown or cannot be, before torch is imported: the method's own and those of
+    TrainConfig."""
+    own, common = early.known()["options"]["training"].get(method), field_kinds(TrainConfig)
+    if own is None:
+        return
+    check_keys(given, [*common, "save_dtype", *own], f"for training {method!r}")
+    early.check_options(own, given, "", but=(*common, "save_dtype"))
+    TrainConfig(**{key: given[key] for key in given if key in common})
 
 
 def read_config(file: str | None) -> dict[str, Any]:

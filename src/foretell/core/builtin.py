@@ -103,6 +103,10 @@ SHAPES = {
     }.items()
 }
 
+DRAWS = ("fixed", "iid", "without_replacement", "coupled", "greedy", "list")
+"""Ways of drawing children: the values of ``tree.DrawMode``."""
+MOST_SPECULATIVE_TOKENS = 64
+
 VERIFIERS = {
     # by comparing tokens
     "coupled": "foretell.verify.exact:Coupled",

@@ -2,7 +2,8 @@
 
 Plain text: a prompt a line. JSON lines, or a JSON list: each entry a text, or an object with ``prompt`` (a text to go on
 with), ``messages`` (a conversation to answer) or ``turns`` (messages of the user, the first one the prompt); ``format``
-says where a text is a message ("chat") and where not ("text"). The content says which it is; only a file named ``.txt``
+says where a text is a message ("chat") and where not ("text"). A text or ``prompt`` without it is bare: what it is depends
+on the model (``engine.conversation.takes_messages``). The content says which it is; only a file named ``.txt``
 whose first line is no JSON may begin with a brace, a bracket or a quote.
 """
 
@@ -33,6 +34,7 @@ class Conversation:
     texts: tuple[str, ...]
     format: str  # of texts: "text" or "chat"
     messages: tuple[Mapping[str, Any], ...] = ()  # whole, where the entry has several messages
+    is_bare: bool = False  # a text, and the entry does not say whether it is a message
 
 
 def is_plain(text: str, suffix: str = "") -> bool:
@@ -90,7 +92,7 @@ def conversation(entry: Entry) -> Conversation:
     texts = [prompt] if turns is None else turns
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{where}: {EXPECTED}")
-    return Conversation(tuple(texts), form)
+    return Conversation(tuple(texts), form, is_bare=turns is None and "format" not in record)
 
 
 def read_text(file: Path | str, name: str) -> str:

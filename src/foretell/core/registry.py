@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from foretell.core.builtin import DRAWS, MOST_SPECULATIVE_TOKENS
 from foretell.core.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -204,6 +205,18 @@ def check_spec(text: str, builtin: Iterable[str], what: str) -> None:
     name = text.strip().split("/")[0]
     if name not in builtin and name not in (known := names_of(builtin, f"foretell.{what}s")):
         raise ConfigError(f"{what} {text!r}: {name!r} is not a {what}{nearest(name, known)}")
+
+
+def check_draws(text: str) -> None:
+    """Raise ConfigError for a way of drawing that is unknown."""
+    if text not in ("auto", *DRAWS):
+        raise ConfigError(f"draws = {text!r} is not a way of drawing{nearest(text, ['auto', *DRAWS])}")
+
+
+def check_number(count: int) -> None:
+    """Raise ConfigError for a number of guesses in a line that no method takes."""
+    if not 1 <= count <= MOST_SPECULATIVE_TOKENS:
+        raise ConfigError(f"num_speculative_tokens = {count} must be between 1 and {MOST_SPECULATIVE_TOKENS}")
 
 
 def check_method(name: object, builtin: Iterable[str]) -> None:

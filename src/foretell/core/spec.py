@@ -6,12 +6,16 @@ can give them. ``/`` and ``=`` need no quotes in any shell, and neither JSON nor
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
+from foretell.core.jsontext import JSONDecodeError, parse_json
+from foretell.core.registry import names_of
 from foretell.core.settings import field_kinds, value_of_text
 
 T = TypeVar("T")
+AUTO = "auto:"
 
 
 def parse_spec(text: str, known: Mapping[str, T], what: str) -> T:
@@ -42,6 +46,34 @@ def parse_spec(text: str, known: Mapping[str, T], what: str) -> T:
         return dataclasses.replace(default, **given)
     except ConfigError as error:
         raise ConfigError(f"{what} {text!r}: {error}") from None
+
+
+def method_words(text: str) -> tuple[dict[str, Any], str]:
+    """The configuration of ``[auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE]``, and how it is used: "on" or
+    "auto". Names are not looked up, but to tell a shape from a verifier. Raises ConfigError."""
+    auto = text.strip().startswith(AUTO)
+    name, *rest = text.strip().removeprefix(AUTO).split(":")
+    if name in ("auto", "none") and (auto or name == "auto"):
+        raise ConfigError(f"method {text!r}: name what auto guesses with, e.g. 'auto:draft_model:5'")
+    shapes = names_of(builtin.SHAPES, "foretell.shapes") if rest else ()
+    config: dict[str, Any] = {"method": name}
+    for part in rest:
+        word = part.split("/")[0]
+        if part.isdecimal():
+            config["num_speculative_tokens"] = int(part)
+        elif "=" in word:
+            key, _, value = part.partition("=")
+            try:
+                config[key] = parse_json(value)
+            except JSONDecodeError:  # a word
+                config[key] = value
+        elif part:
+            config["shape" if word in shapes else "draws" if word in builtin.DRAWS else "verify"] = part
+        else:
+            raise ConfigError(
+                f"method {text!r}: expected [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE], e.g. 'draft_model:5'"
+            )
+    return config, "auto" if auto else "on"
 
 
 def spec_of(value: object, name: str) -> str:

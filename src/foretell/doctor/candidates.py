@@ -2,11 +2,12 @@
 do not."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ForetellError
+from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
 from foretell.methods.common import formats
 from foretell.methods.hybrid.config import SECONDS
@@ -32,11 +33,12 @@ class Candidate:
     speculation: str = "on"
     is_default: bool = False  # whether it is what is used where no method is named
     chosen: Mapping[str, Any] = field(default_factory=dict)  # keys of the configuration that a command must name, too
+    words: str = ""  # by which it was asked for, with its options; empty: the name of its method
 
     @property
     def label(self) -> str:
         """For people."""
-        name = f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
+        name = self.words or f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
         return name if self.drafter is None else f"{name} ({self.drafter})"
 
 
@@ -57,9 +59,11 @@ def candidates(
 
     The method that is used where none is named comes first, guessing always and then as "auto" decides; methods that look
     their guesses up before those that compute them. draft: a draft model or head; None: those that come with the target,
-    and named models that have been pulled and are smaller. methods: only these. predictions: whether prompts bring a guess
-    of their answer.
+    and named models that have been pulled and are smaller. methods: only these, with options as
+    ``core.spec.method_words`` reads them. predictions: whether prompts bring a guess of their answer.
     """
+    words = methods or ()
+    methods = None if methods is None else [str(method_words(text)[0]["method"]) for text in words]
     given = drafter_method(draft) if draft is not None else None
     default = given or str(default_speculation(spec.name)["method"])
     found: list[Candidate] = []
@@ -80,6 +84,8 @@ def candidates(
             found += made
         else:
             found.append(Candidate(name, {"method": name, **_depth(name)}, None))
+    if any(":" in text for text in words):
+        return [made for text in words for one in found for made in _with_options(one, text)], left
     first = next((one for one in found if one.method == default), None)
     if first is None:
         return sorted(found, key=_order), left
@@ -89,6 +95,15 @@ def candidates(
     asked = methods is None or methods == [default]
     return [Candidate(first.method, first.config, first.drafter, is_default=True, chosen=first.chosen),
             *([auto] if asked else []), *rest], left  # fmt: skip
+
+
+def _with_options(one: Candidate, text: str) -> Iterator[Candidate]:
+    """The candidate with the options of ``METHOD[:OPTION]...``, where that is its method."""
+    options, speculation = method_words(text)
+    if options.pop("method") == one.method:
+        chosen = {key: value for key, value in options.items() if key != "num_speculative_tokens"}
+        config, chosen = {**one.config, **options}, {**one.chosen, **chosen}
+        yield replace(one, config=config, chosen=chosen, speculation=speculation, words=text if ":" in text else "")
 
 
 def _order(one: Candidate) -> tuple[bool, bool]:

@@ -9,8 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from foretell.analysis.drafter import RULES
-from foretell.analysis.observer import GuessSlot, Record, observe
+from foretell.analysis.observer import RULES, GuessSlot, Record, observe
 from foretell.bench.stats import PairedRuns, bootstrap, first_loop
 from foretell.core.params import SamplingParams
 from foretell.doctor.candidates import Candidate
@@ -46,6 +45,8 @@ class Examined:
         default_factory=dict
     )  # of the speculative configuration: what was chosen
 
+    words: str = ""  # see ``Candidate``
+
     @property
     def best(self) -> Prediction | None:
         """The length with the largest predicted speedup."""
@@ -54,7 +55,7 @@ class Examined:
     @property
     def label(self) -> str:
         """For people."""
-        return f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
+        return self.words or f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
 
 
 class Examination(ABC):
@@ -102,7 +103,7 @@ class Examination(ABC):
         return Examined(
             method=candidate.method, drafter=candidate.drafter, verify=config.verifier.name,
             mean_acceptance_length=mean, predictions=predicted, speculation=candidate.speculation,
-            num_prompts=len(self.num_tokens), config=dict(candidate.chosen), **given,
+            num_prompts=len(self.num_tokens), config=dict(candidate.chosen), words=candidate.words, **given,
         )  # fmt: skip
 
 

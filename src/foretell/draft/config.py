@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ModelError
+from foretell.core.registry import check_number
 from foretell.core.settings import settle
 from foretell.core.tree import DrawMode
 from foretell.draft.base import Capabilities, Method
@@ -87,8 +88,7 @@ class MethodConfig(ABC):
         """Raise ConfigError for invalid values and parts that do not compose. A subclass that checks further keys calls
         this first."""
         settle(self)
-        if not 1 <= self.num_speculative_tokens <= 64:
-            raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
+        check_number(self.num_speculative_tokens)
         if self.guesses:
             check_combination(
                 self.method, self.capabilities, self.verifier, self.proposal_shape, parse_draws(self.draws)

@@ -3,7 +3,8 @@
 FIXED nodes are sound under every verifier, so most combinations are; refused combinations would be undefined or biased.
 """
 
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError
+from foretell.core.registry import check_draws
 from foretell.core.tree import DrawMode
 from foretell.draft.base import Capabilities
 from foretell.draft.shapes import Shape
@@ -15,12 +16,8 @@ SAMPLED = (DrawMode.IID, DrawMode.WITHOUT_REPLACEMENT, DrawMode.GREEDY)
 
 def parse_draws(text: str) -> DrawMode | None:
     """The way of drawing; None for "auto". Raises ConfigError."""
-    if text == "auto":
-        return None
-    known = [draws.value for draws in DrawMode]
-    if text not in known:
-        raise ConfigError(f"draws = {text!r} is not a way of drawing{nearest(text, ['auto', *known])}")
-    return DrawMode(text)
+    check_draws(text)
+    return None if text == "auto" else DrawMode(text)
 
 
 def check_combination(

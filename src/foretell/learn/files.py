@@ -7,11 +7,12 @@ from typing import Any
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
-from foretell.core.prompts import entries, read_text
+from foretell.core.prompts import conversation, entries, read_text
 from foretell.engine.engine import Engine
+from foretell.engine.request.conversation import takes_messages
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
-from foretell.train.prompts import entry_ids, takes_messages
+from foretell.train.prompts import entry_ids
 
 
 def read_prompts(
@@ -21,7 +22,9 @@ def read_prompts(
     ConfigError, PromptError."""
     text = read_text(file, f"data {str(file)!r}")
     found = entries(text, str(file), suffix=Path(file).suffix)
-    as_message = takes_messages(found, engine, raw=raw, notice=notice)
+    as_message = takes_messages(
+        engine.model.spec, engine.tokenizer, [conversation(entry).is_bare for entry in found], raw=raw, notice=notice
+    )
     return [entry_ids(entry, engine, as_message=as_message) for entry in found]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the command line resolves names before torch is imported
     import torch
 
 _SAFE = (SAFETENSORS, f"{SAFETENSORS}.index.json", "medusa_lm_head.safetensors")  # what makes pickled weights needless
+_HUB_ID = re.compile(r"\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?(@\S+)?")
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -61,6 +62,8 @@ def find_here(name: str) -> Path | None:
             size = f"{CATALOGUE[name].size / 1e6:.0f} MB"
             raise ModelError(f"{name} is not here yet ({size}): fetch it with 'foretell pull {name}'")
         return file
+    if not _HUB_ID.fullmatch(name):
+        raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id (owner/name)")
     return None
 
 

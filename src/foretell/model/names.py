@@ -1,11 +1,30 @@
 """Names of implementations, dtypes and weights, checked without torch: the command line refuses a wrong one at once."""
 
 from foretell.core.errors import ConfigError, nearest
+from foretell.core.jsontext import JSONDecodeError, parse_json
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
 IMPLEMENTATIONS = ("auto", "transformers", *FAST)
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 """How matrices may be held: see ``load_model``."""
+DEVICES = (
+    "cpu",
+    "cuda",
+    "mps",
+    "xpu",
+    "hip",
+    "hpu",
+    "npu",
+    "xla",
+    "mtia",
+    "maia",
+    "ipu",
+    "ve",
+    "vulkan",
+    "meta",
+)
+"""Kinds of devices that torch, or a package for it, knows."""
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {
     "float32": "float32",
     "fp32": "float32",
@@ -24,10 +43,30 @@ def check_implementation(name: str) -> None:
         raise ConfigError(f"implementation {name!r} is unknown{nearest(name, IMPLEMENTATIONS)}")
 
 
-def check_weights(name: str) -> None:
-    """Raise ConfigError for a way to hold matrices that is unknown."""
+def check_weights(name: str, option: str = "weights") -> None:
+    """Raise ConfigError for a way to hold matrices that is unknown. option: as messages call it."""
     if name not in WEIGHTS:
-        raise ConfigError(f"weights {name!r} is unknown{nearest(name, WEIGHTS)}")
+        raise ConfigError(f"{option} {name!r} is unknown{nearest(name, WEIGHTS)}")
+
+
+def check_device(name: str) -> None:
+    """Raise ConfigError for what no device is called."""
+    kind, colon, number = name.partition(":")
+    if kind not in DEVICES or (colon and not (number.isascii() and number.isdecimal())):
+        hint = nearest(kind, DEVICES) if kind not in DEVICES else f"; expected {kind} or {kind}:0"
+        raise ConfigError(f"device {name!r} cannot be used here (torch has no such device{hint}); try 'cpu'")
+
+
+def check_device_map(text: str) -> None:
+    """Raise ConfigError for what is neither JSON nor a way in which Accelerate spreads a model, nor a device."""
+    if text.lstrip().startswith("{"):
+        try:
+            parse_json(text)
+        except JSONDecodeError as error:
+            raise ConfigError(f"--device-map is not JSON ({error}): {text!r:.60}") from None
+        return
+    if text not in DEVICE_MAPS and text.partition(":")[0] not in DEVICES:
+        raise ConfigError(f"device_map {text!r} is unknown{nearest(text, DEVICE_MAPS)}, or a JSON object")
 
 
 def torch_name(dtype: object) -> str | None:

@@ -1,11 +1,10 @@
 """Costs from the steps of a run, in units of plain steps: medians, so that a few slow steps change nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
-from foretell.planner.costs import PassCosts
 from foretell.planner.model import speedup, step_cost
 
 LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
@@ -61,25 +60,6 @@ class StepCosts:
         """c: one drafting step in plain passes, at the most guesses that were made."""
         most = max((count for count in self.draft if count), default=0)
         return self.draft[most] / most if most else None
-
-    def of_pass(self, shares: Mapping[int, float]) -> float | None:
-        """c_total + v of steps that make each number of guesses with this share; None where it was not measured."""
-        return _mean(shares, self.draft, self.verify)
-
-    def of_step(self, shares: Mapping[int, float]) -> float | None:
-        """The whole step's cost in the same way."""
-        return _mean(shares, self.step)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "per_guess": self.per_guess}
-
-
-def _mean(shares: Mapping[int, float], *tables: Mapping[int, float]) -> float | None:
-    if not shares or any(not table or max(shares) > max(table) for table in tables):
-        return None
-    costs = [PassCosts.of({count + 1: cost for count, cost in table.items()}) for table in tables]
-    return sum(share * sum(cost(count + 1) for cost in costs) for count, share in shares.items())
 
 
 def step_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming], *, split: bool) -> StepCosts:

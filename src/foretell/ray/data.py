@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -20,10 +21,11 @@ from foretell.core.errors import ConfigError, ModelError, PromptError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, SamplingParams, fresh_seed
-from foretell.core.prompts import Entry, conversation
+from foretell.core.prompts import Conversation, Entry, conversation
 from foretell.core.settings import check_keys
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
+from foretell.engine.request.conversation import takes_messages
 from foretell.engine.request.result import Completion
 
 if TYPE_CHECKING:
@@ -73,11 +75,13 @@ class Job:
     prompt_key: str
     id_key: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    raw: bool = False
 
     @cached_property
     def run(self) -> str:
         """What the tokens of a row depend on beside its prompt and seed, as short hashes of ``PARTS`` joined by "-"."""
         sampling = {**asdict(replace(self.params, logits_processor=None)), "seed": None}
+        sampling |= {} if self.raw else {"texts": "by the model"}
         processor = getattr(self.params.logits_processor, "__qualname__", type(self.params.logits_processor).__name__)
         options = {name: value for name, value in self.engine_options.items() if name not in KEEP_TEXT}
         parts = [self.target, options], [repr(speculative_config(self.speculative))], [sampling, processor]
@@ -94,6 +98,7 @@ def generate_files(
     params: SamplingParams | None = None,
     prompt_key: str = "prompt",
     id_key: str = "id",
+    raw: bool = False,
     batch_size: int = 8,
     concurrency: int = 1,
     engine_options: Mapping[str, Any] | None = None,
@@ -101,10 +106,11 @@ def generate_files(
 ) -> Summary:
     """Complete every prompt of these JSON-lines files once, on ``concurrency`` actors of the Ray cluster.
 
-    A line is an object whose prompt_key is a text, token ids, or chat messages; its id is its id_key, else
-    ``FILE NAME:LINE NUMBER``, and must be unique. Each line of ``out`` has id, text, token_ids, finish_reason and seed, or
-    id and error for a prompt that cannot be completed, and run, which stands for the settings. Lines come in the order in
-    which they are done.
+    A line is an object whose prompt_key is a text, token ids, or chat messages. An instruct model gets a text as a message,
+    unless its line has ``"format": "text"`` or all are to be raw; each actor says so on stderr. A line's id is its
+    id_key, else ``FILE NAME:LINE NUMBER``, and must be unique. Each line of ``out`` has id, text, token_ids, finish_reason
+    and seed, or id and error for a prompt that cannot be completed, and run, which stands for the settings. Lines come in
+    the order in which they are done.
 
     A row's seed is derived from (params.seed, its id), so its tokens depend neither on the number of actors nor on
     batch_size; without params.seed a fresh one is drawn. Ids that ``out`` has already are skipped: an interrupted run
@@ -135,7 +141,7 @@ def generate_files(
         raise ConfigError(
             f"{str(out)!r} was written with another seed than {params.seed}: give that one, or another out"
         )
-    job = Job(target, speculative, params, prompt_key, id_key, dict(engine_options or {}))
+    job = Job(target, speculative, params, prompt_key, id_key, dict(engine_options or {}), raw)
     _check_runs(runs, job.run, out)
     spans, ids = plan(files, job, done, batch_size)
     todo = ids - done.keys()
@@ -257,12 +263,13 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
                     row = parse_json(text)
                 except JSONDecodeError as error:
                     raise ConfigError(f"{place} is not JSON: {error.msg} (character {error.pos})") from None
-                if job.prompt_key == "prompt" and isinstance(row, dict) and "prompt" not in row:
+                if job.prompt_key == "prompt" and isinstance(row, dict):
                     row |= _as_prompt(row, place)
                 if not isinstance(row, dict) or job.prompt_key not in row:
                     raise ConfigError(f"{place} is not an object with the key {job.prompt_key!r}")
                 prompt = row[job.prompt_key]
-                if not isinstance(prompt, str) and not _is_list_of(prompt, int) and not _is_list_of(prompt, dict):
+                is_list = _is_list_of(prompt, int) or _is_list_of(prompt, dict)
+                if not is_list and not isinstance(prompt, str | Conversation):
                     raise ConfigError(f"{place}: {job.prompt_key!r} must be a text, token ids or chat messages")
                 given = row.get(job.id_key)
                 if isinstance(given, bool | list | dict):
@@ -275,14 +282,16 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
 
 
 def _as_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:
-    """The key "prompt" of a line with ``messages`` or ``turns`` in its place. Raises ConfigError."""
-    if not {"messages", "turns"} & row.keys():
+    """The key "prompt" of a line with ``messages`` or ``turns`` in its place, or whose ``format`` says what its text is.
+    Raises ConfigError."""
+    text = row.get("prompt")
+    is_said = {"messages", "turns"} & row.keys() if "prompt" not in row else text and isinstance(text, str)
+    if not is_said or ("prompt" in row and "format" not in row):
         return {}
     asked = conversation(Entry(place, 0, row))
     if asked.messages:
         return {"prompt": list(asked.messages)}
-    text = asked.texts[0]
-    return {"prompt": [{"role": "user", "content": text}] if asked.format == "chat" else text}
+    return {"prompt": [{"role": "user", "content": asked.texts[0]}] if asked.format == "chat" else asked}
 
 
 class Generator:
@@ -292,6 +301,21 @@ class Generator:
         """Loads the model."""
         self.job = job
         self.engine = Engine.load(job.target, speculative=job.speculative, **job.engine_options)
+
+    @cached_property
+    def as_messages(self) -> bool:
+        """Whether texts are messages."""
+        line = (
+            f"foretell: texts go into the chat template of {self.engine.model.spec.display_name!r}, an instruct model; "
+            'raw=True, or "format": "text" in a line, keeps them as they are'
+        )
+        return takes_messages(
+            self.engine.model.spec,
+            self.engine.tokenizer,
+            [True],
+            raw=self.job.raw,
+            notice=lambda _: print(line, file=sys.stderr, flush=True),
+        )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Spans, a column a field, to rows as JSON: as texts, since prompts and outputs have no common Arrow type."""
@@ -316,6 +340,10 @@ class Generator:
         return [_row(key, completion, self.job.run) for (key, _), completion in zip(pairs, completions, strict=True)]
 
     def _request(self, key: str, prompt: Any) -> Request:
+        if isinstance(prompt, Conversation):
+            prompt = prompt.texts[0]
+        elif isinstance(prompt, str) and self.as_messages:
+            prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
             prompt = self.engine.chat_prompt(prompt)
         seed = self.job.params.seed

@@ -23,10 +23,9 @@ from structlog.processors import JSONRenderer, TimeStamper
 from structlog.stdlib import ProcessorFormatter, add_log_level
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from foretell.core.errors import ConfigError, nearest
 from foretell.server.metrics import RequestRecord
+from foretell.server.options import LEVELS, check_level
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 PRIVATE = frozenset({"prompt", "messages", "text", "stop", "prediction", "schema"})
 """Fields that are dropped unless ``log_prompts`` is set."""
 
@@ -47,8 +46,7 @@ def configure_logs(
     json None: JSON unless the stream is a terminal. Call it again after models are loaded: their imports add handlers.
     Raises ConfigError where level is none of LEVELS.
     """
-    if level not in LEVELS:
-        raise ConfigError(f"log level {level!r} is not a level{nearest(level, LEVELS)}")
+    check_level(level)
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
     handler = _Handler(stream)

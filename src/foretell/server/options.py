@@ -1,14 +1,22 @@
 """Options of the server's operator: limits, keys, and default fields of responses."""
 
+import logging
 import math
 import re
 from dataclasses import dataclass
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, nearest
 from foretell.core.settings import setting, settle
 
 HOST = re.compile(r"\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+", re.ASCII)
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def check_level(level: str) -> None:
+    """Raise ConfigError where a level is none of LEVELS."""
+    if level not in LEVELS:
+        raise ConfigError(f"log level {level!r} is not a level{nearest(level, LEVELS)}")
 
 
 @dataclass(frozen=True)

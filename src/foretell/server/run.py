@@ -124,7 +124,8 @@ def serve(
     def start() -> None:
         try:
             service.start()
-            on_ready()
+            if not server.should_exit:  # stopped meanwhile: nothing is served
+                on_ready()
         except Exception as error:
             failures.append(error)
             server.should_exit = True

@@ -1,13 +1,13 @@
 """Training prompts as token ids: in the chat template where they are conversations, and short enough to be answered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.prompts import Entry, conversation
 from foretell.engine.engine import Engine
-from foretell.engine.request.conversation import is_instruct, template_of
+from foretell.engine.request.conversation import template_of
 from foretell.engine.request.request import token_ids
 
 
@@ -31,7 +31,7 @@ def entry_ids(entry: Entry, engine: Engine, *, as_message: bool) -> list[int]:
     asked = conversation(entry)
     if asked.messages:
         return chat_ids(list(asked.messages), engine, entry.where)
-    is_message = asked.format == "chat" or (as_message and "format" not in entry.record)
+    is_message = asked.format == "chat" or (as_message and asked.is_bare)
     if is_message and template_of(engine.tokenizer):
         return chat_ids([{"role": "user", "content": asked.texts[0]}], engine, entry.where)
     return text_ids(asked.texts[0], engine)
@@ -42,21 +42,6 @@ def text_ids(text: str, engine: Engine) -> list[int]:
     if engine.tokenizer is None:
         raise ConfigError("prompts are texts, and this target has no tokenizer: give a file of responses")
     return token_ids(text, engine.tokenizer)
-
-
-def takes_messages(found: Sequence[Entry], engine: Engine, *, raw: bool, notice: Callable[[str], None]) -> bool:
-    """Whether texts of which a file does not say what they are go into the chat template: an instruct model ends its answer
-    to a bare text at once. notice: called with a line that says so, where there are such texts. raw: never."""
-    spec = engine.model.spec
-    if raw or not is_instruct(engine.tokenizer, spec.eos_token_ids):
-        return False
-    bare = sum("format" not in entry.record and "prompt" in entry.record for entry in found)
-    if bare:
-        notice(
-            f"{bare} of {len(found)} prompts go into the chat template of {spec.display_name!r}, an instruct model; "
-            '--raw, or "format": "text" in a line, keeps them as they are'
-        )
-    return True
 
 
 def check_room(

@@ -25,11 +25,12 @@ from foretell.core.journal import Journal
 from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
-from foretell.core.prompts import entries, is_plain, read_text
+from foretell.core.prompts import conversation, entries, is_plain, read_text
 from foretell.engine.engine import Engine, Request
+from foretell.engine.request.conversation import takes_messages
 from foretell.methods.common.teacher import Batch
 from foretell.model.target import CausalModel
-from foretell.train.prompts import check_room, entry_ids, takes_messages, text_ids
+from foretell.train.prompts import check_room, entry_ids, text_ids
 
 FILE = "responses.safetensors"
 TEXT_PROMPT = 48
@@ -221,7 +222,13 @@ def read_prompts(
         names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
     else:
         found = entries(text, name, suffix=Path(file).suffix)[:limit]
-        as_message = takes_messages(found, engine, raw=raw, notice=notice)
+        as_message = takes_messages(
+            engine.model.spec,
+            engine.tokenizer,
+            [conversation(entry).is_bare for entry in found],
+            raw=raw,
+            notice=notice,
+        )
         prompts = [entry_ids(entry, engine, as_message=as_message) for entry in found]
         names = [entry.where.removeprefix(f"{name}, ") for entry in found]
     check_room(prompts, names, file, engine, max_new_tokens, max_length)

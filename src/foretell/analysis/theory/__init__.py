@@ -4,7 +4,18 @@
 step and the best number of guesses. ``shape``: the best tree of a size. All in float64; p is the target, q the draft.
 """
 
-from foretell.analysis.theory import acceptance, length, optimum, shape
-from foretell.analysis.theory.rows import Bounds, Estimate
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Bounds", "Estimate", "acceptance", "length", "optimum", "shape"]
+if TYPE_CHECKING:
+    from foretell.analysis.theory.rows import Bounds, Estimate
+
+__all__ = ["Bounds", "Estimate"]
+
+
+def __getattr__(name: str) -> Any:
+    """The two are imported when they are first used: ``length`` needs no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from foretell.analysis.theory import rows
+
+    return getattr(rows, name)

@@ -8,6 +8,7 @@ from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.request.markers import Hidden, Markers
 from foretell.engine.request.request import check_text
 from foretell.engine.request.text import Tokenizer
+from foretell.model.target import ModelSpec
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -54,6 +55,31 @@ def is_instruct(tokenizer: Tokenizer | None, eos_token_ids: Iterable[int]) -> bo
         return False
     ends = (tokenizer.decode([token]).strip() for token in eos_token_ids)
     return any(end and end in closing for end in ends)
+
+
+def takes_messages(
+    spec: ModelSpec,
+    tokenizer: Tokenizer | None,
+    are_bare: Sequence[bool],
+    *,
+    raw: bool = False,
+    notice: Callable[[str], None] = lambda line: None,
+) -> bool:
+    """Whether texts of which their file does not say what they are go into the chat template: an instruct model ends its
+    answer to a bare text at once. All that reads prompts asks here.
+
+    are_bare: of each prompt, whether it is such a text; raw: never; notice: called with a line that says so, where they go
+    there."""
+    count = sum(are_bare)
+    if raw or not count or not is_instruct(tokenizer, spec.eos_token_ids):
+        return False
+    template = f"into the chat template of {spec.display_name!r}, an instruct model"
+    if len(are_bare) == 1:
+        notice(f"the prompt goes {template}; --raw keeps it as it is")
+    else:
+        how = '--raw, or "format": "text" in a line, keeps them as they are'
+        notice(f"{count} of {len(are_bare)} prompts go {template}; {how}")
+    return True
 
 
 def render(
