@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
 from foretell.learn.learner import Learner
 from foretell.learn.session import Session
-from foretell.learn.texts import RawText
+from foretell.learn.training.texts import RawText
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.security import tenant_of

@@ -28,11 +28,11 @@ from foretell.engine.submission import Submission
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
-from foretell.learn.pace import spare_cores
-from foretell.learn.pool import Result, TrainerPool
-from foretell.learn.process import TrainerProcess
-from foretell.learn.texts import RawText
-from foretell.learn.trainer import Event, Version
+from foretell.learn.training.pace import spare_cores
+from foretell.learn.training.pool import Result, TrainerPool
+from foretell.learn.training.process import TrainerProcess
+from foretell.learn.training.texts import RawText
+from foretell.learn.training.trainer import Event, Version
 from foretell.planner.account import Allowance
 
 logger = logging.getLogger(__name__)
