@@ -146,6 +146,13 @@ def test_methods_that_cannot_learn_are_refused_before_the_start() -> None:
         Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=LearnOptions())
 
 
+@pytest.mark.parametrize("given", [True, {"learn_every": 4}, LearnOptions])
+def test_what_are_no_options_is_refused(given: Any) -> None:
+    engine = Engine.load("bundled", speculative="draft_model")
+    with pytest.raises(ConfigError, match=r"^learn = .*: expected foretell\.LearnOptions\(\.\.\.\), or None"):
+        Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=given)
+
+
 def test_http_state_commands_and_metrics_behind_the_key(inline: Service) -> None:
     with TestClient(build_app(inline, ServerOptions(api_keys=("one", "two")))) as client:
         first, second = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))

@@ -408,5 +408,7 @@ class Learner:
 def opener(engine: Engine, choices: list[Choice], options: LearnOptions) -> Callable[[], Learner]:
     """What opens the learner of a service. Raises ConfigError where none of the loaded methods can learn so: now, before
     costs are measured."""
+    if not isinstance(options, LearnOptions):
+        raise ConfigError(f"learn = {options!r}: expected foretell.LearnOptions(...), or None")
     check_options(engine, choices, options)
     return lambda: Learner(engine, choices, options)
