@@ -7,7 +7,7 @@ import torch
 
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams
 from foretell.learn.session import Session
-from foretell.learn.trainer import Version
+from foretell.learn.training.trainer import Version
 from foretell.methods.draft_model.drafter import ACCEPTANCE
 from tests.learn.test_student import OPTIONS, SECRET, secret
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from foretell.learn.clusters import Clusters, sketch
-from foretell.learn.gate import HeldOut
-from foretell.learn.texts import ReplayBuffer, Text
+from foretell.learn.training.clusters import Clusters, sketch
+from foretell.learn.training.gate import HeldOut
+from foretell.learn.training.texts import ReplayBuffer, Text
 
 
 def prompt(kind: int, r: random.Random) -> list[int]:

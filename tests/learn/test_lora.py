@@ -9,9 +9,9 @@ import torch
 
 from foretell import LearnOptions, Request, SamplingParams
 from foretell.core.errors import ConfigError
-from foretell.learn.lora import PARTS, LoraLinear, add_lora, merged, unwrap
 from foretell.learn.session import Session
-from foretell.learn.trainer import Version
+from foretell.learn.training.lora import PARTS, LoraLinear, add_lora, merged, unwrap
+from foretell.learn.training.trainer import Version
 from tests.learn.test_student import SECRET, engine_of, secret
 from tests.model.tiny import tiny_module
 

@@ -8,11 +8,11 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from foretell.learn import process as trainer_process
 from foretell.learn.options import LearnOptions
-from foretell.learn.pace import MOST_S, Pace, spare_cores
-from foretell.learn.process import MOST_WAITING, TrainerProcess, share_of
-from foretell.learn.texts import RawText
+from foretell.learn.training import process as trainer_process
+from foretell.learn.training.pace import MOST_S, Pace, spare_cores
+from foretell.learn.training.process import MOST_WAITING, TrainerProcess, share_of
+from foretell.learn.training.texts import RawText
 
 
 class World:

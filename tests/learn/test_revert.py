@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from foretell import LearnOptions
-from foretell.learn.gate import Verdict
 from foretell.learn.session import Session
 from foretell.learn.store import VersionStore
-from foretell.learn.student import Origin
-from foretell.learn.trainer import Version
+from foretell.learn.training.gate import Verdict
+from foretell.learn.training.student import Origin
+from foretell.learn.training.trainer import Version
 from tests.engine.harness import table
 from tests.learn.test_student import engine_of
 from tests.learn.test_texts import raw

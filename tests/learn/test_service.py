@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
 from foretell.learn.learner import Learner
 from foretell.learn.session import Session
-from foretell.learn.texts import RawText
+from foretell.learn.training.texts import RawText
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.security import tenant_of
@@ -144,6 +144,13 @@ def test_methods_that_cannot_learn_are_refused_before_the_start() -> None:
     engine = Engine.load("bundled", speculative="ngram")
     with pytest.raises(ConfigError, match="ngram cannot learn while serving: choose one of draft_model"):
         Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=LearnOptions())
+
+
+@pytest.mark.parametrize("given", [True, {"learn_every": 4}, LearnOptions])
+def test_what_are_no_options_is_refused(given: Any) -> None:
+    engine = Engine.load("bundled", speculative="draft_model")
+    with pytest.raises(ConfigError, match=r"^learn = .*: expected foretell\.LearnOptions\(\.\.\.\), or None"):
+        Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=given)
 
 
 def test_http_state_commands_and_metrics_behind_the_key(inline: Service) -> None:

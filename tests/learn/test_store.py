@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from foretell import ConfigError, LearnOptions, SamplingParams, Submission
-from foretell.learn import export, store
+from foretell.learn import store
 from foretell.learn.adapters import ServedAdapter
 from foretell.learn.learner import Learner
-from foretell.learn.pool import TrainerPool
 from foretell.learn.store import UNUSABLE, WEIGHTS
+from foretell.learn.training import export
+from foretell.learn.training.pool import TrainerPool
 from tests.learn.test_revert import first, publish, session_of
 
 
@@ -210,7 +211,7 @@ def test_the_target_s_matrices_travel_once() -> None:
     sent: list[Any] = []
 
     class Process:
-        from foretell.learn.process import TrainerProcess
+        from foretell.learn.training.process import TrainerProcess
 
         open = TrainerProcess.open
 

@@ -12,11 +12,11 @@ import torch
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
 from foretell.engine.request.request import token_ids
-from foretell.learn.ends import TargetEnds, matrices_of
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
-from foretell.learn.student import RECIPES, Student
-from foretell.learn.texts import RawText, Text
+from foretell.learn.training.ends import TargetEnds, matrices_of
+from foretell.learn.training.student import RECIPES, Student
+from foretell.learn.training.texts import RawText, Text
 
 HEADS = [name for name in RECIPES if name != "draft_model"]
 OPTIONS = LearnOptions(where="inline", learn_share=1.0)
@@ -285,8 +285,8 @@ def test_a_fall_after_a_swap_reverts_to_what_is_better() -> None:
     served_one = next(iter(learner.adapters.by_name.values()))
     trainer = next(iter(learner._inline.trainers.values()))
     bad = {name: torch.randn_like(value) * value.std() for name, value in trainer.student.weights().items()}
-    from foretell.learn.gate import Verdict
-    from foretell.learn.trainer import Version
+    from foretell.learn.training.gate import Verdict
+    from foretell.learn.training.trainer import Version
 
     verdict = Verdict(True, "", 0.5, 0.6, None, None)
     trainer.versions[1] = trainer.served = bad

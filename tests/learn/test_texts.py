@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.learn.gate import HeldOut, judge
-from foretell.learn.texts import RawText, ReplayBuffer, Text, reduce_laws
+from foretell.learn.training.gate import HeldOut, judge
+from foretell.learn.training.texts import RawText, ReplayBuffer, Text, reduce_laws
 
 V = 32
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from foretell.learn.options import LearnOptions
-from foretell.learn.pool import TrainerPool
-from foretell.learn.texts import Text
-from foretell.learn.trainer import AdapterTrainer, Version
+from foretell.learn.training.pool import TrainerPool
+from foretell.learn.training.texts import Text
+from foretell.learn.training.trainer import AdapterTrainer, Version
 from tests.learn.test_texts import raw
 
 

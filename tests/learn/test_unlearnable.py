@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
-from foretell.learn.pool import TrainerPool
 from foretell.learn.session import Session
-from foretell.learn.texts import RawText
-from foretell.learn.trainer import AdapterTrainer
+from foretell.learn.training.pool import TrainerPool
+from foretell.learn.training.texts import RawText
+from foretell.learn.training.trainer import AdapterTrainer
 from foretell.model.hf.adapter import TransformersModel
 from tests.engine.harness import ToyTokenizer
 from tests.learn.test_student import engine_of

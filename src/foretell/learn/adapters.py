@@ -13,13 +13,13 @@ from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.engine.engine import Engine
 from foretell.engine.speculation import Choice
-from foretell.learn.ends import Matrices, matrices_of
 from foretell.learn.options import RECIPES, LearnOptions, check_configs, weights_of
-from foretell.learn.pool import TrainerPool
-from foretell.learn.process import TrainerProcess
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
-from foretell.learn.student import Origin
+from foretell.learn.training.ends import Matrices, matrices_of
+from foretell.learn.training.pool import TrainerPool
+from foretell.learn.training.process import TrainerProcess
+from foretell.learn.training.student import Origin
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.load import parse_device

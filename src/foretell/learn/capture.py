@@ -15,7 +15,7 @@ from torch import Tensor
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.tapping import Tapping
-from foretell.learn.texts import RawText
+from foretell.learn.training.texts import RawText
 from foretell.planner.account import Allowance
 
 

@@ -26,11 +26,11 @@ from foretell.engine.speculation import Choice
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
-from foretell.learn.pace import spare_cores
-from foretell.learn.pool import Result, TrainerPool
-from foretell.learn.process import TrainerProcess
-from foretell.learn.texts import RawText
-from foretell.learn.trainer import Event, Version
+from foretell.learn.training.pace import spare_cores
+from foretell.learn.training.pool import Result, TrainerPool
+from foretell.learn.training.process import TrainerProcess
+from foretell.learn.training.texts import RawText
+from foretell.learn.training.trainer import Event, Version
 from foretell.planner.account import Allowance
 from foretell.service.drift import ends_piece
 from foretell.service.learning import ACTIONS, LearnFigures
@@ -408,5 +408,7 @@ class Learner:
 def opener(engine: Engine, choices: list[Choice], options: LearnOptions) -> Callable[[], Learner]:
     """What opens the learner of a service. Raises ConfigError where none of the loaded methods can learn so: now, before
     costs are measured."""
+    if not isinstance(options, LearnOptions):
+        raise ConfigError(f"learn = {options!r}: expected foretell.LearnOptions(...), or None")
     check_options(engine, choices, options)
     return lambda: Learner(engine, choices, options)

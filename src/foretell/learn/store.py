@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import parse_json
-from foretell.learn.student import Origin
+from foretell.learn.training.student import Origin
 from foretell.train.checkpoint import write_bytes
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """One adapter's learning: texts come in, updates are made in small pieces, and what passes the gate goes out.
 
 A pure state machine without clock or thread: ``work`` is a generator whose every piece handles one text, so that the
-caller decides when, and for how long, it goes on (``process.py`` in a process of its own, ``learner.py`` between steps).
+caller decides when, and for how long, it goes on (``process.py`` in a process of its own, the learner between steps).
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from foretell.learn.clusters import Clusters
-from foretell.learn.gate import LEAST, HeldOut, Verdict, judge
 from foretell.learn.options import LearnOptions
-from foretell.learn.student import Student
-from foretell.learn.texts import ReplayBuffer, Text
+from foretell.learn.training.clusters import Clusters
+from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge
+from foretell.learn.training.student import Student
+from foretell.learn.training.texts import ReplayBuffer, Text
 
 NUM_KINDS = 6
 """Kinds of requests among which what is kept of old texts is shared."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
-from foretell.learn.acceptance import AcceptanceStudent
-from foretell.learn.ends import Matrices, TargetEnds
-from foretell.learn.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.options import RECIPES, LearnOptions
-from foretell.learn.texts import Text
+from foretell.learn.training.acceptance import AcceptanceStudent
+from foretell.learn.training.ends import Matrices, TargetEnds
+from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
+from foretell.learn.training.texts import Text
 from foretell.methods.common.objective import LossSlot, Objective
 from foretell.methods.common.teacher import ComputedBatch, Teacher
 from foretell.methods.draft_model.drafter import ACCEPTANCE

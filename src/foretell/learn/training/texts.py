@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.learn.clusters import Clusters, Sketch, sketch
+from foretell.learn.training.clusters import Clusters, Sketch, sketch
 from foretell.methods.common.teacher import Batch, ComputedBatch
 
 COLDEST, HOTTEST = 1e-3, 1e3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foretell.learn.texts import Text
+from foretell.learn.training.texts import Text
 from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.acceptance.objective import AcceptanceObjective, GuessPlaces, calibrate, weighted_bce
 from foretell.methods.acceptance.reading import ModelReader

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from foretell.learn.options import LearnOptions
-from foretell.learn.pace import POLL_S, Pace
-from foretell.learn.pool import Result, TrainerPool
-from foretell.learn.student import Origin
-from foretell.learn.texts import RawText
+from foretell.learn.training.pace import POLL_S, Pace
+from foretell.learn.training.pool import Result, TrainerPool
+from foretell.learn.training.student import Origin
+from foretell.learn.training.texts import RawText
 from foretell.model.load import draw_no_bars
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foretell.learn.student import Student
+from foretell.learn.training.student import Student
 from foretell.methods.common import formats
 from foretell.methods.common.head import Head
 from foretell.model.load import load_tokenizer

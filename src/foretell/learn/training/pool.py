@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from foretell.core.errors import ConfigError
-from foretell.learn.ends import Matrices
-from foretell.learn.export import export
 from foretell.learn.options import LearnOptions
-from foretell.learn.student import Origin, Student
-from foretell.learn.texts import RawText, Text
-from foretell.learn.trainer import AdapterTrainer, Event, Version
+from foretell.learn.training.ends import Matrices
+from foretell.learn.training.export import export
+from foretell.learn.training.student import Origin, Student
+from foretell.learn.training.texts import RawText, Text
+from foretell.learn.training.trainer import AdapterTrainer, Event, Version
 
 Result = tuple[str, Version | Event]
 """(adapter, what came of its training)."""

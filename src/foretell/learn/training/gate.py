@@ -5,8 +5,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from foretell.learn.clusters import Clusters
-from foretell.learn.texts import Text, kinds_of
+from foretell.learn.training.clusters import Clusters
+from foretell.learn.training.texts import Text, kinds_of
 
 CONFIDENCE = 1.0
 """Standard errors by which the gain on recent texts must exceed ``min_gain``'s zero: one of six lucky updates that gain
