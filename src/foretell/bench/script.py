@@ -62,11 +62,8 @@ def with_forms(
 ) -> list[Item]:
     """The questions, none of them bare: messages for an instruct model, texts for any other. raw, notice: of
     ``takes_messages``."""
-    form = (
-        "chat"
-        if takes_messages(engine.model.spec, engine.tokenizer, [item.is_bare for item in items], raw=raw, notice=notice)
-        else "text"
-    )
+    are_bare = [item.is_bare for item in items]
+    form = "chat" if takes_messages(engine.model.spec, engine.tokenizer, are_bare, raw=raw, notice=notice) else "text"
     return [replace(item, format=form, is_bare=False) if item.is_bare else item for item in items]
 
 

@@ -22,9 +22,8 @@ def read_prompts(
     ConfigError, PromptError."""
     text = read_text(file, f"data {str(file)!r}")
     found = entries(text, str(file), suffix=Path(file).suffix)
-    as_message = takes_messages(
-        engine.model.spec, engine.tokenizer, [conversation(entry).is_bare for entry in found], raw=raw, notice=notice
-    )
+    are_bare = [conversation(entry).is_bare for entry in found]
+    as_message = takes_messages(engine.model.spec, engine.tokenizer, are_bare, raw=raw, notice=notice)
     return [entry_ids(entry, engine, as_message=as_message) for entry in found]
 
 
