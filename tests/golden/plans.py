@@ -22,6 +22,7 @@ from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
 from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 
 PATH = Path(__file__).with_name("plans.json")
@@ -104,7 +105,7 @@ def table(machine: Machine, told: float) -> CostTable:
     return CostTable(verify, draft, dict.fromkeys(draft, machine.lag) | {"light": 0.0})
 
 
-def planner_of(machine: Machine) -> Planner:
+def planner_of(machine: Machine) -> Planner | LayeredPlanner:
     """As an engine or a service makes it."""
     costs = table(machine, machine.told)
     if machine.light:
@@ -117,7 +118,7 @@ class Run:
     """700 steps of a machine."""
 
     machine: Machine
-    planner: Planner = field(init=False)
+    planner: Planner | LayeredPlanner = field(init=False)
     plans: list[str] = field(default_factory=list)
     seconds: float = 0.0
     plain_seconds: float = 0.0  # what plain decoding would have taken for the same tokens
@@ -139,7 +140,7 @@ class Run:
             if self.machine.new_table and step == STEPS // 2:
                 self.planner.use(table(self.machine, 1.0))
             self._step(step)
-        self.planner._learn_waiting()
+        self.planner._waiting.flush()
         return self
 
     def _step(self, step: int) -> None:
@@ -155,7 +156,8 @@ class Run:
                     always, 3 * (self.number[row] % 2))
             for row in range(batch)
         ]  # fmt: skip
-        caps, paid = self._decide(views, arriving)
+        plan = self._decide(views, arriving)
+        caps, paid = plan.caps, plan.caps if plan.paid is None else plan.paid
         rates = machine.then if machine.then and step >= STEPS // 2 else machine.rates
         rows, drafting = [], []
         for row, view in enumerate(views):
@@ -169,7 +171,8 @@ class Run:
         verify = self.true.verify(batch, batch + sum(row.num_nodes for row in rows))
         verify *= COLD if self.since_heavy < 3 else 1.0
         noise = [0.92 + 0.16 * rng.random() for _ in range(2)]
-        self._observe(StepObservation(batch, rows, draft * noise[0], verify * noise[1] * 0.9, verify * noise[1] * 0.1))
+        times = (draft * noise[0], verify * noise[1] * 0.9, verify * noise[1] * 0.1)
+        self.planner.observe(plan, StepObservation(batch, rows if any(caps) else (), *times))
         self.seconds += draft + verify
         self.plain_step = self.true.verify(batch, batch)
         for row, made in enumerate(rows):
@@ -186,25 +189,14 @@ class Run:
     def _method(self, row: int) -> str:
         return "alone" if self.machine.plain_row and row == len(self.machine.rates) - 1 else "whole"
 
-    def _decide(self, views: list[RowView], arriving: int) -> tuple[list[int], list[int]]:
+    def _decide(self, views: list[RowView], arriving: int) -> StepPlan:
         """As the loop asks: the cheapest question first."""
-        planner, names = self.planner, [view.request_id for view in views]
+        names = [view.request_id for view in views]
         same, self.before = names == self.before and not arriving, names
-        self.rests = same and planner.rest()
-        if self.rests:
-            return [0] * len(views), [0] * len(views)
-        caps = None
-        if same and len(views) == 1:
-            caps = planner.again(views[0].depth_limit, lagging=views[0].num_unread > 2)
-        if caps is None:
-            caps = planner.plan(views, arriving)
-        return caps, caps if planner.paid is None else planner.paid
-
-    def _observe(self, step: StepObservation) -> None:
-        if self.rests:
-            self.planner.observe_rest(step.batch, step.seconds)
-        else:
-            self.planner.observe(step)
+        plan = None
+        if same:
+            plan = self.planner.again(views[0].depth_limit, lagging=views[0].num_unread > 2)
+        return self.planner.plan(views, arriving) if plan is None else plan
 
     def _row(self, view: RowView, cap: int, paid: int, rate: float) -> tuple[RowStep, bool]:
         """What a row guesses and keeps, and whether that was drafted at a cost."""

@@ -10,7 +10,9 @@ from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import price, search
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
+from foretell.planner.decisions import GAIN_TO_CONTINUE, GAIN_TO_START
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from foretell.planner.problems import Problems
 from foretell.planner.shares import LightShares
@@ -97,26 +99,26 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
         for _ in range(60):
             row = RowView("a", "m", 5, int(rng.integers(1, 30)), int(rng.integers(0, 9)))
             twin = copy.deepcopy(made)
-            mine, theirs = made._decide_one(row), twin._decide_all([row])
+            gain = GAIN_TO_CONTINUE if made.guessing else GAIN_TO_START
+            mine, theirs = made._decisions._decide_one(row, gain), twin._decisions._decide_all([row], gain)
             # (A proposal that is made in 999 of 1,000 steps counts there as made in all.)
             assert (mine.caps, mine.trial, mine.num_steps) == (theirs.caps, theirs.trial, theirs.num_steps)
             assert mine.charged == pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
             assert made._account._credit == pytest.approx(twin._account._credit, rel=1e-3, abs=1e-3)
             assert made._account._needed == pytest.approx(twin._account._needed, rel=1e-3, abs=1e-3)
-            assert made._guessing == twin._guessing
+            assert mine.guessing == theirs.guessing
             if mine.expected is not None and theirs.expected is not None:
                 assert mine.expected.rate == pytest.approx(theirs.expected.rate, rel=1e-3)
-            kind = made._guessing, mine.trial, bool(mine.caps[0])
+            kind = mine.guessing, mine.trial, bool(mine.caps[0])
             kinds[kind] = kinds.get(kind, 0) + 1
-            made.standing, made._caps, cap = mine, mine.caps, mine.caps[0]
+            made.standing, cap = mine, mine.caps[0]
             kept = int(np.argmin([*(rng.random(cap) < rate), False]))
             noise = float(rng.uniform(0.9, 1.15))
-            made.observe(
-                StepObservation(
-                    1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
-                    noise * made.costs.verify(1, 1 + cap), 0.0,
-                )
+            step = StepObservation(
+                1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
+                noise * made.costs.verify(1, 1 + cap), 0.0,
             )  # fmt: skip
-            made._learn_waiting()
+            made.earn(step.seconds)
+            made.learn(StepPlan(mine.caps, trial=mine.trial, charged=mine.charged), step)
     assert {(True, False, True), (False, False, False), (False, True, True), (True, True, False)} <= set(kinds)
     assert min(kinds.values()) >= 5

@@ -39,7 +39,7 @@ from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
-from foretell.planner.planner import Planner
+from foretell.planner.layered import AnyPlanner
 
 DRAFTER_ERRORS: dict[str, type[DrafterFailures]] = {"plain": DrafterFailures, "raise": RaisedFailures}
 
@@ -345,7 +345,7 @@ class Engine:
                     raise row.error
             yield ended
 
-    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int, planner: Planner | None) -> Loop:
+    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int, planner: AnyPlanner | None) -> Loop:
         """A loop for these requests. Without a planner it reads no clock: its steps are a function of the requests."""
         grown = max(choice.num_nodes for choice in choices)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)

@@ -9,7 +9,7 @@ from foretell.engine.groups import Choice
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
+from foretell.planner.layered import AnyPlanner, LayeredPlanner
 from foretell.planner.measure import grid
 from foretell.planner.planner import Planner
 
@@ -25,10 +25,10 @@ class Planning:
         self._plain = Choice(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
         self._choices: dict[str, Choice] = {}
         self._max_batch = 0
-        self._planner: Planner | None = None
+        self._planner: AnyPlanner | None = None
         self._hopeless: set[str] = set()
 
-    def planner(self, choices: Sequence[Choice], num_rows: int) -> Planner | None:
+    def planner(self, choices: Sequence[Choice], num_rows: int) -> AnyPlanner | None:
         """The planner for these choices, with costs measured (seconds, remembered on disk); None where none guesses."""
         guessing: Mapping[str, Choice] = {one.config.method: one for one in choices if one.config.guesses}
         if not guessing:
@@ -84,7 +84,7 @@ def light_choices(choices: Sequence[Choice]) -> list[Choice]:
     return list({part.config.method: part for part in reversed(parts) if part.config.method not in found}.values())
 
 
-def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], depth: int) -> Planner:
+def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], depth: int) -> AnyPlanner:
     """The planner for mode "auto". parts: see ``LayeredPlanner``."""
     parts = {method: part for method, part in parts.items() if {method, part} <= set(costs.methods)}
     return LayeredPlanner(costs, acceptance, parts, depth=depth) if parts else Planner(costs, acceptance, mode="auto")

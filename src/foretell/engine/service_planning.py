@@ -12,6 +12,7 @@ from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
+from foretell.planner.layered import AnyPlanner
 from foretell.planner.planner import Planner
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class ServicePlanning:
         depth = max([MIN_DEPTH, *(choice.depth for choice in known)])
         acceptance = Acceptance(depth, told)
         if mode != "auto" or model.is_shared:
-            self.planner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode="off" if mode == "auto" else mode)
+            mode = "off" if mode == "auto" else mode
+            self.planner: AnyPlanner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode=mode)
             return
         self._calibration = Calibration(
             model,

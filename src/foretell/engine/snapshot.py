@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from foretell.engine.failures import DrafterFailures
     from foretell.engine.learning import Learning
     from foretell.engine.loop import Loop
-    from foretell.planner.planner import Planner
+    from foretell.planner.layered import AnyPlanner
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Snapshot:
 
 def snapshot_of(
     loop: "Loop",
-    planner: "Planner",
+    planner: "AnyPlanner",
     *,
     kv_tokens: int,
     num_inbox: int,
