@@ -312,3 +312,15 @@ def test_passes_that_a_drafter_slows_down_are_its_own_cost() -> None:
     (share, rate), (more, slower) = attained(apart=True), attained(apart=False)
     assert share < more - 0.15
     assert rate > 1.04 * slower
+
+
+def test_a_light_parts_steps_bring_the_targets_weights_back_as_plain_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two passes after a drafter's are slow, whoever guesses in them: the ones after those say what passes take."""
+    planner = LayeredPlanner(table(0.5), Acceptance(4), {"whole": "light"}, depth=4)
+    told: list[float] = []
+    monkeypatch.setattr(planner.whole.corrections, "observe", lambda kind, seconds, predicted: told.append(seconds))
+    whole, light = StepPlan([4], [2], inner=StepPlan([2])), StepPlan([4], [0], inner=StepPlan([4]), light=True)
+    planner.learn(whole, StepObservation(1, [RowStep("row", "whole", 4, 2, 1)], 1.0, 1.3, 0.0))
+    for seconds in (1.5, 1.4, 1.3, 1.2, 1.1):
+        planner.learn(light, StepObservation(1, [RowStep("row", "whole", 4, 4, 2)], 0.0, seconds, 0.0))
+    assert told == [1.3, 1.2, 1.1]

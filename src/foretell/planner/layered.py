@@ -196,10 +196,7 @@ class LayeredPlanner:
         self._learn_shares(step)
         if plan.light:
             rows = [replace(row, method=self.parts.get(row.method, row.method), by_light=None) for row in rows]
-            unsettled = self._ledger.unsettled
-            self.light.learn(inner, replace(step, rows=rows) if rows else step)
-            if any(row.drafted for row in rows):
-                self._ledger.unsettled = unsettled
+            self.light.learn(inner, replace(step, rows=rows))
             return
         if plan.paid is not None and rows:  # deeper ones are the light part's, and its own
             rows = [
