@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from foretell.planner import corrections, decisions
+from foretell.planner.account import BUDGET, PROMISE, START_CREDIT_PASSES
 from tests.golden import plans
 from tests.golden.plans import MACHINES, PATH, STEPS, Machine, Run, steps_of
 
@@ -37,6 +38,19 @@ def _same(one: Any, other: Any) -> bool:
 def test_plans_are_those_that_were_written_down(machine: Machine) -> None:
     parted = difference(Run(machine).steps().record, RECORDS[machine.name])
     assert not parted
+
+
+@pytest.mark.parametrize(
+    "machine", [one for one in MACHINES if one.mode == "auto" and not one.always], ids=lambda machine: machine.name
+)
+def test_no_machine_loses_more_than_is_promised(machine: Machine) -> None:
+    """Trials and wrong guesses together never cost 2 % of plain decoding, and the trials of all planners no more than their
+    one account holds: its share of the time, a pass of each planner at first, and what the last trial overdraws it by."""
+    run = Run(machine).steps()
+    assert run.seconds - run.plain_seconds <= PROMISE * run.plain_seconds
+    num_planners = 2 if machine.light else 1
+    most = BUDGET * run.seconds + (num_planners * START_CREDIT_PASSES + 1.0) * run.plain_step
+    assert run.planner.state["trial_seconds"] <= most
 
 
 def test_a_difference_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_nothing_changes_where_a_planner_is_looked_at() -> None:
     for made in (Run(planner(), [0.8]).steps(100).planner, Run(planner(0.4), [0.2]).steps(93).planner, layered):
         looked_at = [made, made._ledger, made._ledger.corrections, made._ledger.speed]
         if isinstance(made, Planner):
-            looked_at += [made._decisions, made._account, made.costs, made.standing]
+            looked_at += [made._decisions, made._purse, made.costs, made.standing]
         before, count = pickle.dumps(looked_at), 0
         for one in looked_at:
             for name in [name for name, what in vars(type(one)).items() if isinstance(what, property)]:

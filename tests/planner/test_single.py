@@ -104,8 +104,8 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
             # (A proposal that is made in 999 of 1,000 steps counts there as made in all.)
             assert (mine.caps, mine.trial, mine.num_steps) == (theirs.caps, theirs.trial, theirs.num_steps)
             assert mine.charged == pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
-            assert made._account._credit == pytest.approx(twin._account._credit, rel=1e-3, abs=1e-3)
-            assert made._account._needed == pytest.approx(twin._account._needed, rel=1e-3, abs=1e-3)
+            assert made._purse._credit == pytest.approx(twin._purse._credit, rel=1e-3, abs=1e-3)
+            assert made._purse._needed == pytest.approx(twin._purse._needed, rel=1e-3, abs=1e-3)
             assert mine.guessing == theirs.guessing
             if mine.expected is not None and theirs.expected is not None:
                 assert mine.expected.rate == pytest.approx(theirs.expected.rate, rel=1e-3)
@@ -118,7 +118,7 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
                 1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
                 noise * made.costs.verify(1, 1 + cap), 0.0,
             )  # fmt: skip
-            made.earn(step.seconds)
+            made._ledger.account.earn(step.seconds)
             made.learn(StepPlan(mine.caps, trial=mine.trial, charged=mine.charged), step)
     assert {(True, False, True), (False, False, False), (False, True, True), (True, True, False)} <= set(kinds)
     assert min(kinds.values()) >= 5

@@ -1,4 +1,4 @@
-"""How deep rows may guess: the choice of most tokens a second, or a trial of another while the account has credit for it.
+"""How deep rows may guess: the choice of most tokens a second, or a trial of another while there is credit for it.
 
 One row is reckoned in plain Python (``single.py``), several by ``allocation.py``: to the same end.
 """
@@ -10,7 +10,7 @@ from time import thread_time
 
 import numpy as np
 
-from foretell.planner.account import TrialAccount
+from foretell.planner.account import Purse
 from foretell.planner.allocation import Allocation, price, search
 from foretell.planner.ledger import Ledger
 from foretell.planner.observations import RowView
@@ -45,9 +45,9 @@ class Decisions:
         self.floor = 0.0  # tokens a second that can be had without any of these guesses, where plain decoding has less
         self.since_plain = PLAIN_TRIAL_PERIOD  # guessing steps since the last plain one
 
-    def use(self, problems: Problems, ledger: Ledger, account: TrialAccount) -> None:
+    def use(self, problems: Problems, ledger: Ledger, purse: Purse) -> None:
         """Decide by these from now on."""
-        self._problems, self._ledger, self._account = problems, ledger, account
+        self._problems, self._ledger, self._purse = problems, ledger, purse
 
     @property
     def knows_plain(self) -> bool:
@@ -75,7 +75,7 @@ class Decisions:
         """``_decide_all`` of one row."""
         plain = self._problems.plain(1)
         off = Decision([0], plain_rate=max(1 / plain, self.floor))
-        self._account.ask_nothing()
+        self._purse.ask_nothing()
         single = self._problems.single(row, plain)
         if single is None:
             return off
@@ -87,12 +87,12 @@ class Decisions:
             depth, tokens, seconds = best
             standing = Decision([depth], True, Allocation([depth], tokens, seconds), off.plain_rate)
             made = self._try_plain(1, plain, standing) or standing
-        self._account.charge_deciding(thread_time() - begun)
+        self._purse.charge_deciding(thread_time() - begun)
         return made
 
     def _try_one(self, row: RowView, single: Single, off: Decision) -> Decision:
         """``_try_guessing`` of one row."""
-        credit, kept = self._account.credit(single.plain), single.kept
+        credit, kept = self._purse.credit(single.plain), single.kept
         hopes = [max(hope, one) if one > 0.0 else 0.0 for hope, one in zip(single.optimistic, kept, strict=True)]
         hope = single.best(hopes, doubt=math.exp(-self._ledger.corrections.doubt))
         if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
@@ -105,19 +105,19 @@ class Decisions:
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
             value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
-            self._account.ask(loss)
+            self._purse.ask(loss)
             if loss <= credit and (best is None or value > best[0]):
                 best = (value, Allocation([depth], tokens, seconds), loss)
         if best is None:
             return off
-        self._account.charge(best[2])
+        self._purse.charge(best[2])
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:
         """gain: over plain decoding, that guessing must be expected to bring."""
         batch, plain = len(rows), self._problems.plain(len(rows))
         off = Decision([0] * batch, plain_rate=max(batch / plain, self.floor))
-        self._account.ask_nothing()
+        self._purse.ask_nothing()
         question = self._problems.of(rows, plain)
         if question is None:
             return off
@@ -128,15 +128,15 @@ class Decisions:
         else:
             made = self._try_other(question, Decision(best.caps, True, best, off.plain_rate))
         # A trial that is weighed often must not cost more than trials.
-        self._account.charge_deciding(thread_time() - begun)
+        self._purse.charge_deciding(thread_time() - begun)
         return made
 
-    # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
+    # Trials: what the optimistic curve says would win, a few rows at a time, while there is credit.
 
     def _try_guessing(self, rows: Sequence[RowView], question: Question, off: Decision) -> Decision:
         """No row guesses: let one or a few rows try, if guessing may pay."""
         problem = question.problem
-        credit = self._account.credit(problem.plain)
+        credit = self._purse.credit(problem.plain)
         depth = problem.kept.shape[1]
         allowed = problem.kept > 0.0
         optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
@@ -157,12 +157,12 @@ class Decisions:
                 loss = choice.seconds - choice.tokens / off.plain_rate
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
                 value = learned / max(loss, 0.02 * problem.plain)
-                self._account.ask(loss)
+                self._purse.ask(loss)
                 if loss <= credit and (best is None or value > best[0]):
                     best = (value, choice, loss)
         if best is None:
             return off
-        self._account.charge(best[2])
+        self._purse.charge(best[2])
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _try_other(self, question: Question, standing: Decision) -> Decision:
@@ -170,7 +170,7 @@ class Decisions:
         expected, problem = standing.expected, question.problem
         assert expected is not None
         trial = self._try_plain(problem.batch, problem.plain, standing)
-        credit = self._account.credit(problem.plain)
+        credit = self._purse.credit(problem.plain)
         if trial is not None or credit <= 0.0:
             return trial or standing
         caps = np.array(expected.caps)
@@ -188,14 +188,14 @@ class Decisions:
         loss = choice.seconds - choice.tokens / expected.rate
         if gain / choice.seconds <= expected.rate or loss > credit:
             return standing
-        self._account.charge(loss)
+        self._purse.charge(loss)
         return Decision(choice.caps, True, choice, standing.plain_rate, trial=True)
 
     def _try_plain(self, batch: int, plain: float, standing: Decision) -> Decision | None:
         """A plain step in place of the plan that stands, where that may pay; else None."""
         expected = standing.expected
         assert expected is not None
-        credit = self._account.credit(plain)
+        credit = self._purse.credit(plain)
         if credit <= 0.0:
             return None
         hope = batch / plain * math.exp(self._ledger.corrections.doubt)
@@ -204,5 +204,5 @@ class Decisions:
         wanted = hope > expected.rate or not self.knows_plain
         if not wanted or loss > credit or self.since_plain < PLAIN_TRIAL_PERIOD:
             return None
-        self._account.charge(loss)
+        self._purse.charge(loss)
         return Decision([0] * batch, True, None, standing.plain_rate, trial=True, num_steps=num_steps)

@@ -30,7 +30,7 @@ class LayeredPlanner:
         """parts: of each method that has one, the name of its light part; ``costs`` knows both. depth: the most that a
         light part guesses."""
         self.parts = dict(parts)
-        self._ledger = Ledger(costs.methods)
+        self._ledger = Ledger(costs.methods, num_planners=2)
         self._shares = LightShares()
         self.whole = Planner(costs, acceptance, ledger=self._ledger, shares=self._shares)
         self.light = Planner(costs, Acceptance(depth), ledger=self._ledger)
@@ -51,16 +51,6 @@ class LayeredPlanner:
         return self.whole.speedup
 
     @property
-    def trials(self) -> int:
-        """Trials so far, of both."""
-        return self.whole.trials + self.light.trials
-
-    @property
-    def trial_seconds(self) -> float:
-        """Seconds that trials were charged, of both."""
-        return self.whole.trial_seconds + self.light.trial_seconds
-
-    @property
     def contradiction(self) -> str | None:
         """See ``Planner``."""
         return self.whole.contradiction
@@ -70,8 +60,7 @@ class LayeredPlanner:
         """See ``Planner``."""
         whole = self.whole.state
         now = self.light.state if self._lit else whole
-        of_both = {"trials": self.trials, "trial_seconds": self.trial_seconds}
-        return {**whole, "guessing": now["guessing"], "mean_depth": now["mean_depth"], **of_both}
+        return {**whole, "guessing": now["guessing"], "mean_depth": now["mean_depth"]}
 
     def why_not(self, method: str) -> str:
         """See ``Planner``."""
@@ -80,7 +69,7 @@ class LayeredPlanner:
     def use(self, costs: CostTable) -> None:
         """See ``Planner``."""
         self._waiting.flush()
-        self._ledger = Ledger(costs.methods, self._ledger.speed)
+        self._ledger = Ledger(costs.methods, self._ledger.speed, num_planners=2)
         self.whole.use(costs, self._ledger)
         self.light.use(costs, self._ledger)
         self._rate = 0.0
@@ -184,8 +173,7 @@ class LayeredPlanner:
     def observe(self, plan: StepPlan, step: StepObservation) -> None:
         """See ``Planner``."""
         if step.batch > 0 and step.seconds > 0.0:
-            self.whole.earn(step.seconds)
-            self.light.earn(step.seconds)
+            self._ledger.account.earn(step.seconds)
             self._waiting.add(plan, step)
 
     def learn(self, plan: StepPlan, step: StepObservation) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from foretell.planner.account import TrialAccount
+from foretell.planner.account import Purse, TrialAccount
 from foretell.planner.corrections import Corrections
 from foretell.planner.observations import StepObservation
 from foretell.planner.plan import StepPlan
@@ -37,14 +37,15 @@ class LiveSpeed:
 class Ledger:
     """Kept in common by all planners of the same steps."""
 
-    def __init__(self, methods: Sequence[str], speed: LiveSpeed | None = None) -> None:
+    def __init__(self, methods: Sequence[str], speed: LiveSpeed | None = None, *, num_planners: int = 1) -> None:
         """methods: whose costs are known. speed: what was measured by another table of costs holds on."""
         self.corrections = Corrections(methods)
+        self.account = TrialAccount(num_planners)
         self.speed = speed or LiveSpeed()
         self.unsettled = (
             0  # steps from now on that take longer than others, as a drafter's weights displaced the target's
         )
-        self.tried: TrialAccount | None = None  # of the trial that did so, if it was one
+        self.tried: Purse | None = None  # that pays for the trial which did so, if it was one
 
 
 class Waiting:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from foretell.core.errors import ConfigError
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.account import TrialAccount
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.decisions import SETTLING, Decision, Decisions
@@ -61,9 +60,9 @@ class Planner:
         self._begin(costs, ledger or Ledger(costs.methods))
 
     def _begin(self, costs: CostTable, ledger: Ledger) -> None:
-        self.costs, self._ledger, self._account = costs, ledger, TrialAccount()
+        self.costs, self._ledger, self._purse = costs, ledger, ledger.account.open()
         self._problems = Problems(costs, self.acceptance, ledger.corrections, self._shares)
-        self._decisions.use(self._problems, ledger, self._account)
+        self._decisions.use(self._problems, ledger, self._purse)
 
     @property
     def corrections(self) -> Corrections:
@@ -96,12 +95,12 @@ class Planner:
     @property
     def trials(self) -> int:
         """Trials so far."""
-        return self._account.trials
+        return self._ledger.account.trials
 
     @property
     def trial_seconds(self) -> float:
         """Seconds that trials were charged."""
-        return self._account.seconds
+        return self._ledger.account.seconds
 
     @property
     def state(self) -> dict[str, float | int | str | bool | None]:
@@ -181,7 +180,7 @@ class Planner:
             return self._last
         ids = [(row.request_id, row.method, row.max_depth) for row in rows]
         self.age += 1
-        if ids != self._ids or self.age >= self._patience or (not self.guessing and self._account.is_due):
+        if ids != self._ids or self.age >= self._patience or (not self.guessing and self._purse.is_due):
             self._waiting.flush()
             was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
             self._ids, self.age = ids, 0
@@ -218,7 +217,7 @@ class Planner:
         """Whether the next plan for the same rows is that of the decision that stands."""
         if not self._ids or self.standing.trial or self.age + 1 >= self._patience:
             return False
-        return self.standing.guessing or not self._account.is_due
+        return self.standing.guessing or not self._purse.is_due
 
     def stands_for(self, rows: Sequence[RowView]) -> bool:
         """Whether the next plan for these rows is."""
@@ -237,12 +236,8 @@ class Planner:
         """To be called after every step, with its plan and its measurements; where no row may guess, rows are left out.
         While a decision stands that much is known for, a few steps are learned from together."""
         if step.batch > 0 and step.seconds > 0.0:
-            self.earn(step.seconds)
+            self._ledger.account.earn(step.seconds)
             self._waiting.add(plan, step)
-
-    def earn(self, seconds: float) -> None:
-        """A step took so long, whoever planned it: what trials may lose grows."""
-        self._account.earn(seconds)
 
     def learn(self, plan: StepPlan, step: StepObservation) -> None:
         """Learn from a step now."""
@@ -265,10 +260,10 @@ class Planner:
             return
         plain = self._problems.plain(step.batch)
         if heavy:
-            ledger.unsettled, ledger.tried = SETTLING, self._account if plan.trial else None
+            ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
         if plan.charged:
-            self._account.charge_extra(seconds - served, plan.charged, plain)
+            self._purse.charge_extra(seconds - served, plan.charged, plain)
         if self._decisions.knows_plain:
             # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
             ledger.speed.count(min(served, seconds * (step.batch + accepted) / step.batch), seconds)
