@@ -30,7 +30,7 @@ from foretell.methods.medusa.head import MedusaHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import Target
-from foretell.planner.observed import StepCosts, step_costs
+from foretell.planner.run_costs import StepCosts, step_costs
 from tests.methods.dflash import test_drafter as blocks
 from tests.methods.eagle import eagles
 from tests.model.tiny import tiny_module

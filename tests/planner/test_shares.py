@@ -119,7 +119,7 @@ def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:
     planner = text.planner
 
     def expected() -> float:
-        question = planner.whole._problems.of([RowView("row", "whole", 4, 99)], 1.0)
+        question = planner.whole._offers.of([RowView("row", "whole", 4, 99)], 1.0)
         assert question is not None
         return float(question.problem.kept[0].sum())
 
@@ -143,19 +143,19 @@ def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
             rows.append(RowStep(name, "whole", 4, drafted, kept, light=(4, 0, 0), by_light=by_light))
         planner.learn(StepPlan([4, 4]), StepObservation(2, rows, 0.2, 1.1, 0.1))
     views = [RowView(name, "whole", 4, 99) for name in ("often", "never")]
-    both = planner.whole._problems.of(views, 1.0)
+    both = planner.whole._offers.of(views, 1.0)
     assert both is not None
     tokens = 1.0 + both.problem.kept.sum(axis=1)
     assert tokens[0] > 1.0 + 0.7 * 3 > tokens[1] + 0.8
     for row, view in enumerate(views):
-        alone = planner.whole._problems.of([view], 1.0)
+        alone = planner.whole._offers.of([view], 1.0)
         assert alone is not None
         assert alone.problem.kept[0] == pytest.approx(both.problem.kept[row])
         own = 1.0 - planner._shares.of(view.request_id, "whole", 0)[0]
-        grid = planner.whole._problems._grid("whole", 1)[:, 1] * planner.whole.corrections.draft["whole"]
+        grid = planner.whole._offers._grid("whole", 1)[:, 1] * planner.whole.corrections.draft["whole"]
         assert alone.problem.draft[0, :, 1] == pytest.approx(grid[: len(alone.problem.draft[0])] * own)
     own = [1.0 - planner._shares.of(view.request_id, "whole", 0)[0] for view in views]
-    grid = planner.whole._problems._grid("whole", 2) * planner.whole.corrections.draft["whole"]
+    grid = planner.whole._offers._grid("whole", 2) * planner.whole.corrections.draft["whole"]
     assert both.problem.draft[0] == pytest.approx(grid[: both.problem.draft.shape[1]] * np.mean(own))
     planner.forget("often")
     assert planner._shares.of("often", "whole", 0)[0] == pytest.approx(planner._shares.of("another", "whole", 0)[0])
@@ -175,6 +175,6 @@ def test_learning_from_a_few_told_steps_together_changes_no_plan(found: float, m
 def test_a_view_alone_tells_nothing() -> None:
     """Before a method has told anything, its curves are those of its own guesses, to the last bit."""
     planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"}, depth=4)
-    question = planner.whole._problems.of([RowView("row", "whole", 4, 99)], 1.0)
+    question = planner.whole._offers.of([RowView("row", "whole", 4, 99)], 1.0)
     assert question is not None
     assert np.array_equal(question.problem.kept, planner.whole.acceptance.curves(["row"], ["whole"]).kept)

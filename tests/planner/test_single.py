@@ -12,9 +12,9 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.decisions import GAIN_TO_CONTINUE, GAIN_TO_START
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.offers import Offers
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
-from foretell.planner.problems import Problems
 from foretell.planner.shares import LightShares
 
 
@@ -48,10 +48,10 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
         table, acceptance, shares = costs(rng), Acceptance(5), LightShares()
         corrections = Corrections(["m"])
         learned(rng, acceptance, corrections, shares)
-        problems = Problems(table, acceptance, corrections, shares if with_shares else None)
+        offers = Offers(table, acceptance, corrections, shares if with_shares else None)
         row = RowView("a", "m", int(rng.integers(0, 7)), int(rng.integers(0, 9)), int(rng.integers(0, 40)), heat=1)
-        plain = problems.plain(1)
-        single, question = problems.single(row, plain), problems.of([row], plain)
+        plain = offers.plain(1)
+        single, question = offers.single(row, plain), offers.of([row], plain)
         assert (single is None) == (question is None)
         if single is None or question is None:
             continue
@@ -80,8 +80,8 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
 
 
 def test_a_depth_that_is_not_allowed_ends_the_search() -> None:
-    problems = Problems(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]))
-    single = problems.single(RowView("a", "m", 5, 9), 1.0)
+    offers = Offers(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]))
+    single = offers.single(RowView("a", "m", 5, 9), 1.0)
     assert single is not None
     assert single.best([0.0] * 5) is None
     first = single.best([0.9, 0.0, 0.9, 0.9, 0.9])

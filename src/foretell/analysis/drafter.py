@@ -22,8 +22,8 @@ from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.engine.engine import Engine, Prompt, Request
 from foretell.engine.recorder import StepTime
-from foretell.planner.model import speedup
-from foretell.planner.observed import StepCosts, step_costs
+from foretell.planner.cost_model import speedup
+from foretell.planner.run_costs import StepCosts, step_costs
 
 NUM_BINS = 10
 TIMED_TOKENS = 48

@@ -14,7 +14,7 @@ from foretell.planner.account import Purse
 from foretell.planner.allocation import Allocation, price, search
 from foretell.planner.ledger import Ledger
 from foretell.planner.observations import RowView
-from foretell.planner.problems import Problems, Question, steps_ahead
+from foretell.planner.offers import Offers, Question, steps_ahead
 from foretell.planner.single import Single
 
 GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
@@ -45,9 +45,9 @@ class Decisions:
         self.floor = 0.0  # tokens a second that can be had without any of these guesses, where plain decoding has less
         self.since_plain = PLAIN_TRIAL_PERIOD  # guessing steps since the last plain one
 
-    def use(self, problems: Problems, ledger: Ledger, purse: Purse) -> None:
+    def use(self, offers: Offers, ledger: Ledger, purse: Purse) -> None:
         """Decide by these from now on."""
-        self._problems, self._ledger, self._purse = problems, ledger, purse
+        self._offers, self._ledger, self._purse = offers, ledger, purse
 
     @property
     def knows_plain(self) -> bool:
@@ -56,13 +56,13 @@ class Decisions:
 
     def pays(self, rows: Sequence[RowView]) -> bool:
         """Whether guessing goes on with these rows, where it has begun."""
-        plain = self._problems.plain(len(rows))
+        plain = self._offers.plain(len(rows))
         best: Allocation | None = None
         if len(rows) == 1:
-            single = self._problems.single(rows[0], plain)
+            single = self._offers.single(rows[0], plain)
             found = None if single is None else single.best(single.kept)
             best = None if found is None else Allocation([found[0]], *found[1:])
-        elif question := self._problems.of(rows, plain):
+        elif question := self._offers.of(rows, plain):
             best = search(question.problem)
         return best is not None and best.rate > max(len(rows) / plain, self.floor) * (1.0 + GAIN_TO_CONTINUE)
 
@@ -73,10 +73,10 @@ class Decisions:
 
     def _decide_one(self, row: RowView, gain: float) -> Decision:
         """``_decide_all`` of one row."""
-        plain = self._problems.plain(1)
+        plain = self._offers.plain(1)
         off = Decision([0], plain_rate=max(1 / plain, self.floor))
         self._purse.ask_nothing()
-        single = self._problems.single(row, plain)
+        single = self._offers.single(row, plain)
         if single is None:
             return off
         best = single.best(single.kept)
@@ -115,10 +115,10 @@ class Decisions:
 
     def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:
         """gain: over plain decoding, that guessing must be expected to bring."""
-        batch, plain = len(rows), self._problems.plain(len(rows))
+        batch, plain = len(rows), self._offers.plain(len(rows))
         off = Decision([0] * batch, plain_rate=max(batch / plain, self.floor))
         self._purse.ask_nothing()
-        question = self._problems.of(rows, plain)
+        question = self._offers.of(rows, plain)
         if question is None:
             return off
         best = search(question.problem)

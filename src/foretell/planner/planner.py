@@ -14,8 +14,8 @@ from foretell.planner.costs import CostTable
 from foretell.planner.decisions import SETTLING, Decision, Decisions
 from foretell.planner.ledger import Ledger, Waiting
 from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.offers import Offers
 from foretell.planner.plan import StepPlan
-from foretell.planner.problems import Problems
 from foretell.planner.shares import LightShares
 
 MODES = ("auto", "on", "off")
@@ -42,7 +42,7 @@ class Planner:
         ledger: Ledger | None = None,
         shares: LightShares | None = None,
     ) -> None:
-        """ledger: shared with another planner of the same steps. shares: see ``Problems``; of methods with light parts,
+        """ledger: shared with another planner of the same steps. shares: see ``Offers``; of methods with light parts,
         whose steps have passes of their own."""
         if mode not in MODES:
             raise ConfigError(f"speculation is one of {', '.join(MODES)}; given {mode!r}")
@@ -61,8 +61,8 @@ class Planner:
 
     def _begin(self, costs: CostTable, ledger: Ledger) -> None:
         self.costs, self._ledger, self._purse = costs, ledger, ledger.account.open()
-        self._problems = Problems(costs, self.acceptance, ledger.corrections, self._shares)
-        self._decisions.use(self._problems, ledger, self._purse)
+        self._offers = Offers(costs, self.acceptance, ledger.corrections, self._shares)
+        self._decisions.use(self._offers, ledger, self._purse)
 
     @property
     def corrections(self) -> Corrections:
@@ -252,13 +252,13 @@ class Planner:
         if not settled:
             ledger.unsettled -= 1
             if not drafted and ledger.tried:  # the first steps after a trial that displaced weights are its cost
-                plain = self._problems.plain(step.batch)
+                plain = self._offers.plain(step.batch)
                 ledger.tried.charge_extra(seconds, plain, plain)
         accepted = self._learn_rows(plan, step, settled=settled, heavy=heavy)
         if not drafted:
             ledger.speed.count(seconds, seconds)
             return
-        plain = self._problems.plain(step.batch)
+        plain = self._offers.plain(step.batch)
         if heavy:
             ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
@@ -305,7 +305,7 @@ class Planner:
             self.corrections.observe(kind, measured, predicted)
         if len(asked) == 1 and not by_light and not plan.lagging:  # the table does not include catching up
             ((method, caps),) = asked.items()
-            expected = self._problems.draft_seconds(method, caps, step.batch)
+            expected = self._offers.draft_seconds(method, caps, step.batch)
             self.corrections.observe_draft(method, drafting, expected)
         return accepted
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Protocol
 
+from foretell.planner.cost_model import speedup, step_cost
 from foretell.planner.costs import PassCosts
-from foretell.planner.model import speedup, step_cost
 
 LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
 LEAST_STEPS = 3  # of one number of guesses; fewer say nothing, unless no number has more
