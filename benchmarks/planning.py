@@ -274,7 +274,7 @@ class MixedRun:
             return StepSeconds(draft * noise[0], machine.verify(batch * (1 + depth)) * noise[1], 0.0)
 
         costs = measure(step, {"whole": DEPTH, "light": DEPTH}, 2, time_limit_s=1e9, sparse=("light",))
-        planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"}, depth=DEPTH)
+        planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
         done = seconds = 0.0
         work = 2.0 * steps
         while done < work:

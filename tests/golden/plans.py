@@ -109,7 +109,7 @@ def planner_of(machine: Machine) -> Planner | LayeredPlanner:
     """As an engine or a service makes it."""
     costs = table(machine, machine.told)
     if machine.light:
-        return LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"}, depth=DEPTH)
+        return LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
     return Planner(costs, Acceptance(DEPTH), mode=machine.mode)
 
 

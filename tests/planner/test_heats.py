@@ -163,7 +163,7 @@ def test_a_planner_whose_new_kind_of_row_is_unknown_plans_every_step() -> None:
 
 def test_light_parts_learn_by_heat_too() -> None:
     costs = CostTable({(1, 1): 1.0, (1, 5): 1.1}, {"whole": {(1, 4): 1.0}, "light": {(1, 4): 0.0}})
-    planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"}, depth=DEPTH)
+    planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
     for _ in range(20):
         plan = planner.plan([RowView("a", "whole", DEPTH, 99, heat=DRAWN)])
         (cap,) = plan.caps

@@ -36,7 +36,7 @@ class Text:
     ) -> None:
         """tells: whole steps say what the light part would have done, as a drafter's ``light_steps``."""
         costs, self.tells = table(guess), tells
-        self.planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"}, depth=4)
+        self.planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"})
         self.costs, self.found, self.light, self.second = costs, found, light, second
         self.rng = np.random.default_rng(seed)
         self.kinds: list[str] = []
@@ -125,7 +125,7 @@ def test_a_method_without_a_light_part_is_planned_as_ever() -> None:
     costs = CostTable(
         {(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 0.4}, "light": {(1, 4): 0.0}}, {"m": 0.0, "light": 0.0}
     )
-    planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"}, depth=4)
+    planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"})
     caps = []
     for _ in range(200):
         plan = planner.plan([RowView("row", "m", 4, 99)])
@@ -316,7 +316,7 @@ def test_passes_that_a_drafter_slows_down_are_its_own_cost() -> None:
 
 def test_a_light_parts_steps_bring_the_targets_weights_back_as_plain_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two passes after a drafter's are slow, whoever guesses in them: the ones after those say what passes take."""
-    planner = LayeredPlanner(table(0.5), Acceptance(4), {"whole": "light"}, depth=4)
+    planner = LayeredPlanner(table(0.5), Acceptance(4), {"whole": "light"})
     told: list[float] = []
     monkeypatch.setattr(planner.whole.corrections, "observe", lambda kind, seconds, predicted: told.append(seconds))
     whole, light = StepPlan([4], [2], inner=StepPlan([2])), StepPlan([4], [0], inner=StepPlan([4]), light=True)

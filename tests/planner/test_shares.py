@@ -135,7 +135,7 @@ def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:
 def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
     """Of two rows one follows its light part in most steps: drafting is counted as often as the rows guess by themselves,
     and each row's expected tokens are its own. Alone, each row's problem is the same as in the batch."""
-    planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"}, depth=4)
+    planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"})
     for step in range(200):
         rows = []
         for name, by_light in (("often", step % 4 > 0), ("never", False)):
@@ -174,7 +174,7 @@ def test_learning_from_a_few_told_steps_together_changes_no_plan(found: float, m
 
 def test_a_view_alone_tells_nothing() -> None:
     """Before a method has told anything, its curves are those of its own guesses, to the last bit."""
-    planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"}, depth=4)
+    planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"})
     question = planner.whole._offers.of([RowView("row", "whole", 4, 99)], 1.0)
     assert question is not None
     assert np.array_equal(question.problem.kept, planner.whole.acceptance.curves(["row"], ["whole"]).kept)

@@ -25,9 +25,9 @@ from foretell.engine.heap import IDLE_S, HeapKeeper
 from foretell.engine.learning import Learning, LearnOptions
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.options import ServiceOptions as ServiceOptions
+from foretell.engine.planning import ServicePlanning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.scoring import Scoring
-from foretell.engine.service_planning import ServicePlanning
 from foretell.engine.sizes import sizes_of
 from foretell.engine.snapshot import Snapshot, snapshot_of
 from foretell.engine.state import Row
@@ -116,7 +116,8 @@ class Service:
         self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
         prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
         self._costs = ServicePlanning(
-            self.engine.model, self._choices, self._tenants, mode=options.speculation, max_rows=sizes.max_rows,
+            self.engine.model, self._choices.plain, self._choices.guessing, self._choices.light,
+            measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
             time_limit_s=options.cost_time_limit_s,
         )  # fmt: skip
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)

@@ -26,14 +26,13 @@ small target's pass."""
 class LayeredPlanner:
     """A planner of whole methods, and one of their light parts behind it. Only for mode "auto"."""
 
-    def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], *, depth: int) -> None:
-        """parts: of each method that has one, the name of its light part; ``costs`` knows both. depth: the most that a
-        light part guesses."""
+    def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> None:
+        """parts: of each method that has one, the name of its light part; ``costs`` knows both."""
         self.parts = dict(parts)
         self._ledger = Ledger(costs.methods, num_planners=2)
         self._shares = LightShares()
         self.whole = Planner(costs, acceptance, ledger=self._ledger, shares=self._shares)
-        self.light = Planner(costs, Acceptance(depth), ledger=self._ledger)
+        self.light = Planner(costs, Acceptance(acceptance.max_depth), ledger=self._ledger)
         self._waiting = Waiting(self.learn)
         self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
         self._unasked = 0  # steps of the whole method since the light planner was asked
