@@ -144,7 +144,8 @@ def simulate(machine: Machine, text: Text, batch: int, steps: int, seed: int) ->
         rates = [text.rate(row, number[row], done / work if text.two_halves else 0.0) for row in range(batch)]
         views = [RowView(f"{row}.{number[row]}", "guess", DEPTH, 100, num_unread[row]) for row in range(batch)]
         began = time.thread_time()
-        caps = planner.plan(views)
+        plan = planner.plan(views)
+        caps = plan.caps
         host += time.thread_time() - began
         drafted = [cap if rng.random() < text.found else 0 for cap in caps]
         accepted = [
@@ -158,7 +159,7 @@ def simulate(machine: Machine, text: Text, batch: int, steps: int, seed: int) ->
             for view, cap, count, kept in zip(views, caps, drafted, accepted, strict=True)
         ]
         began = time.thread_time()
-        planner.observe(StepObservation(batch, rows, draft * noise[0], verify * noise[1], 0.0))
+        planner.observe(plan, StepObservation(batch, rows, draft * noise[0], verify * noise[1], 0.0))
         host += time.thread_time() - began
         got = [expected(rate, cap, text.found) for rate, cap in zip(rates, caps, strict=True)]
         done += sum(got)
@@ -273,13 +274,14 @@ class MixedRun:
             return StepSeconds(draft * noise[0], machine.verify(batch * (1 + depth)) * noise[1], 0.0)
 
         costs = measure(step, {"whole": DEPTH, "light": DEPTH}, 2, time_limit_s=1e9, sparse=("light",))
-        planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"}, depth=DEPTH)
+        planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
         done = seconds = 0.0
         work = 2.0 * steps
         while done < work:
             half = int(done >= work / 2)
-            (cap,) = planner.plan([RowView("row", "whole", DEPTH, 100)])
-            paid = cap if planner.paid is None else planner.paid[0]
+            plan = planner.plan([RowView("row", "whole", DEPTH, 100)])
+            (cap,) = plan.caps
+            paid = cap if plan.paid is None else plan.paid[0]
             kind = "whole" if paid else "light"
             got, took = self.expected(kind, cap, half)
             done, seconds = done + got, seconds + took
@@ -296,7 +298,7 @@ class MixedRun:
             noise = np.exp(NOISE * rng.standard_normal(2))
             row = RowStep("row", "whole", cap, depth, kept, light=light if tells and cap else None)
             draft = machine.draft([1] * depth) * noise[0] if drafts else 0.0
-            planner.observe(StepObservation(1, [row], draft, machine.verify(1 + depth) * noise[1], 0.0))
+            planner.observe(plan, StepObservation(1, [row], draft, machine.verify(1 + depth) * noise[1], 0.0))
         return done / seconds
 
 

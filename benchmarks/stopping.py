@@ -39,7 +39,7 @@ from foretell.cli.output import as_json
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime
 from foretell.planner.costs import PassCosts
-from foretell.planner.observed import StepCosts, step_costs
+from foretell.planner.run_costs import StepCosts, step_costs
 
 RULES = {
     "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.planner.cost_model import speedup, step_cost
 from foretell.planner.costs import check_cost
-from foretell.planner.model import speedup, step_cost
 
 TargetCost = Callable[[int], float]
 

@@ -16,7 +16,7 @@ from foretell.doctor.predict import (
     predictions,
     step_cost_of,
 )
-from foretell.planner.observed import step_costs
+from foretell.planner.run_costs import step_costs
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_any_method_may_declare_a_light_part() -> None:
     asked = Choice(other, Ngram(), choice.verifier)
     assert light_choices([choice, asked]) == [], "it is measured already"
     costs = CostTable({(1, 1): 1.0}, {"draft_model": {(1, 1): 0.3}, "ngram": {(1, 1): 0.0}})
-    planner = plan_with(costs, Acceptance(6), light_parts([choice]), 6)
+    planner = plan_with(costs, Acceptance(6), light_parts([choice]))
     assert isinstance(planner, LayeredPlanner)
     assert planner.parts == {"draft_model": "ngram"}
 

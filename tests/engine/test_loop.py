@@ -20,6 +20,7 @@ from foretell.engine.drafters.lazy import IDLE_STEPS
 from foretell.engine.event import StepEvent
 from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
+from foretell.planner.plan import StepPlan
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 from tests.service.test_service import Mailbox
 
@@ -293,7 +294,7 @@ def test_a_draft_model_that_is_closed_in_a_step_leaves_no_negative_time() -> Non
     planner = service._costs.planner  # type: ignore[union-attr]
     plan = planner.plan
     steps = iter(range(10_000))
-    planner.plan = lambda rows, *rest: plan(rows, *rest) if next(steps) < 2 else [0] * len(rows)  # type: ignore
+    planner.plan = lambda rows, *rest: plan(rows, *rest) if next(steps) < 2 else StepPlan([0] * len(rows))  # type: ignore
     try:
         service.submit(Submission("a", [1, 2], SamplingParams(max_new_tokens=40, ignore_eos=True, seed=1)), box.hear)
         box.last("a")

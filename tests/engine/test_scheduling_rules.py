@@ -18,6 +18,7 @@ from foretell.model.cache import KVCache
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
 
@@ -193,19 +194,17 @@ class Watched(Planner):
         costs = {(rows, rows * nodes): 1.0 + nodes for rows in (1, 2, 4) for nodes in (1, 4)}
         super().__init__(CostTable(costs, {"draft_model": {(1, 3): 90.0}}), Acceptance(4), mode="auto")
         self.rows: list[str] = []
+        self.asked = False
         self.steps: list[tuple[bool, list[str], int]] = []  # (whether it was planned, for which rows, how many stepped)
 
-    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
-        self.rows = [row.request_id for row in rows]
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> StepPlan:
+        self.rows, self.asked = [row.request_id for row in rows], True
         return super().plan(rows, arriving)
 
-    def observe(self, step: StepObservation) -> None:
-        self.steps.append((True, self.rows, step.batch))
-        super().observe(step)
-
-    def observe_rest(self, batch: int, seconds: float) -> None:
-        self.steps.append((False, self.rows, batch))
-        super().observe_rest(batch, seconds)
+    def observe(self, plan: StepPlan, step: StepObservation) -> None:
+        self.steps.append((self.asked, self.rows, step.batch))
+        self.asked = False
+        super().observe(plan, step)
 
 
 def test_steps_are_not_planned_for_the_same_rows_alone() -> None:
@@ -228,13 +227,9 @@ def test_the_planner_is_told_what_the_loop_takes_around_a_step(monkeypatch: pyte
     told: list[float] = []
 
     class Timed(Watched):
-        def observe(self, step: StepObservation) -> None:
-            super().observe(step)
+        def observe(self, plan: StepPlan, step: StepObservation) -> None:
+            super().observe(plan, step)
             told.append(step.seconds)
-
-        def observe_rest(self, batch: int, seconds: float) -> None:
-            super().observe_rest(batch, seconds)
-            told.append(seconds)
 
     stage = Stage()
     planner = stage.loop.planner = Timed()

@@ -21,6 +21,7 @@ from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
 
@@ -46,10 +47,11 @@ class RandomPlanner(Planner):
     def will_guess(self, rows: Sequence[RowView]) -> bool:
         return self.rng.random() < 0.5
 
-    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
-        super().plan(rows, arriving)
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> StepPlan:
+        plan = super().plan(rows, arriving)
         quiet = self.rng.random() < 0.2
-        return [0 if quiet else self.rng.randint(0, max(0, min(row.max_depth, row.depth_limit))) for row in rows]
+        plan.caps = [0 if quiet else self.rng.randint(0, max(0, min(row.max_depth, row.depth_limit))) for row in rows]
+        return plan
 
 
 @dataclass

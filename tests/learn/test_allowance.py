@@ -12,25 +12,28 @@ from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, Tr
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 0.1))
 def test_trials_and_learning_together_stay_within_what_the_planner_promises(seed: int, plain: float) -> None:
-    """Both always spend all they may, whatever a step takes: the sum is 2 % of the time served, and what both accounts
-    begin with (one plain pass, and 0.025 s) and may overdraw (the last charge of each)."""
+    """All always spend what they may, whatever a step takes: two planners and a learner. The sum is 2 % of the time served,
+    and what accounts begin with (a plain pass each, and 0.025 s) and may overdraw (the last charge of the learner)."""
     assert LearnOptions().learn_share == LEARN_SHARE == pytest.approx(PROMISE - BUDGET)
-    r, trials, learning = random.Random(seed), TrialAccount(), Allowance(LearnOptions().learn_share)
+    r, trials, learning = random.Random(seed), TrialAccount(2), Allowance(LearnOptions().learn_share)
+    purses = trials.open(), trials.open()
     served, largest = 0.0, 0.0
-    trials.credit(plain)
+    for purse in purses:
+        purse.credit(plain)
     for _ in range(400):
         seconds = plain * r.uniform(0.5, 3.0)
         served += seconds
         trials.earn(seconds)
         learning.earn(seconds)
-        loss = r.uniform(0.0, 2.0) * plain
-        if trials.credit(plain) >= loss:
-            trials.charge(loss)
+        for purse in purses:
+            loss = r.uniform(0.0, 2.0) * plain
+            if purse.credit(plain) >= loss:
+                purse.charge(loss)
         work = r.uniform(0.0, 0.01)
         if learning.covers(work):
             learning.charge(work)
             largest = max(largest, work)
-        assert trials.seconds + learning.seconds <= PROMISE * served + plain + 0.025 + largest + 1e-9
+        assert trials.seconds + learning.seconds <= PROMISE * served + 2 * plain + 0.025 + largest + 1e-9
 
 
 def test_an_allowance_pays_its_share_and_no_more() -> None:

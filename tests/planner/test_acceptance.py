@@ -7,7 +7,7 @@ from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
-from foretell.planner.problems import Problems
+from foretell.planner.offers import Offers
 
 DEPTH = 4
 
@@ -201,10 +201,10 @@ def test_a_problem_of_one_row_is_a_row_of_a_problem_of_many(batch: int) -> None:
     acceptance = Acceptance(6)
     for depth in (4, 2, 0):
         acceptance.observe("a", "m", 4, depth, depth // 2)
-    problems = Problems(costs, acceptance, Corrections(["m"]))
+    offers = Offers(costs, acceptance, Corrections(["m"]))
     row = RowView("a", "m", 9, 3, num_unread=7)
     idle = RowView("x", "m", 0, 0)
-    found = problems.of([row] + [idle] * (batch - 1), 1.1)
+    found = offers.of([row] + [idle] * (batch - 1), 1.1)
     assert found is not None
     problem = found.problem
     assert problem.kept.shape == (batch, 3), "no deeper than the row can use"
@@ -214,4 +214,4 @@ def test_a_problem_of_one_row_is_a_row_of_a_problem_of_many(batch: int) -> None:
     assert problem.entry[1:].sum() == 0.0
     assert problem.draft.shape == (1, 3, batch + 1)
     assert problem.method[0] == 0
-    assert problems.of([idle] * batch, 1.1) is None
+    assert offers.of([idle] * batch, 1.1) is None

@@ -8,12 +8,13 @@ from foretell.planner.account import (
     MAX_CREDIT_PASSES,
     MAX_EXTRA_PASSES,
     START_CREDIT_PASSES,
+    Purse,
     TrialAccount,
 )
 
 
 def test_it_opens_with_a_pass_earns_its_share_and_is_bounded() -> None:
-    account = TrialAccount()
+    account = Purse()
     account.earn(100.0)  # before it is opened nothing is earned
     assert account.credit(2.0) == START_CREDIT_PASSES * 2.0
     account.earn(100.0)
@@ -23,7 +24,7 @@ def test_it_opens_with_a_pass_earns_its_share_and_is_bounded() -> None:
 
 
 def test_a_trial_that_cannot_be_paid_is_due_once_it_can() -> None:
-    account = TrialAccount()
+    account = Purse()
     assert not account.is_due
     assert account.credit(1.0) == 1.0
     account.ask(1.5)
@@ -38,7 +39,7 @@ def test_a_trial_that_cannot_be_paid_is_due_once_it_can() -> None:
 
 
 def test_deciding_is_charged_and_reckoned_with() -> None:
-    account = TrialAccount()
+    account = Purse()
     account.credit(1.0)
     account.charge_deciding(0.25)
     assert (account.trials, account.seconds, account.credit(1.0)) == (0, 0.25, 0.75)
@@ -49,7 +50,7 @@ def test_deciding_is_charged_and_reckoned_with() -> None:
 
 
 def test_charges_are_counted_and_extra_ones_limited() -> None:
-    account = TrialAccount()
+    account = Purse()
     account.credit(1.0)
     account.charge(0.25)
     account.charge(-0.5)  # a trial that gains is not paid for
@@ -61,3 +62,20 @@ def test_charges_are_counted_and_extra_ones_limited() -> None:
     account.charge_extra(1000.0, 0.25, 1.0)
     assert account.credit(1.0) == 0.5 - MAX_EXTRA_PASSES
     assert account.trials == 2
+
+
+def test_planners_share_what_trials_may_lose() -> None:
+    """Two purses of half each: what one does not spend does not wait for the other, and both together lose no more."""
+    account = TrialAccount(2)
+    dear, cheap = account.open(), account.open()
+    assert dear.credit(1.0) == cheap.credit(1.0) == START_CREDIT_PASSES
+    for _ in range(2100):
+        account.earn(1.0)
+        for purse, loss in ((cheap, 0.01), (dear, 3.0)):
+            if purse.credit(1.0) >= loss:
+                purse.charge(loss)
+    assert dear.trials == 2, "saved for, whatever the other spends"
+    assert cheap.trials > 200
+    assert account.trials == dear.trials + cheap.trials
+    assert account.seconds == pytest.approx(dear.seconds + cheap.seconds)
+    assert account.seconds <= BUDGET * 2100 + 2 * START_CREDIT_PASSES

@@ -16,7 +16,7 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable, isotonic
 from foretell.planner.files import MAX_AGE_S, cache_file, identity, load, save
 from foretell.planner.measure import PLAIN, StepSeconds, depths, grid, measure
-from foretell.planner.observed import step_costs
+from foretell.planner.run_costs import step_costs
 
 
 def table(guess: float = 0.4, free: int = 8, batches: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:

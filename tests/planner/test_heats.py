@@ -33,8 +33,8 @@ def serve(
     while numbers[0] < requests:
         said = [heat if told else GREEDY for heat in heats]
         names = [f"{row}.{number}" for row, number in enumerate(numbers)]
-        caps = planner.plan([RowView(name, "m", DEPTH, 99, heat=heat) for name, heat in zip(names, said, strict=True)])
-        rows = []
+        plan = planner.plan([RowView(name, "m", DEPTH, 99, heat=heat) for name, heat in zip(names, said, strict=True)])
+        rows, caps = [], plan.caps
         for row, cap in enumerate(caps):
             rate = RATES[heats[row]]
             kept = int(np.argmin([*(rng.random(cap) < rate), False]))
@@ -46,7 +46,7 @@ def serve(
             costs.verify(batch, batch + sum(caps)),
         )
         seconds += draft + verify
-        planner.observe(StepObservation(batch, rows, draft, verify, 0.0))
+        planner.observe(plan, StepObservation(batch, rows, draft, verify, 0.0))
         for row in range(batch):
             if written[row] >= length:
                 planner.forget(names[row])
@@ -148,26 +148,29 @@ def test_rows_of_a_batch_have_the_rates_of_their_own_heat() -> None:
 def test_a_planner_whose_new_kind_of_row_is_unknown_plans_every_step() -> None:
     planner = Planner(table(), Acceptance(DEPTH))
     planned, rows = [], [RowView("a", "m", DEPTH, 99)]
-    planner._decide = lambda given, decide=planner._decide: planned.append(given[0].heat) or decide(given)  # type: ignore[method-assign, func-returns-value, misc]
+    decisions, decide = planner._decisions, planner._decisions.decide
+    decisions.decide = lambda given, *more: planned.append(given[0].heat) or decide(given, *more)  # type: ignore[method-assign, func-returns-value]
     for step in range(160):
         if step == 120:
             rows = [RowView("b", "m", DEPTH, 99, heat=DRAWN)]
-        (cap,) = planner.plan(rows)
+        plan = planner.plan(rows)
+        (cap,) = plan.caps
         row = RowStep(rows[0].request_id, "m", cap, cap, cap, heat=rows[0].heat)
-        planner.observe(StepObservation(1, [row], 0.3 * cap, 1.0 + 0.02 * cap, 0.0))
+        planner.observe(plan, StepObservation(1, [row], 0.3 * cap, 1.0 + 0.02 * cap, 0.0))
     assert planned.count(GREEDY) < 80
     assert planned.count(DRAWN) > 20
 
 
 def test_light_parts_learn_by_heat_too() -> None:
     costs = CostTable({(1, 1): 1.0, (1, 5): 1.1}, {"whole": {(1, 4): 1.0}, "light": {(1, 4): 0.0}})
-    planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"}, depth=DEPTH)
+    planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
     for _ in range(20):
-        (cap,) = planner.plan([RowView("a", "whole", DEPTH, 99, heat=DRAWN)])
+        plan = planner.plan([RowView("a", "whole", DEPTH, 99, heat=DRAWN)])
+        (cap,) = plan.caps
         row = RowStep("a", "whole", cap, cap, cap, light=(cap, cap, cap), heat=DRAWN)
-        planner.observe(StepObservation(1, [row], 0.0, 1.1, 0.0))
+        planner.observe(plan, StepObservation(1, [row], 0.0, 1.1, 0.0))
     assert planner.light.acceptance.seen("light", DRAWN) > 0.0
-    assert planner.light.acceptance.seen("light", GREEDY) == planner.acceptance.seen("whole", GREEDY) == 0.0
+    assert planner.light.acceptance.seen("light", GREEDY) == planner.whole.acceptance.seen("whole", GREEDY) == 0.0
 
 
 def test_heats_are_temperatures_that_are_alike() -> None:

@@ -1,5 +1,6 @@
 """Single rules of planning that long runs do not show."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 from foretell.planner.allocation import price
 from foretell.planner.observations import RowView
+from foretell.planner.planner import Planner
+from tests.planner.test_layered import Text
 from tests.planner.test_planner import Run, planner, problem
 
 
@@ -24,10 +27,10 @@ def test_a_decision_does_not_stand_for_another_row_of_the_same_name() -> None:
     run = Run(planner(), [0.95]).steps(100)
     while max(run.step()) < 4:
         pass
-    assert run.planner.plan([RowView("0", "m", 2, 99)])[0] <= 2
+    assert run.planner.plan([RowView("0", "m", 2, 99)]).caps[0] <= 2
     while max(run.step()) < 4:
         pass
-    assert run.planner.plan([RowView("0", "none", 0, 99)]) == [0]
+    assert run.planner.plan([RowView("0", "none", 0, 99)]).caps == [0]
 
 
 def test_what_a_row_lags_behind_is_part_of_its_price() -> None:
@@ -38,3 +41,19 @@ def test_what_a_row_lags_behind_is_part_of_its_price() -> None:
     extra = sum(float(late.entry[row]) for row, depth in enumerate(depths) if depth)
     assert price(late, depths).seconds == pytest.approx(price(given, depths).seconds + extra)
     assert price(late, [0, 0, 0]).seconds == price(given, [0, 0, 0]).seconds
+
+
+def test_nothing_changes_where_a_planner_is_looked_at() -> None:
+    """Its properties, and those of what it has learned, may be read at any time."""
+    layered = Text(0.3, found=0.3, light=0.6, second=0.5).steps(100).planner
+    for made in (Run(planner(), [0.8]).steps(100).planner, Run(planner(0.4), [0.2]).steps(93).planner, layered):
+        looked_at = [made, made._ledger, made._ledger.corrections, made._ledger.speed]
+        if isinstance(made, Planner):
+            looked_at += [made._decisions, made._purse, made.costs, made.standing]
+        before, count = pickle.dumps(looked_at), 0
+        for one in looked_at:
+            for name in [name for name, what in vars(type(one)).items() if isinstance(what, property)]:
+                getattr(one, name)
+                count += 1
+        assert count > 5
+        assert pickle.dumps(looked_at) == before

@@ -10,9 +10,11 @@ from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import price, search
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
+from foretell.planner.decisions import GAIN_TO_CONTINUE, GAIN_TO_START
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.offers import Offers
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
-from foretell.planner.problems import Problems
 from foretell.planner.shares import LightShares
 
 
@@ -46,10 +48,10 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
         table, acceptance, shares = costs(rng), Acceptance(5), LightShares()
         corrections = Corrections(["m"])
         learned(rng, acceptance, corrections, shares)
-        problems = Problems(table, acceptance, corrections, shares if with_shares else None)
+        offers = Offers(table, acceptance, corrections, shares if with_shares else None)
         row = RowView("a", "m", int(rng.integers(0, 7)), int(rng.integers(0, 9)), int(rng.integers(0, 40)), heat=1)
-        plain = problems.plain(1)
-        single, question = problems.single(row, plain), problems.of([row], plain)
+        plain = offers.plain(1)
+        single, question = offers.single(row, plain), offers.of([row], plain)
         assert (single is None) == (question is None)
         if single is None or question is None:
             continue
@@ -78,8 +80,8 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
 
 
 def test_a_depth_that_is_not_allowed_ends_the_search() -> None:
-    problems = Problems(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]))
-    single = problems.single(RowView("a", "m", 5, 9), 1.0)
+    offers = Offers(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]))
+    single = offers.single(RowView("a", "m", 5, 9), 1.0)
     assert single is not None
     assert single.best([0.0] * 5) is None
     first = single.best([0.9, 0.0, 0.9, 0.9, 0.9])
@@ -97,26 +99,26 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
         for _ in range(60):
             row = RowView("a", "m", 5, int(rng.integers(1, 30)), int(rng.integers(0, 9)))
             twin = copy.deepcopy(made)
-            mine, theirs = made._decide_one(row), twin._decide_all([row])
+            gain = GAIN_TO_CONTINUE if made.guessing else GAIN_TO_START
+            mine, theirs = made._decisions._decide_one(row, gain), twin._decisions._decide_all([row], gain)
             # (A proposal that is made in 999 of 1,000 steps counts there as made in all.)
             assert (mine.caps, mine.trial, mine.num_steps) == (theirs.caps, theirs.trial, theirs.num_steps)
             assert mine.charged == pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
-            assert made._account._credit == pytest.approx(twin._account._credit, rel=1e-3, abs=1e-3)
-            assert made._account._needed == pytest.approx(twin._account._needed, rel=1e-3, abs=1e-3)
-            assert made._guessing == twin._guessing
+            assert made._purse._credit == pytest.approx(twin._purse._credit, rel=1e-3, abs=1e-3)
+            assert made._purse._needed == pytest.approx(twin._purse._needed, rel=1e-3, abs=1e-3)
+            assert mine.guessing == theirs.guessing
             if mine.expected is not None and theirs.expected is not None:
                 assert mine.expected.rate == pytest.approx(theirs.expected.rate, rel=1e-3)
-            kind = made._guessing, mine.trial, bool(mine.caps[0])
+            kind = mine.guessing, mine.trial, bool(mine.caps[0])
             kinds[kind] = kinds.get(kind, 0) + 1
-            made.standing, made._caps, cap = mine, mine.caps, mine.caps[0]
+            made.standing, cap = mine, mine.caps[0]
             kept = int(np.argmin([*(rng.random(cap) < rate), False]))
             noise = float(rng.uniform(0.9, 1.15))
-            made.observe(
-                StepObservation(
-                    1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
-                    noise * made.costs.verify(1, 1 + cap), 0.0,
-                )
+            step = StepObservation(
+                1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
+                noise * made.costs.verify(1, 1 + cap), 0.0,
             )  # fmt: skip
-            made._learn_waiting()
+            made._ledger.account.earn(step.seconds)
+            made.learn(StepPlan(mine.caps, trial=mine.trial, charged=mine.charged), step)
     assert {(True, False, True), (False, False, False), (False, True, True), (True, True, False)} <= set(kinds)
     assert min(kinds.values()) >= 5

@@ -9,7 +9,7 @@ from foretell.bench.quality import Quality, quality
 from foretell.bench.stats import Interval, PairedRuns
 from foretell.bench.suite import Item
 from foretell.bench.trace import Cut, DecodedRun, cut, identical
-from foretell.planner.observed import MeanCosts, mean_costs
+from foretell.planner.run_costs import MeanCosts, mean_costs
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig

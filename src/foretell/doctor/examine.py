@@ -19,7 +19,7 @@ from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.recorder import StepTime
-from foretell.planner.observed import StepCosts
+from foretell.planner.run_costs import StepCosts
 
 TIMED_TOKENS = 32
 WARM_UP_TOKENS = 4

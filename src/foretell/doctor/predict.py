@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from foretell.bench.stats import Interval, interval_of
-from foretell.planner.observed import StepCosts, StepTiming, step_costs
+from foretell.planner.run_costs import StepCosts, StepTiming, step_costs
 
 RESAMPLES = 200
 

@@ -36,7 +36,7 @@ from foretell.engine.structured.format import Formats
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
-from foretell.planner.planner import Planner
+from foretell.planner.layered import AnyPlanner
 
 DRAFTER_ERRORS: dict[str, type[DrafterFailures]] = {"plain": DrafterFailures, "raise": RaisedFailures}
 
@@ -334,7 +334,7 @@ class Engine:
                     raise row.error
             yield ended
 
-    def _loop(self, rows: Sequence[Row], num_rows: int, planner: Planner | None) -> Loop:
+    def _loop(self, rows: Sequence[Row], num_rows: int, planner: AnyPlanner | None) -> Loop:
         """A loop for these requests. Without a planner it reads no clock: its steps are a function of the requests."""
         grown = max(row.choice.num_nodes for row in rows)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)

@@ -26,8 +26,8 @@ from foretell.engine.speculation import Choice
 from foretell.engine.threads import thread_limit
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel
+from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowView
-from foretell.planner.planner import Planner
 
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
@@ -55,7 +55,7 @@ class Loop:
         self,
         model: CausalModel,
         limits: Limits,
-        planner: Planner | None,
+        planner: AnyPlanner | None,
         *,
         prefixes: PrefixStore | None = None,
         width: int = 0,
@@ -255,22 +255,21 @@ class Loop:
     def _step(self) -> list[Row]:
         began = perf_counter()
         jobs = [self.running[id(row)] for row in self.batch.members]
-        caps = paid = None
+        plan = None
         coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
         # The batch's list of members is another one wherever they change.
         same = self._planned is self.batch.members and not self.batch.arrivals and not coming
-        rests = self.planner is not None and same and self.planner.rest()
-        if rests:
-            caps = paid = [0] * len(jobs)
-        elif self.planner is not None and same and len(jobs) == 1 and (caps := self._again(jobs[0])) is not None:
-            paid = self.planner.paid
-        elif self.planner is not None:
+        if self.planner is not None and same:
+            lagging = self._led and len(jobs) == 1 and self.batch.num_unread()[0] > 2
+            plan = self.planner.again(jobs[0].row.depth_limit, lagging=lagging)
+        if self.planner is not None and plan is None:
             self._planned = self.batch.members
-            caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
-            paid = self.planner.paid  # in mode "auto" alone, in which no model is shared
+            plan = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
+            plan.caps = self.share(plan.caps)
+        caps, paid = (None, None) if plan is None else (plan.caps, plan.paid)
         watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
-        idle = rests or (caps is not None and not any(caps))
+        idle = caps is not None and not any(caps)
         timed = self.recorder.steps is not None
         probe = Probe([] if alone or self._draft_logits else None) if self.observers or watched or timed else None
         event = self.batch.step(caps, paid, probe)
@@ -287,13 +286,11 @@ class Loop:
                 observe(event)
             for index in watched:
                 jobs[index].row.submission.watch(event, index)  # type: ignore[misc]
-        if self.planner is not None and not alone:  # such a step is slower than those that the planner predicts
-            if rests:
-                self.planner.observe_rest(len(jobs), event.seconds + seconds_loop)
-            else:
-                lights = [None] * len(jobs) if idle else self.batch.grouped.light_steps
-                self._led = any(one is not None and one.proposed for one in lights)
-                self.planner.observe(observation_of(jobs, caps or (), lights, event, seconds_loop))
+        # A step for one watcher alone is slower than those that are predicted.
+        if self.planner is not None and plan is not None and not alone:
+            lights = () if idle else self.batch.grouped.light_steps
+            self._led = any(one is not None and one.proposed for one in lights)
+            self.planner.observe(plan, observation_of(jobs, plan, lights, event, seconds_loop))
         self.recorder.add(event, [job.num_draft_tokens for job in jobs])
         now = self.clock()
         ended: list[Job] = []
@@ -317,11 +314,6 @@ class Loop:
                 self._end(job)
         self._behind = 0.0 if ended else perf_counter() - stepped
         return [job.row for job in ended]
-
-    def _again(self, job: Job) -> list[int] | None:
-        assert self.planner is not None
-        lagging = self._led and self.batch.num_unread()[0] > 2
-        return self.planner.again(job.row.depth_limit, lagging=lagging)
 
     def _views(self) -> list[RowView]:
         """The planner's input: one entry per decoding row."""

@@ -1,34 +1,42 @@
-"""A planner for an engine's own calls: how deep each row guesses before every step, or not at all."""
+"""The planners of an engine's own calls and of a service: how deep each row guesses before every step, or not at all."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
 
 from foretell.draft.none import NoMethod, NoneConfig
-from foretell.engine.calibrate import Calibration
+from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.config import speculative_config
 from foretell.engine.speculation import Choice
 from foretell.model.target import CausalModel
+from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
+from foretell.planner.layered import AnyPlanner, LayeredPlanner
 from foretell.planner.measure import grid
 from foretell.planner.planner import Planner
 
+logger = logging.getLogger(__name__)
 MIN_DEPTH = 16  # least number of depths the planner models, for requests with longer drafts than the first ones
 COST_TIME_LIMIT_S = 20.0
+MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
+BROKEN_OFF_S = 60.0  # the same after one that a request has broken off, so that not every request waits for a step
+TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
 
 
 class Planning:
-    """One planner, and what it knows: made anew when a request brings a method or a batch that was not measured yet."""
+    """The planner of an engine's own calls, and what it knows: made anew when a request brings a method or a batch that was
+    not measured yet."""
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
         self._plain = Choice(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
         self._choices: dict[str, Choice] = {}
         self._max_batch = 0
-        self._planner: Planner | None = None
+        self._planner: AnyPlanner | None = None
         self._hopeless: set[str] = set()
 
-    def planner(self, choices: Sequence[Choice], num_rows: int) -> Planner | None:
+    def planner(self, choices: Sequence[Choice], num_rows: int) -> AnyPlanner | None:
         """The planner for these choices, with costs measured (seconds, remembered on disk); None where none guesses."""
         guessing: Mapping[str, Choice] = {one.config.method: one for one in choices if one.config.guesses}
         if not guessing:
@@ -42,18 +50,84 @@ class Planning:
                 time_limit_s=COST_TIME_LIMIT_S,
             ).table()  # fmt: skip
             parts = light_parts(known)
-            self._hopeless = {
-                name
-                for name in self._choices
-                if all(cannot_pay(costs, one, self._max_batch) for one in (name, parts.get(name, name)))
-            }
-            depth = max([MIN_DEPTH, *(choice.depth for choice in known)])
-            self._planner = plan_with(costs, Acceptance(depth), parts, depth)
+            self._hopeless = {name for name in self._choices if cannot_pay(costs, name, parts, self._max_batch)}
+            self._planner = plan_with(costs, Acceptance(depth_of(known)), parts)
         return self._planner
 
     def used(self, choice: Choice) -> Choice:
         """The choice itself, or plain decoding for a method that cannot win here at any acceptance."""
         return self._plain if choice.config.method in self._hopeless else choice
+
+
+class ServicePlanning:
+    """The planner of a service, and the costs it plans by: measured before the first request, and again while nothing is
+    to be done where live steps contradict them."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        plain: Choice,
+        guessing: Sequence[Choice],
+        light: Sequence[Choice],
+        *,
+        measured: Callable[[Choice], Choice],
+        mode: str,
+        max_rows: int,
+        time_limit_s: float,
+    ) -> None:
+        """guessing: methods that were loaded. light: those without weights, which a request may name. mode: of
+        ``ServiceOptions.speculation``; costs are measured in mode "auto" only, of what ``measured`` makes of each."""
+        self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
+        self._max_rows = max_rows
+        self._calibration: Calibration | None = None
+        self._next_measuring = 0.0  # by the monotonic clock: not before
+        known = [*guessing, *light]
+        told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
+        acceptance = Acceptance(depth_of(known), told)
+        if mode != "auto" or model.is_shared:
+            mode = "off" if mode == "auto" else mode
+            self.planner: AnyPlanner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode=mode)
+            return
+        self._calibration = Calibration(
+            model, plain, list(map(measured, guessing)), list(map(measured, (*light, *light_choices(known)))),
+            max_batch=max_rows, time_limit_s=time_limit_s,
+        )  # fmt: skip
+        self._parts = light_parts(known)
+        self.planner = plan_with(self._calibration.table(), acceptance, self._parts)
+        self._judge(self.planner.costs)
+
+    def measure_again(self, *, must_stop: Callable[[], bool]) -> None:
+        """Replace a cost table that live steps contradict, or that was measured on a busy machine; at most every
+        ``MEASURE_AGAIN_S``, broken off where must_stop() is true and then not tried for ``BROKEN_OFF_S``."""
+        if self._calibration is None or monotonic() < self._next_measuring:
+            return
+        steady = self.planner.costs.is_steady
+        reason = self.planner.contradiction or ("" if steady else "the machine was busy when it was measured")
+        if not reason:
+            return
+        logger.info("costs: measuring again while nothing is to be done: %s", reason)
+        try:
+            costs = self._calibration.measure(must_stop=must_stop)
+        except InterruptedMeasuringError:
+            self._next_measuring = monotonic() + BROKEN_OFF_S
+            return
+        except Exception:  # the table in use is worth more than none
+            logger.exception("costs: measuring again has failed; the costs known so far stay in use")
+            self._next_measuring = monotonic() + MEASURE_AGAIN_S
+            return
+        finally:
+            release_workers()
+        self._next_measuring = monotonic() + MEASURE_AGAIN_S
+        self.planner.use(costs)
+        self._judge(costs)
+
+    def _judge(self, costs: CostTable) -> None:
+        """Tell the log what the costs permit, and leave out methods that cannot pay."""
+        for name in costs.methods:
+            logger.info("costs of %s", costs.verdict(name))
+        self.hopeless = {
+            name: costs.verdict(name) for name in costs.methods if cannot_pay(costs, name, self._parts, self._max_rows)
+        }
 
 
 def light_choice(choice: Choice) -> Choice | None:
@@ -84,12 +158,18 @@ def light_choices(choices: Sequence[Choice]) -> list[Choice]:
     return list({part.config.method: part for part in reversed(parts) if part.config.method not in found}.values())
 
 
-def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], depth: int) -> Planner:
+def depth_of(choices: Iterable[Choice]) -> int:
+    """The depths that a planner of these models."""
+    return max([MIN_DEPTH, *(choice.depth for choice in choices)])
+
+
+def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> AnyPlanner:
     """The planner for mode "auto". parts: see ``LayeredPlanner``."""
     parts = {method: part for method, part in parts.items() if {method, part} <= set(costs.methods)}
-    return LayeredPlanner(costs, acceptance, parts, depth=depth) if parts else Planner(costs, acceptance, mode="auto")
+    return LayeredPlanner(costs, acceptance, parts) if parts else Planner(costs, acceptance, mode="auto")
 
 
-def cannot_pay(costs: CostTable, method: str, max_rows: int) -> bool:
-    """Whether a method is slower than plain decoding at every batch even if all its guesses are kept."""
-    return all(costs.best_case(method, batch) <= 1.0 for batch in grid(max_rows))
+def cannot_pay(costs: CostTable, method: str, parts: Mapping[str, str], max_rows: int) -> bool:
+    """Whether a method and its light part are slower than plain decoding at every batch even if all guesses are kept."""
+    names = {method, parts.get(method, method)}
+    return all(costs.best_case(name, batch) <= 1.0 for name in names for batch in grid(max_rows))

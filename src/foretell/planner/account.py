@@ -6,15 +6,49 @@ PROMISE = 0.02
 """Share of the serving time that all the work beside decoding may take together (docs/serving.md, "Stepping aside")."""
 BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
-START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
+START_CREDIT_PASSES, MAX_CREDIT_PASSES = (
+    1.0,
+    12.0,
+)  # plain passes that a purse starts with, and holds at most
 ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 
 
 class TrialAccount:
+    """What all trials of a run may lose together, in equal parts for its planners: from one purse the cheap trials of one
+    would take what another saves for a dear one."""
+
+    def __init__(self, num_planners: int = 1) -> None:
+        self._purses: list[Purse] = []
+        self._share = 1.0 / num_planners
+
+    def open(self) -> "Purse":
+        """A planner's part; one for each of ``num_planners``."""
+        self._purses.append(Purse(self._share))
+        return self._purses[-1]
+
+    @property
+    def trials(self) -> int:
+        """Trials so far."""
+        return sum(purse.trials for purse in self._purses)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that trials were charged."""
+        return sum(purse.seconds for purse in self._purses)
+
+    def earn(self, seconds: float) -> None:
+        """A step took so long, whoever planned it."""
+        for purse in self._purses:
+            purse.earn(seconds)
+
+
+class Purse:
     """Credit in seconds, initialised by the first call of ``credit``. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 1.0) -> None:
+        """share: of what trials may lose."""
+        self._share = share
         self._credit: float | None = None
         self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
         self._deciding = 0.0  # seconds that the last decision took
@@ -70,7 +104,7 @@ class TrialAccount:
     def earn(self, seconds: float) -> None:
         """Credit a share of a step's seconds."""
         if self._credit is not None:
-            self._credit += BUDGET * seconds
+            self._credit += BUDGET * self._share * seconds
 
 
 class Allowance:

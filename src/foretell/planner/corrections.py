@@ -46,9 +46,9 @@ class Corrections:
     @property
     def doubt(self) -> float:
         """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
-        self._settle()
-        plain, guess = self._cov[1 + self._PLAIN], self._cov[1 + self._GUESS]
-        return math.sqrt(max(plain[1 + self._PLAIN] + guess[1 + self._GUESS] - 2.0 * plain[1 + self._GUESS], 0.0))
+        plain, guess = 1 + self._PLAIN, 1 + self._GUESS
+        both = self._covariance(plain, plain) + self._covariance(guess, guess) - 2.0 * self._covariance(plain, guess)
+        return math.sqrt(max(both, 0.0))
 
     def contradiction(self) -> str | None:
         """What live steps say against the table, after enough of them; None where they agree with it.
@@ -76,9 +76,14 @@ class Corrections:
     @property
     def plain_spread(self) -> float:
         """Standard deviation of the log of the plain passes' factor."""
-        self._settle()
-        common, plain = self._cov[0], self._cov[1 + self._PLAIN]
-        return math.sqrt(max(common[0] + 2.0 * plain[0] + plain[1 + self._PLAIN], 0.0))
+        plain = 1 + self._PLAIN
+        both = self._covariance(0, 0) + 2.0 * self._covariance(0, plain) + self._covariance(plain, plain)
+        return math.sqrt(max(both, 0.0))
+
+    def _covariance(self, one: int, other: int) -> float:
+        """Of two parts as of now, ``_settle`` or not."""
+        share = math.exp(-2.0 * self._ticks / self.MEMORY)
+        return self._cov[one][other] * share + (self._still[one] * (1.0 - share) if one == other else 0.0)
 
     def tick(self) -> None:
         """A step has passed."""

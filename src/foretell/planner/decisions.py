@@ -1,4 +1,4 @@
-"""How deep rows may guess: the choice of most tokens a second, or a trial of another while the account has credit for it.
+"""How deep rows may guess: the choice of most tokens a second, or a trial of another while there is credit for it.
 
 One row is reckoned in plain Python (``single.py``), several by ``allocation.py``: to the same end.
 """
@@ -10,11 +10,11 @@ from time import thread_time
 
 import numpy as np
 
-from foretell.planner.account import TrialAccount
+from foretell.planner.account import Purse
 from foretell.planner.allocation import Allocation, price, search
-from foretell.planner.corrections import Corrections
+from foretell.planner.ledger import Ledger
 from foretell.planner.observations import RowView
-from foretell.planner.problems import Problems, Question, steps_ahead
+from foretell.planner.offers import Offers, Question, steps_ahead
 from foretell.planner.single import Single
 
 GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
@@ -25,11 +25,12 @@ PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see wh
 MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
 
 
-@dataclass
-class Plan:
-    """Depths, and why."""
+@dataclass(slots=True)
+class Decision:
+    """Depths of some rows for the next steps, and why."""
 
     caps: list[int]
+    guessing: bool = False  # whether guesses are expected to pay, whatever is tried now
     expected: Allocation | None = None
     plain_rate: float = 0.0
     trial: bool = False
@@ -38,54 +39,62 @@ class Plan:
 
 
 class Decisions:
-    """What a ``Planner`` decides, from what it has learned."""
+    """What a planner decides from what it has learned."""
 
-    corrections: Corrections
-    _problems: Problems
-    _account: TrialAccount
-    _floor: float  # tokens a second that can be had without any of these guesses, where plain decoding has less
-    _guessing: bool
-    _since_plain: int  # guessing steps since the last plain one
-    _unsettled: int  # plain steps from now on that take longer than others
+    def __init__(self) -> None:
+        self.floor = 0.0  # tokens a second that can be had without any of these guesses, where plain decoding has less
+        self.since_plain = PLAIN_TRIAL_PERIOD  # guessing steps since the last plain one
+
+    def use(self, offers: Offers, ledger: Ledger, purse: Purse) -> None:
+        """Decide by these from now on."""
+        self._offers, self._ledger, self._purse = offers, ledger, purse
 
     @property
-    def _knows_plain(self) -> bool:
-        return self.corrections.plain_spread <= MAX_PLAIN_SPREAD
+    def knows_plain(self) -> bool:
+        """Whether it is known what plain steps take."""
+        return self._ledger.corrections.plain_spread <= MAX_PLAIN_SPREAD
 
-    def _decide(self, rows: Sequence[RowView]) -> Plan:
-        return self._decide_one(rows[0]) if len(rows) == 1 else self._decide_all(rows)
+    def pays(self, rows: Sequence[RowView]) -> bool:
+        """Whether guessing goes on with these rows, where it has begun."""
+        plain = self._offers.plain(len(rows))
+        best: Allocation | None = None
+        if len(rows) == 1:
+            single = self._offers.single(rows[0], plain)
+            found = None if single is None else single.best(single.kept)
+            best = None if found is None else Allocation([found[0]], *found[1:])
+        elif question := self._offers.of(rows, plain):
+            best = search(question.problem)
+        return best is not None and best.rate > max(len(rows) / plain, self.floor) * (1.0 + GAIN_TO_CONTINUE)
 
-    def _bar(self, off: Plan) -> float:
-        """Tokens a second that guessing must be expected to bring."""
-        return off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+    def decide(self, rows: Sequence[RowView], before: Decision) -> Decision:
+        """What these rows do next; before: what stood so far."""
+        gain = GAIN_TO_CONTINUE if before.guessing else GAIN_TO_START
+        return self._decide_one(rows[0], gain) if len(rows) == 1 else self._decide_all(rows, gain)
 
-    def _decide_one(self, row: RowView) -> Plan:
+    def _decide_one(self, row: RowView, gain: float) -> Decision:
         """``_decide_all`` of one row."""
-        plain = self._problems.plain(1)
-        off = Plan([0], None, max(1 / plain, self._floor))
-        self._account.ask_nothing()
-        single = self._problems.single(row, plain)
+        plain = self._offers.plain(1)
+        off = Decision([0], plain_rate=max(1 / plain, self.floor))
+        self._purse.ask_nothing()
+        single = self._offers.single(row, plain)
         if single is None:
-            self._guessing = False
             return off
         best = single.best(single.kept)
-        bar = self._bar(off)
-        self._guessing = best is not None and best[1] / best[2] > bar
         begun = thread_time()
-        if best is None or not self._guessing:
-            plan = self._try_one(row, single, off)
+        if best is None or best[1] / best[2] <= off.plain_rate * (1.0 + gain):
+            made = self._try_one(row, single, off)
         else:
             depth, tokens, seconds = best
-            standing = Plan([depth], Allocation([depth], tokens, seconds), off.plain_rate)
-            plan = self._try_plain(1, plain, standing) or standing
-        self._account.charge_deciding(thread_time() - begun)
-        return plan
+            standing = Decision([depth], True, Allocation([depth], tokens, seconds), off.plain_rate)
+            made = self._try_plain(1, plain, standing) or standing
+        self._purse.charge_deciding(thread_time() - begun)
+        return made
 
-    def _try_one(self, row: RowView, single: Single, off: Plan) -> Plan:
+    def _try_one(self, row: RowView, single: Single, off: Decision) -> Decision:
         """``_try_guessing`` of one row."""
-        credit, kept = self._account.credit(single.plain), single.kept
+        credit, kept = self._purse.credit(single.plain), single.kept
         hopes = [max(hope, one) if one > 0.0 else 0.0 for hope, one in zip(single.optimistic, kept, strict=True)]
-        hope = single.best(hopes, doubt=math.exp(-self.corrections.doubt))
+        hope = single.best(hopes, doubt=math.exp(-self._ledger.corrections.doubt))
         if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
             return off
         prices = single.prices(kept, entry=single.entry * steps_ahead(row))
@@ -96,44 +105,42 @@ class Decisions:
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
             value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
-            self._account.ask(loss)
+            self._purse.ask(loss)
             if loss <= credit and (best is None or value > best[0]):
                 best = (value, Allocation([depth], tokens, seconds), loss)
         if best is None:
             return off
-        self._account.charge(best[2])
-        return Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
+        self._purse.charge(best[2])
+        return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
-    def _decide_all(self, rows: Sequence[RowView]) -> Plan:
-        batch, plain = len(rows), self._problems.plain(len(rows))
-        off = Plan([0] * batch, None, max(batch / plain, self._floor))
-        self._account.ask_nothing()
-        question = self._problems.of(rows, plain)
+    def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:
+        """gain: over plain decoding, that guessing must be expected to bring."""
+        batch, plain = len(rows), self._offers.plain(len(rows))
+        off = Decision([0] * batch, plain_rate=max(batch / plain, self.floor))
+        self._purse.ask_nothing()
+        question = self._offers.of(rows, plain)
         if question is None:
-            self._guessing = False
             return off
         best = search(question.problem)
-        bar = self._bar(off)
-        self._guessing = best is not None and best.rate > bar
         begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
-        if best is None or not self._guessing:
-            plan = self._try_guessing(rows, question, off)
+        if best is None or best.rate <= off.plain_rate * (1.0 + gain):
+            made = self._try_guessing(rows, question, off)
         else:
-            plan = self._try_other(question, Plan(best.caps, best, off.plain_rate))
+            made = self._try_other(question, Decision(best.caps, True, best, off.plain_rate))
         # A trial that is weighed often must not cost more than trials.
-        self._account.charge_deciding(thread_time() - begun)
-        return plan
+        self._purse.charge_deciding(thread_time() - begun)
+        return made
 
-    # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
+    # Trials: what the optimistic curve says would win, a few rows at a time, while there is credit.
 
-    def _try_guessing(self, rows: Sequence[RowView], question: Question, off: Plan) -> Plan:
+    def _try_guessing(self, rows: Sequence[RowView], question: Question, off: Decision) -> Decision:
         """No row guesses: let one or a few rows try, if guessing may pay."""
         problem = question.problem
-        credit = self._account.credit(problem.plain)
+        credit = self._purse.credit(problem.plain)
         depth = problem.kept.shape[1]
         allowed = problem.kept > 0.0
         optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
-        doubt = float(np.exp(-self.corrections.doubt))
+        doubt = float(np.exp(-self._ledger.corrections.doubt))
         hope = search(replace(problem, kept=optimistic, guess_factor=problem.guess_factor * doubt))
         if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
             return off
@@ -150,20 +157,20 @@ class Decisions:
                 loss = choice.seconds - choice.tokens / off.plain_rate
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
                 value = learned / max(loss, 0.02 * problem.plain)
-                self._account.ask(loss)
+                self._purse.ask(loss)
                 if loss <= credit and (best is None or value > best[0]):
                     best = (value, choice, loss)
         if best is None:
             return off
-        self._account.charge(best[2])
-        return Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
+        self._purse.charge(best[2])
+        return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
-    def _try_other(self, question: Question, standing: Plan) -> Plan:
+    def _try_other(self, question: Question, standing: Decision) -> Decision:
         """Some rows guess: try a row that does not, or a plain step, if that may pay."""
         expected, problem = standing.expected, question.problem
         assert expected is not None
         trial = self._try_plain(problem.batch, problem.plain, standing)
-        credit = self._account.credit(problem.plain)
+        credit = self._purse.credit(problem.plain)
         if trial is not None or credit <= 0.0:
             return trial or standing
         caps = np.array(expected.caps)
@@ -181,21 +188,21 @@ class Decisions:
         loss = choice.seconds - choice.tokens / expected.rate
         if gain / choice.seconds <= expected.rate or loss > credit:
             return standing
-        self._account.charge(loss)
-        return Plan(choice.caps, choice, standing.plain_rate, trial=True)
+        self._purse.charge(loss)
+        return Decision(choice.caps, True, choice, standing.plain_rate, trial=True)
 
-    def _try_plain(self, batch: int, plain: float, standing: Plan) -> Plan | None:
+    def _try_plain(self, batch: int, plain: float, standing: Decision) -> Decision | None:
         """A plain step in place of the plan that stands, where that may pay; else None."""
         expected = standing.expected
         assert expected is not None
-        credit = self._account.credit(plain)
+        credit = self._purse.credit(plain)
         if credit <= 0.0:
             return None
-        hope = batch / plain * math.exp(self.corrections.doubt)
-        num_steps = 1 + self._unsettled
+        hope = batch / plain * math.exp(self._ledger.corrections.doubt)
+        num_steps = 1 + self._ledger.unsettled
         loss = num_steps * max(plain - batch / expected.rate, MIN_CHARGE_PASSES * plain)
-        wanted = hope > expected.rate or not self._knows_plain
-        if not wanted or loss > credit or self._since_plain < PLAIN_TRIAL_PERIOD:
+        wanted = hope > expected.rate or not self.knows_plain
+        if not wanted or loss > credit or self.since_plain < PLAIN_TRIAL_PERIOD:
             return None
-        self._account.charge(loss)
-        return Plan([0] * batch, None, standing.plain_rate, trial=True, num_steps=num_steps)
+        self._purse.charge(loss)
+        return Decision([0] * batch, True, None, standing.plain_rate, trial=True, num_steps=num_steps)

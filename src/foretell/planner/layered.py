@@ -1,4 +1,4 @@
-"""Two planners in one, for methods of which a part guesses for next to nothing (``hybrid``: suffix, else a draft model).
+"""Two planners, for methods of which a part guesses for next to nothing (``hybrid``: suffix, else a draft model).
 
 Each step is one of three: the whole method guesses, its light part alone, or nobody. The light part is planned first, and
 what it is expected to bring takes the place of plain decoding when the whole method is weighed. Where steps say whose
@@ -8,11 +8,13 @@ repeats itself speaks for both, whichever guessed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
+from foretell.planner.ledger import Ledger, Waiting
 from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner, all_ask
 from foretell.planner.shares import LightShares
 
@@ -21,162 +23,123 @@ LIGHT_PERIOD = 4
 small target's pass."""
 
 
-class LayeredPlanner(Planner):
+class LayeredPlanner:
     """A planner of whole methods, and one of their light parts behind it. Only for mode "auto"."""
 
-    _has_light = True
-
-    def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], *, depth: int) -> None:
-        """parts: of each method that has one, the name of its light part; ``costs`` knows both. depth: the most that a
-        light part guesses."""
-        self._shares = LightShares()
-        super().__init__(costs, acceptance, shares=self._shares)
+    def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> None:
+        """parts: of each method that has one, the name of its light part; ``costs`` knows both."""
         self.parts = dict(parts)
-        self.light = Planner(costs, Acceptance(depth), corrections=self.corrections)
+        self._ledger = Ledger(costs.methods, num_planners=2)
+        self._shares = LightShares()
+        self.whole = Planner(costs, acceptance, ledger=self._ledger, shares=self._shares)
+        self.light = Planner(costs, Acceptance(acceptance.max_depth), ledger=self._ledger)
+        self._waiting = Waiting(self.learn)
         self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
-        self._lit = False  # whether the last step was the light planner's
         self._unasked = 0  # steps of the whole method since the light planner was asked
+        self._lit = False  # whether the last plan was the light planner's
+        self._widest: list[int] = []  # of the rows of the whole planner's plan: how deep their light parts may guess
 
     @property
-    def trials(self) -> int:
-        """Trials so far, of both."""
-        return super().trials + self.light.trials
+    def costs(self) -> CostTable:
+        """The table that is planned by."""
+        return self.whole.costs
 
     @property
-    def trial_seconds(self) -> float:
-        """Seconds that trials were charged, of both."""
-        return super().trial_seconds + self.light.trial_seconds
+    def speedup(self) -> float | None:
+        """See ``Planner``."""
+        return self.whole.speedup
+
+    @property
+    def contradiction(self) -> str | None:
+        """See ``Planner``."""
+        return self.whole.contradiction
 
     @property
     def state(self) -> dict[str, float | int | str | bool | None]:
         """See ``Planner``."""
-        whole, light = super().state, self.light.state
-        now = light if self._lit else whole
+        whole = self.whole.state
+        now = self.light.state if self._lit else whole
         return {**whole, "guessing": now["guessing"], "mean_depth": now["mean_depth"]}
 
-    def use(self, costs: CostTable, corrections: Corrections | None = None) -> None:
+    def why_not(self, method: str) -> str:
         """See ``Planner``."""
-        super().use(costs, corrections)
+        return self.whole.why_not(method)
+
+    def use(self, costs: CostTable) -> None:
+        """See ``Planner``."""
+        self._waiting.flush()
+        self._ledger = Ledger(costs.methods, self._ledger.speed, num_planners=2)
+        self.whole.use(costs, self._ledger)
+        self.light.use(costs, self._ledger)
         self._rate = 0.0
-        self.light.use(costs, self.corrections)
 
     def forget(self, request_id: str) -> None:
         """See ``Planner``."""
-        super().forget(request_id)
+        self._waiting.flush()
+        self.whole.forget(request_id)
         self._shares.forget(request_id)
         self.light.forget(request_id)
 
-    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+    def will_guess(self, rows: Sequence[RowView]) -> bool:
+        """See ``Planner``: the whole method."""
+        self._waiting.flush()
+        return self.whole.will_guess(rows)
+
+    # -- before a step -----------------------------------------------------------------------------------------------
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> StepPlan:
         """See ``Planner``; ``paid`` is 0 for all rows where light parts guess alone."""
-        self.paid, self._lit = None, False
+        whole, light = self.whole, self.light
         if all_ask(rows):
-            return super().plan(rows, arriving)
+            self._lit = False
+            return whole.plan(rows, arriving)
         self._unasked += 1
-        if self._unasked < LIGHT_PERIOD and not arriving and self._goes_on(rows):
-            return self._widened(rows, super().plan(rows, arriving))
-        self._learn_waiting()
+        if self._unasked < LIGHT_PERIOD and not arriving and whole.guessing and whole.stands_for(rows):
+            return self._of_whole(whole.plan(rows), rows)
+        self._waiting.flush()
         self._unasked = 0
-        if not (self._guessing or self.light._guessing or self.standing.trial or self.light.standing.trial):
-            self._age = self.light._age = max(self._age, self.light._age)  # as in ``rest``: both decide in one step
+        if not (whole.guessing or light.guessing or whole.standing.trial or light.standing.trial):
+            whole.age = light.age = max(whole.age, light.age)  # as in ``again``: both decide in one step
         views = [self._light_view(row) for row in rows]
         before = self._rate
-        light = self._plan_light(views, arriving, before)
-        standing = self.light.standing
-        self._floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
+        planned = self._plan_light(views, arriving, before)
+        standing = light.standing
+        whole.floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
         if not standing.trial:
-            caps = super().plan(rows, arriving)
-            now = self.standing
-            if not self._guessing:
+            first = whole.plan(rows, arriving)
+            now = whole.standing
+            if not now.guessing:
                 self._rate = 0.0
             elif now.expected is not None and not now.trial:  # a trial is one step: the rate is that of those around it
                 self._rate = now.expected.rate
-            if any(caps) or self.standing.trial:
-                return self._widened(rows, caps)
-            if (
-                before and not self._guessing
-            ):  # it has given up just now: then its light part need not be better than it was
-                light = self._plan_light(views, arriving, 0.0)
-        self._lit = True
-        self.paid = [0] * len(rows)
-        return light
+            if any(first.caps) or now.trial:
+                return self._of_whole(first, rows)
+            if before and not now.guessing:  # it gave up just now: its light part need not be better than it was
+                planned = self._plan_light(views, arriving, 0.0)
+        return self._of_light(planned)
 
-    def again(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
-        """See ``Planner``; or while the light part guesses alone."""
-        if self.light._guessing and not self._guessing:
-            return self._again_light(depth_limit, lagging=lagging)
-        if self._unasked + 1 >= LIGHT_PERIOD:
+    def again(self, depth_limit: int, *, lagging: bool) -> StepPlan | None:
+        """See ``Planner``: whoever guesses, or neither."""
+        whole, light = self.whole, self.light
+        if whole.guessing:
+            if self._unasked + 1 >= LIGHT_PERIOD or (plan := whole.again(depth_limit, lagging=lagging)) is None:
+                return None
+            self._unasked += 1
+            return self._widened(plan, [depth_limit])
+        if not light.guessing:
+            whole.age = light.age = max(whole.age, light.age)  # one of them may have decided again for a trial
+        if not whole.stands or (plan := light.again(depth_limit, lagging=False)) is None:
             return None
-        caps = super().again(depth_limit, lagging=lagging)
-        if caps is None:
-            return None
-        self._unasked += 1
-        self.paid, self._lit = None, False
-        ((_, method, most),) = self._ids
-        if method not in self.parts:
-            return caps
-        self.paid = caps
-        return [max(cap, min(most, depth_limit)) if cap else 0 for cap in caps]
+        whole.age += 1
+        self._unasked = 0
+        return self._of_light(plan)
 
-    def _again_light(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
-        light = self.light
-        if len(self._ids) != 1 or len(light._ids) != 1 or self.standing.trial or light.standing.trial:
-            return None
-        if self._age + 1 >= self._patience or light._age + 1 >= light._patience or self._account.is_due:
-            return None
-        self._age += 1
-        light._age += 1
-        self._unasked, self._lagging, light._lagging = 0, lagging, False
-        self.paid, self._lit, self._caps = [0], True, [0]
-        light._caps = [max(min(light.standing.caps[0], depth_limit), 0)]
-        return list(light._caps)
-
-    def _widened(self, rows: Sequence[RowView], caps: list[int]) -> list[int]:
-        """The whole method guesses as deep as planned (``paid``), and its light part, which is asked in the same step and
-        preferred only where it promises more, as deep as there is room."""
-        if not any(row.method in self.parts for row in rows):
-            return caps
-        self.paid = caps
-        return [
-            max(cap, min(row.max_depth, row.depth_limit)) if cap and row.method in self.parts else cap
-            for cap, row in zip(caps, rows, strict=True)
-        ]
-
-    def _goes_on(self, rows: Sequence[RowView]) -> bool:
-        """Whether the whole method guesses in a plan that stands, so that asking its light part can wait."""
-        standing = self._guessing and not self.standing.trial and self._age + 1 < self._patience
-        return standing and self._ids == [(row.request_id, row.method, row.max_depth) for row in rows]
-
-    def rest(self) -> bool:
-        """See ``Planner``: where both rest."""
-        light, ids = self.light, self._ids
-        if self._guessing or light._guessing or not ids or not light._ids:  # at length: this is asked before every step
-            return False
-        if self.standing.trial or light.standing.trial:
-            return False
-        age = max(self._age, light._age) + 1  # one of them may have decided again for a trial
-        if age >= min(self._patience, light._patience) or self._account.is_due or light._account.is_due:
-            return False
-        self._age = light._age = age
-        self.paid, self._lit = [0] * len(self._ids), True
-        return True
-
-    def observe_rest(self, batch: int, seconds: float) -> None:
-        """See ``Planner``."""
-        super().observe_rest(batch, seconds)
-        self.light.guessed_last, self.light._unsettled = False, self._unsettled
-        if batch > 0 and seconds > 0.0:
-            self.light.earn(seconds)
-
-    def _learn_rest(self, batch: int, seconds: float, settled: bool) -> None:
-        self.light._learn_rest(batch, seconds, settled)
-        self._count(seconds, seconds)
-
-    def _plan_light(self, views: Sequence[RowView], arriving: int, rate: float) -> list[int]:
+    def _plan_light(self, views: Sequence[RowView], arriving: int, rate: float) -> StepPlan:
         """The light planner's plan where the whole method brings so many tokens a second (0: it does not guess). A trial of
         the light part takes the place of a whole step, and is charged what that would have brought."""
-        if (rate > 0.0) != (self.light._floor > 0.0):
+        if (rate > 0.0) != (self.light.floor > 0.0):
             self.light.replan()
-        self.light._floor = rate
+        self.light.floor = rate
         return self.light.plan(views, arriving)
 
     def _light_view(self, row: RowView) -> RowView:
@@ -185,39 +148,55 @@ class LayeredPlanner(Planner):
             return replace(row, max_depth=0, num_unread=0)
         return replace(row, method=part, num_unread=0)
 
-    @property
-    def _can_wait(self) -> bool:
-        return not self._lit and super()._can_wait
+    def _of_light(self, plan: StepPlan) -> StepPlan:
+        self._lit = True
+        together = 1 if any(plan.caps) else plan.together
+        return StepPlan(plan.caps, [0] * len(plan.caps), together=together, inner=plan, light=True)
 
-    def _observe(self, step: StepObservation) -> None:
+    def _of_whole(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+        self._widest = [row.max_depth if row.method in self.parts else 0 for row in rows]
+        return self._widened(plan, [row.depth_limit for row in rows])
+
+    def _widened(self, plan: StepPlan, limits: Sequence[int]) -> StepPlan:
+        """The whole method guesses as deep as planned (``paid``), and its light part, which is asked in the same step and
+        preferred only where it promises more, as deep as there is room."""
+        self._lit = False
+        if not any(self._widest):
+            return plan
+        rows = zip(plan.caps, self._widest, limits, strict=True)
+        caps = [max(cap, min(most, limit)) if cap else 0 for cap, most, limit in rows]
+        return StepPlan(caps, plan.caps, together=plan.together, inner=plan)
+
+    # -- after a step ------------------------------------------------------------------------------------------------
+
+    def observe(self, plan: StepPlan, step: StepObservation) -> None:
+        """See ``Planner``."""
+        if step.batch > 0 and step.seconds > 0.0:
+            self._ledger.account.earn(step.seconds)
+            self._waiting.add(plan, step)
+
+    def learn(self, plan: StepPlan, step: StepObservation) -> None:
         """See ``Planner``: each step teaches the planner that planned it; and where its rows say what their light parts
         would have done, the other one too. So the light part is known though the whole method guesses, and is not tried in
         its place to find out."""
+        inner, rows = plan.inner or plan, step.rows
         self._learn_shares(step)
-        if not self._lit:
-            if self.paid is not None and len(self.paid) == len(
-                step.rows
-            ):  # deeper ones are the light part's, and its own
-                rows = [
-                    replace(row, cap=max(paid, row.drafted) if row.cap else 0)
-                    for row, paid in zip(step.rows, self.paid, strict=True)
-                ]
-                step = replace(step, rows=rows)
-            super()._observe(step)
-            self.light._unsettled = self._unsettled
-            self.light.earn(step.seconds)
-            self._learn_light(step)
+        if plan.light:
+            rows = [replace(row, method=self.parts.get(row.method, row.method), by_light=None) for row in rows]
+            self.light.learn(inner, replace(step, rows=rows))
             return
-        rows = [replace(row, method=self.parts.get(row.method, row.method), by_light=None) for row in step.rows]
-        self.light._unsettled = self._unsettled
-        if not any(row.drafted for row in rows):
-            self._settles(step.batch, step.seconds)
-        self.light._observe(replace(step, rows=rows))
-        self.earn(step.seconds)
-        self.guessed_last = self.light.guessed_last
-        worth, seconds = self.light.last
-        if seconds:
-            self._count(worth, seconds)
+        if plan.paid is not None and rows:  # deeper ones are the light part's, and its own
+            rows = [
+                replace(row, cap=max(paid, row.drafted) if row.cap else 0)
+                for row, paid in zip(rows, plan.paid, strict=True)
+            ]
+            step = replace(step, rows=rows)
+        self.whole.learn(inner, step)
+        known = [(row, part, row.light) for row in rows if (part := self.parts.get(row.method)) and row.light]
+        if known:
+            self.light.acceptance.tick()
+        for row, part, (cap, drafted, accepted) in known:
+            self.light.acceptance.observe(row.request_id, part, cap, drafted, accepted, heat=row.heat)
 
     def _learn_shares(self, step: StepObservation) -> None:
         for row in step.rows:
@@ -225,9 +204,6 @@ class LayeredPlanner(Planner):
                 nodes, accepted = (row.num_nodes, row.accepted) if row.by_light else (0, 0)
                 self._shares.observe(row.request_id, row.method, row.heat, nodes, accepted)
 
-    def _learn_light(self, step: StepObservation) -> None:
-        known = [(row, part, row.light) for row in step.rows if (part := self.parts.get(row.method)) and row.light]
-        if known:
-            self.light.acceptance.tick()
-        for row, part, (cap, drafted, accepted) in known:
-            self.light.acceptance.observe(row.request_id, part, cap, drafted, accepted, heat=row.heat)
+
+AnyPlanner: TypeAlias = Planner | LayeredPlanner
+"""What a loop plans by."""

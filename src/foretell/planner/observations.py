@@ -44,7 +44,7 @@ class StepObservation:
     """One step, as measured."""
 
     batch: int
-    rows: Sequence[RowStep]
+    rows: Sequence[RowStep]  # may be left out where none may guess
     seconds_draft: float
     seconds_target: float
     seconds_rest: float  # all else between the end of the step before and its own, the loop's time around it included

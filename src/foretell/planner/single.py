@@ -1,4 +1,4 @@
-"""The allocation of one row, in plain Python: what ``Problems.of`` and ``allocation.search`` say of a batch of one.
+"""The allocation of one row, in plain Python: what ``Offers.of`` and ``allocation.search`` say of a batch of one.
 
 After a pass of a small model each call of numpy takes as long as all of this, and a plan of a row that has just come is
 never written off over many steps.

@@ -19,6 +19,7 @@ from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.engine import Engine
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
+from foretell.engine.planning import ServicePlanning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.result import Sink, Update
 from foretell.engine.request.row import Row
@@ -32,7 +33,6 @@ from foretell.service.drift import Drifts
 from foretell.service.heap import IDLE_S, HeapKeeper
 from foretell.service.learning import Learning, LearnOptions
 from foretell.service.options import ServiceOptions as ServiceOptions
-from foretell.service.planning import ServicePlanning
 from foretell.service.processors import GuardedProcessor, StepBudget
 from foretell.service.sizes import sizes_of
 from foretell.service.snapshot import Snapshot, snapshot_of
@@ -132,7 +132,8 @@ class Service:
         self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
         prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
         self._costs = ServicePlanning(
-            self.engine.model, self._choices, self._tenants, mode=options.speculation, max_rows=sizes.max_rows,
+            self.engine.model, self._choices.plain, self._choices.guessing, self._choices.light,
+            measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
             time_limit_s=options.cost_time_limit_s,
         )  # fmt: skip
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)

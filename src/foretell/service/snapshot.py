@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
-from foretell.planner.planner import Planner
+from foretell.planner.layered import AnyPlanner
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning
 
@@ -50,7 +50,7 @@ class Snapshot:
 
 def snapshot_of(
     loop: Loop,
-    planner: Planner,
+    planner: AnyPlanner,
     *,
     kv_tokens: int,
     num_inbox: int,

@@ -222,13 +222,8 @@ def read_prompts(
         names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
     else:
         found = entries(text, name, suffix=Path(file).suffix)[:limit]
-        as_message = takes_messages(
-            engine.model.spec,
-            engine.tokenizer,
-            [conversation(entry).is_bare for entry in found],
-            raw=raw,
-            notice=notice,
-        )
+        are_bare = [conversation(entry).is_bare for entry in found]
+        as_message = takes_messages(engine.model.spec, engine.tokenizer, are_bare, raw=raw, notice=notice)
         prompts = [entry_ids(entry, engine, as_message=as_message) for entry in found]
         names = [entry.where.removeprefix(f"{name}, ") for entry in found]
     check_room(prompts, names, file, engine, max_new_tokens, max_length)

@@ -13,6 +13,7 @@ from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.engine.integrity import check_batch
 from foretell.planner.costs import CostTable
+from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
 
@@ -53,9 +54,8 @@ def test_a_drafter_is_told_a_few_times_where_it_can_wait(monkeypatch: pytest.Mon
     monkeypatch.setattr(SuffixDrafter, "observe", one)
     monkeypatch.setattr(SuffixDrafter, "observe_all", several)
     monkeypatch.setattr(SuffixDrafter, "can_wait", waits)
-    monkeypatch.setattr(Planner, "plan", lambda self, rows, arriving=0: [0] * len(rows))
-    monkeypatch.setattr(Planner, "rest", lambda self: True)
-    monkeypatch.setattr(Planner, "again", lambda self, depth_limit, *, lagging: None)
+    monkeypatch.setattr(Planner, "plan", lambda self, rows, arriving=0: StepPlan([0] * len(rows)))
+    monkeypatch.setattr(Planner, "again", lambda self, depth_limit, *, lagging: StepPlan([0]))
     made, texts = auto(), []
     for seed in (5, 6):
         (completion,) = made.generate_batch([request(seed)])

@@ -9,8 +9,9 @@ from foretell.engine.request.result import Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.traces import trace_of, with_logprobs
+from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
-from foretell.planner.planner import Planner
+from foretell.planner.plan import StepPlan
 
 
 @dataclass
@@ -62,18 +63,18 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
 
 def observation_of(
     jobs: Sequence[Job],
-    caps: Sequence[int],
+    plan: StepPlan,
     lights: Sequence[LightStep | None],
     event: StepEvent,
     seconds_loop: float = 0.0,
 ) -> StepObservation:
-    """The planner's view of a step that was made: jobs, their caps and light steps, each in the order of its rows.
-    seconds_loop: what the loop took around the step.
+    """The planner's view of a step that was made: jobs and their light steps, each in the order of its rows; without light
+    steps nobody guessed. seconds_loop: what the loop took around the step.
 
     Counts in each job the steps in which it might guess (``num_asked``).
     """
     rows = []
-    for job, cap, light in zip(jobs, caps, lights, strict=True):
+    for job, cap, light in zip(jobs, plan.caps, lights, strict=True) if lights else ():
         job.num_asked += cap > 0
         drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
         nodes = job.row.num_draft_tokens - job.num_draft_tokens
@@ -82,11 +83,11 @@ def observation_of(
         name, heat = job.row.method, job.row.params.heat
         rows.append(RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light))
     return StepObservation(
-        len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop
+        len(jobs), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop
     )
 
 
-def plain_reason(job: Job, planner: Planner | None) -> str | None:
+def plain_reason(job: Job, planner: AnyPlanner | None) -> str | None:
     """Why a request made no guess, where it might have made some."""
     if job.row.num_draft_tokens or not (job.row.submission.note or job.row.choice.config.guesses):
         return None

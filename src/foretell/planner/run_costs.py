@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from foretell.planner.model import speedup, step_cost
+from foretell.planner.cost_model import speedup, step_cost
 
 LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
 LEAST_STEPS = 3  # of one number of guesses; fewer say nothing, unless no number has more

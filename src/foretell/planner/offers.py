@@ -1,4 +1,4 @@
-"""Build the input of ``allocation.search`` from rows, measured costs and acceptance estimates."""
+"""What guesses of some rows would bring and cost, from measured costs and acceptance: the input of a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Question:
     curves: Curves
 
 
-class Problems:
+class Offers:
     """Builds allocation problems with the corrected costs. Caches what depends on the table alone."""
 
     def __init__(

@@ -1,0 +1,18 @@
+"""What a planner says of one step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """How deep each row may guess in one step. It goes out with the step, and comes back with what was observed of it:
+    all that the planner must know of the plan then stands here."""
+
+    caps: list[int]  # by row; 0: no guess
+    paid: list[int] | None = None  # the same of guesses that cost time, where that is another
+    lagging: bool = False  # a drafter has more than two tokens to read: what it takes is not what guesses cost
+    trial: bool = False
+    charged: float = 0.0  # for a trial of guesses: seconds, ahead of it
+    together: int = 1  # so many steps of its kind may be learned from at once
+    inner: "StepPlan | None" = None  # of the planner that a layered one asked ...
+    light: bool = False  # ... and whether that plans its light parts
