@@ -286,9 +286,7 @@ class Loop:
                 observe(event)
             for index in watched:
                 jobs[index].submission.watch(event, index)  # type: ignore[misc]
-        if (
-            self.planner is not None and plan is not None and not alone
-        ):  # else it is slower than those that are predicted
+        if self.planner is not None and plan is not None and not alone:  # such a step is slower than those predicted
             lights = () if idle else self.batch.grouped.light_steps
             self._led = any(one is not None and one.proposed for one in lights)
             self.planner.observe(plan, observation_of(jobs, plan, lights, event, seconds_loop))
