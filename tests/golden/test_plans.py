@@ -1,6 +1,7 @@
 """Planners decide as when ``plans.json`` was made: 24 made-up machines, 700 steps each."""
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,9 +35,15 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@cache
+def run_of(machine: Machine) -> Run:
+    """All its steps, once."""
+    return Run(machine).steps()
+
+
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_plans_are_those_that_were_written_down(machine: Machine) -> None:
-    parted = difference(Run(machine).steps().record, RECORDS[machine.name])
+    parted = difference(run_of(machine).record, RECORDS[machine.name])
     assert not parted
 
 
@@ -46,7 +53,7 @@ def test_plans_are_those_that_were_written_down(machine: Machine) -> None:
 def test_no_machine_loses_more_than_is_promised(machine: Machine) -> None:
     """Trials and wrong guesses together never cost 2 % of plain decoding, and the trials of all planners no more than their
     one account holds: its share of the time, a pass of each planner at first, and what the last trial overdraws it by."""
-    run = Run(machine).steps()
+    run = run_of(machine)
     assert run.seconds - run.plain_seconds <= PROMISE * run.plain_seconds
     num_planners = 2 if machine.light else 1
     most = BUDGET * run.seconds + (num_planners * START_CREDIT_PASSES + 1.0) * run.plain_step

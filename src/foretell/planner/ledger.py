@@ -42,10 +42,8 @@ class Ledger:
         self.corrections = Corrections(methods)
         self.account = TrialAccount(num_planners)
         self.speed = speed or LiveSpeed()
-        self.unsettled = (
-            0  # steps from now on that take longer than others, as a drafter's weights displaced the target's
-        )
-        self.tried: Purse | None = None  # that pays for the trial which did so, if it was one
+        self.unsettled = 0  # steps to come that take longer than others: a drafter's weights displaced the target's
+        self.tried: Purse | None = None  # of the trial that did so, if it was one
 
 
 class Waiting:
@@ -55,9 +53,6 @@ class Waiting:
     def __init__(self, learn: Callable[[StepPlan, StepObservation], None]) -> None:
         self._learn = learn
         self._steps: list[tuple[StepPlan, StepObservation]] = []
-
-    def __len__(self) -> int:
-        return len(self._steps)
 
     def add(self, plan: StepPlan, step: StepObservation) -> None:
         """Learn from this step, now or with later ones."""

@@ -50,9 +50,7 @@ class Planner:
         self._shares, self._has_light = shares, shares is not None
         self._waiting = Waiting(self.learn)
         self._last = StepPlan([])
-        self._ids: list[
-            tuple[str, str, int]
-        ] = []  # of the rows that ``standing`` was made for, and what they may guess
+        self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
         self.standing = Decision([])
         self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
