@@ -25,10 +25,12 @@ class ServicePlanning:
     to be done where live steps contradict them."""
 
     def __init__(
-        self, model: CausalModel, choices: Choices, tenants: Tenants, *, mode: str, max_rows: int, time_limit_s: float
-    ) -> None:
+        self, model: CausalModel, choices: Choices, tenants: Tenants, *, mode: str, max_rows: int, time_limit_s: float,
+        must_stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         """mode: of ``ServiceOptions.speculation``. Costs are measured in mode "auto" only: those of the methods that were
-        loaded, and those of the ones without weights, which a request may name."""
+        loaded, and those of the ones without weights, which a request may name. Raises InterruptedMeasuringError where
+        must_stop() is true meanwhile."""
         self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
         self._max_rows = max_rows
         self._calibration: Calibration | None = None
@@ -47,6 +49,7 @@ class ServicePlanning:
             [tenants.measured(choice) for choice in (*choices.light, *light_choices(known))],
             max_batch=max_rows,
             time_limit_s=time_limit_s,
+            must_stop=must_stop,
         )
         self._parts = light_parts(known)
         self.planner = plan_with(self._calibration.table(), acceptance, self._parts, depth)
