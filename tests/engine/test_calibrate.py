@@ -274,7 +274,7 @@ def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took 45 s on a busy machine from the signal to the end."""
-    options = ServiceOptions(speculation="auto", max_model_len=200, cost_time_limit_s=60.0)
+    options = ServiceOptions(speculation="auto", max_model_len=200, cost_time_limit_s=2.0)
     service, steps, sound = Service(Engine(table(1), ToyTokenizer(), speculative="ngram"), options), [], Bench.step
 
     def step(self: Bench, *rest: Any) -> Any:
@@ -284,7 +284,9 @@ def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
         return sound(self, *rest)
 
     monkeypatch.setattr(Bench, "step", step)
-    service.start()
-    assert (service.state, len(steps)) == ("stopped", 3)
-    assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
-    service.close()
+    try:
+        service.start()
+        assert (service.state, len(steps)) == ("stopped", 3)
+        assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
+    finally:
+        service.close()
