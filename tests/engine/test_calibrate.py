@@ -268,3 +268,25 @@ def test_methods_without_weights_guess_beside_plain_decoding(speculation: str, b
         assert found.num_accepted_tokens > 0
     finally:
         service.close()
+
+
+def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 45 s on a busy machine from the signal to the end."""
+    options = ServiceOptions(speculation="auto", max_model_len=200, cost_time_limit_s=2.0)
+    service, steps, sound = Service(Engine(table(1), ToyTokenizer(), speculative="ngram"), options), [], Bench.step
+
+    def step(self: Bench, *rest: Any) -> Any:
+        steps.append(rest)
+        if len(steps) == 3:
+            assert service.drain(1.0)
+        return sound(self, *rest)
+
+    monkeypatch.setattr(Bench, "step", step)
+    try:
+        service.start()
+        assert (service.state, len(steps)) == ("stopped", 3)
+        assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
+    finally:
+        service.close()

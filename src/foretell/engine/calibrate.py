@@ -137,10 +137,12 @@ class Calibration:
         *,
         max_batch: int,
         time_limit_s: float,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """choices: measured at many depths; light: methods that look their guesses up, measured at one."""
+        """choices: measured at many depths; light: methods that look their guesses up, measured at one; must_stop: see
+        ``Bench``, of ``table``."""
         spec = model.spec
-        self.model, self.plain = model, plain
+        self.model, self.plain, self.must_stop = model, plain, must_stop
         self.choices = {
             choice.config.method: replace(choice, method=choice.method.measured()) for choice in (*choices, *light)
         }
@@ -161,7 +163,7 @@ class Calibration:
 
     def table(self) -> CostTable:
         """The table kept at an earlier start, if it is not too old and steps do not take less than it says; else a new
-        one."""
+        one. Raises InterruptedMeasuringError."""
         known = load(self.key)
         if known is not None:
             wrong = self.contradiction(known)
@@ -170,7 +172,7 @@ class Calibration:
                 return known
             logger.debug("costs: those of an earlier start hold no more: %s", wrong)
         logger.info("costs: measuring what passes take here, up to %.0f s", self.time_limit_s)
-        return self.measure()
+        return self.measure(must_stop=self.must_stop)
 
     def contradiction(self, table: CostTable) -> str | None:
         """A part of a step that takes much less now than a table says; None where there is none. A busy machine makes steps

@@ -74,9 +74,11 @@ class ServicePlanning:
         mode: str,
         max_rows: int,
         time_limit_s: float,
+        must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """guessing: methods that were loaded. light: those without weights, which a request may name. mode: of
-        ``ServiceOptions.speculation``; costs are measured in mode "auto" only, of what ``measured`` makes of each."""
+        ``ServiceOptions.speculation``; costs are measured in mode "auto" only, of what ``measured`` makes of each. Raises
+        InterruptedMeasuringError where must_stop() is true meanwhile."""
         self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
         self._max_rows = max_rows
         self._calibration: Calibration | None = None
@@ -90,7 +92,7 @@ class ServicePlanning:
             return
         self._calibration = Calibration(
             model, plain, list(map(measured, guessing)), list(map(measured, (*light, *light_choices(known)))),
-            max_batch=max_rows, time_limit_s=time_limit_s,
+            max_batch=max_rows, time_limit_s=time_limit_s, must_stop=must_stop,
         )  # fmt: skip
         self._parts = light_parts(known)
         self.planner = plan_with(self._calibration.table(), acceptance, self._parts)

@@ -124,7 +124,7 @@ def serve(
     def start() -> None:
         try:
             service.start()
-            if not server.should_exit:  # stopped meanwhile: nothing is served
+            if not server.should_exit and service.state not in ("draining", "stopped"):  # else nothing is served
                 on_ready()
         except Exception as error:
             failures.append(error)

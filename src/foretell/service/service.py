@@ -15,6 +15,7 @@ from foretell.core.params import fresh_seed
 from foretell.core.registry import load_reference
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
+from foretell.engine.calibrate import InterruptedMeasuringError
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.engine import Engine
 from foretell.engine.integrity import check_loop
@@ -122,7 +123,8 @@ class Service:
     # -- start and stop --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError.
+        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve; where it is drained or
+        closed meanwhile, stop. Raises ConfigError.
 
         Where several processes share the model (torchrun), each starts a service; process 0 takes requests, and the others
         call ``follow``.
@@ -131,11 +133,15 @@ class Service:
         sizes = sizes_of(self.engine, self._choices.guessing, options)
         self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
         prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
-        self._costs = ServicePlanning(
-            self.engine.model, self._choices.plain, self._choices.guessing, self._choices.light,
-            measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
-            time_limit_s=options.cost_time_limit_s,
-        )  # fmt: skip
+        try:
+            self._costs = ServicePlanning(
+                self.engine.model, self._choices.plain, self._choices.guessing, self._choices.light,
+                measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
+                time_limit_s=options.cost_time_limit_s, must_stop=lambda: self._draining,
+            )  # fmt: skip
+        except InterruptedMeasuringError:  # stopped while it starts: nobody waits for what passes cost
+            self.close()
+            return
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
