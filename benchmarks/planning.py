@@ -273,7 +273,7 @@ class MixedRun:
             noise = np.exp(NOISE * rng.standard_normal(2))
             return StepSeconds(draft * noise[0], machine.verify(batch * (1 + depth)) * noise[1], 0.0)
 
-        costs = measure(step, {"whole": DEPTH, "light": DEPTH}, 2, time_limit_s=1e9, sparse=("light",))
+        costs = measure(step, {"whole": DEPTH, "light": DEPTH}, 2, time_limit_s=1e9, weightless=("light",))
         planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
         done = seconds = 0.0
         work = 2.0 * steps

@@ -10,7 +10,7 @@ from foretell.draft.ngram import Ngram
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.planning import light_choices, light_parts, plan_with
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
@@ -71,14 +71,14 @@ def test_any_method_may_declare_a_light_part() -> None:
     target = table(1)
     config = speculative_config({"method": "draft_model", "num_speculative_tokens": 6, "verify": "exact"})
     method = Beside()
-    choice = Choice(config, method, config.load_verifier(target))
-    plain = Choice(NoneConfig(), NoMethod(), choice.verifier)
+    choice = Speculation(config, method, config.load_verifier(target))
+    plain = Speculation(NoneConfig(), NoMethod(), choice.verifier)
     assert light_parts([plain, choice]) == {"draft_model": "ngram"}
     (light,) = light_choices([plain, choice])
     assert light.method is method.lookup
     assert (light.config.method, light.config.num_speculative_tokens, light.depth) == ("ngram", 6, 6)
     other = speculative_config("ngram")
-    asked = Choice(other, Ngram(), choice.verifier)
+    asked = Speculation(other, Ngram(), choice.verifier)
     assert light_choices([choice, asked]) == [], "it is measured already"
     costs = CostTable({(1, 1): 1.0}, {"draft_model": {(1, 1): 0.3}, "ngram": {(1, 1): 0.0}})
     planner = plan_with(costs, Acceptance(6), light_parts([choice]))
@@ -96,4 +96,4 @@ def test_a_light_part_of_an_unknown_name_is_refused() -> None:
 
     config = speculative_config({"method": "draft_model"})
     with pytest.raises(ConfigError, match="nobody"):
-        light_parts([Choice(config, Nameless(), config.load_verifier(table(1)))])
+        light_parts([Speculation(config, Nameless(), config.load_verifier(table(1)))])

@@ -51,7 +51,7 @@ def made(**options: Any) -> Service:
 def calibration() -> Calibration:
     choices = made()._choices
     return Calibration(
-        choices.engine.model, choices.plain, choices.guessing, choices.light, max_batch=2, time_limit_s=20.0
+        choices.engine.model, choices.plain, choices.guessing, choices.weightless, max_batch=2, time_limit_s=20.0
     )
 
 

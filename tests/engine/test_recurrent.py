@@ -16,7 +16,7 @@ from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine import planning
 from foretell.engine.calibrate import Bench, Calibration
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
@@ -263,8 +263,8 @@ def test_costs_of_a_hybrid_have_the_reading_again_in_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(rewind.Rewinding, "_decide", watched)
     config = DraftModelConfig(num_speculative_tokens=3)
     verifier = config.load_verifier(model)
-    plain = Choice(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
-    bench = Bench(model, plain, [Choice(config, DraftModel(TransformersModel(tiny_module("llama"))), verifier)])
+    plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+    bench = Bench(model, plain, [Speculation(config, DraftModel(TransformersModel(tiny_module("llama"))), verifier)])
     measured = [bench.step("draft_model", 2, 3) for _ in range(3)]
     assert all(one.target > 0 and one.draft > 0 for one in measured)
     assert max(lags) > 0, "no guess was rejected: its cost is not in the table"

@@ -12,7 +12,7 @@ from foretell import Engine, SamplingParams, Submission, Update, speculative_con
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import HEADROOM, Limits, Loop
 from foretell.engine.prefix import PrefixStore
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.planner.acceptance import Acceptance
@@ -37,7 +37,7 @@ class Stage:
         self.engine = Engine(table(1), ToyTokenizer())
         config = speculative_config({"method": "draft_model", "num_speculative_tokens": 3})
         draft = DraftModel(table(2, blur=0.3))
-        self.choice = Choice(config, draft, config.load_verifier(self.engine.model))
+        self.choice = Speculation(config, draft, config.load_verifier(self.engine.model))
         planner = Planner(CostTable({(1, 1): 1.0}, {}), Acceptance(16), mode="on")
         limits = Limits(max_rows, 100, kv_tokens, 192, 0.05)
         self.now = 0.0

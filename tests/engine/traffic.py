@@ -15,7 +15,7 @@ from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.result import Update
 from foretell.engine.request.submission import Submission
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
@@ -101,7 +101,7 @@ class Traffic:
             key = config.method if config.method == "draft_model" else str(way)
             if key not in methods:
                 methods[key] = config.load(loader)
-            self.choices.append(Choice(config, methods[key], config.load_verifier(self.target)))
+            self.choices.append(Speculation(config, methods[key], config.load_verifier(self.target)))
         limits = Limits(max_rows, 1000, kv_tokens, 192, 0.05)
         store = PrefixStore(1 << 20) if prefixes else None
         self.loop = Loop(self.target, limits, RandomPlanner(self.rng), prefixes=store)

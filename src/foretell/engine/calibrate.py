@@ -16,7 +16,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
 from foretell.planner.costs import CostTable
 from foretell.planner.files import discard, identity, load, save
@@ -42,8 +42,8 @@ class Bench:
     def __init__(
         self,
         model: CausalModel,
-        plain: Choice,
-        choices: Sequence[Choice],
+        plain: Speculation,
+        choices: Sequence[Speculation],
         *,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -110,7 +110,7 @@ class Bench:
         self._batches[key] = opened
         return opened
 
-    def _row(self, choice: Choice) -> Row:
+    def _row(self, choice: Speculation) -> Row:
         number = next(self._numbers)
         spec = self.model.spec
         length = max(2, min(PROMPT_TOKENS, spec.max_positions // 4))
@@ -131,22 +131,22 @@ class Calibration:
     def __init__(
         self,
         model: CausalModel,
-        plain: Choice,
-        choices: Sequence[Choice],
-        light: Sequence[Choice],
+        plain: Speculation,
+        choices: Sequence[Speculation],
+        weightless: Sequence[Speculation],
         *,
         max_batch: int,
         time_limit_s: float,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """choices: measured at many depths; light: methods that look their guesses up, measured at one; must_stop: see
+        """choices: measured at many depths; weightless: methods that look their guesses up, measured at one; must_stop: see
         ``Bench``, of ``table``."""
         spec = model.spec
         self.model, self.plain, self.must_stop = model, plain, must_stop
         self.choices = {
-            choice.config.method: replace(choice, method=choice.method.measured()) for choice in (*choices, *light)
+            choice.config.method: replace(choice, method=choice.method.measured()) for choice in (*choices, *weightless)
         }
-        self.light = frozenset(choice.config.method for choice in light)
+        self.weightless = frozenset(choice.config.method for choice in weightless)
         self.max_batch, self.time_limit_s = max_batch, time_limit_s
         described: dict[str, Any] = {
             "name": spec.name,
@@ -211,9 +211,11 @@ class Calibration:
     def _measure(self, must_stop: Callable[[], bool]) -> CostTable:
         bench = self._bench(must_stop)
         depths = {name: choice.depth for name, choice in self.choices.items()}
-        lags = {name: bench.lag_seconds(name) for name in depths if name not in self.light}
-        lags |= dict.fromkeys(self.light, 0.0)  # these read texts as they grow
-        return measure(bench.step, depths, self.max_batch, self.time_limit_s, lag_seconds=lags, sparse=self.light)
+        lags = {name: bench.lag_seconds(name) for name in depths if name not in self.weightless}
+        lags |= dict.fromkeys(self.weightless, 0.0)  # these read texts as they grow
+        return measure(
+            bench.step, depths, self.max_batch, self.time_limit_s, lag_seconds=lags, weightless=self.weightless
+        )
 
     def _bench(self, must_stop: Callable[[], bool]) -> Bench:
         return Bench(self.model, self.plain, list(self.choices.values()), must_stop=must_stop)

@@ -31,7 +31,7 @@ from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import Tokenizer
-from foretell.engine.speculation import Choice, check_together
+from foretell.engine.speculation import Speculation, check_together
 from foretell.engine.structured.format import Formats
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
@@ -302,7 +302,7 @@ class Engine:
         submission = submission_of(str(index), request, self.tokenizer, write=write)
         return self.row_of(index, submission, self.choice(request.speculative))
 
-    def row_of(self, index: int, submission: Submission, choice: Choice) -> Row:
+    def row_of(self, index: int, submission: Submission, choice: Speculation) -> Row:
         """See ``row_of``; the format of its parameters is compiled."""
         row = row_of(index, submission, choice, self.model, self.tokenizer)
         row.params = self.formats.applied(row.params, len(row.prompt_ids))
@@ -311,7 +311,7 @@ class Engine:
     def measure(self) -> None:
         """With speculation="auto": measure now (seconds, remembered) what the first call would; else do nothing."""
         if self._planning is not None:
-            self._planning.planner([Choice(self.speculative, self.method, self.verifier)], 1)
+            self._planning.planner([Speculation(self.speculative, self.method, self.verifier)], 1)
 
     # -- decoding ------------------------------------------------------------------------------------------------
 
@@ -360,14 +360,14 @@ class Engine:
             self.method = self.method.fresh()
             self._methods.hold(self.speculative, self.method)
 
-    def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None = None) -> Choice:
+    def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None = None) -> Speculation:
         """The method and verifier of a request: the engine's, or others, loaded at their first use.
 
         Raises ConfigError, ModelError.
         """
         config = self.speculative if speculative is None else self._config(speculative)
         if config == self.speculative:
-            return Choice(config, self.method, self.verifier)
+            return Speculation(config, self.method, self.verifier)
         self._check_width(config)
         return self._methods.choice(config)
 
@@ -389,7 +389,7 @@ class Engine:
     def _completion(self, row: Row) -> Completion:
         return Completion.of(row, self.resolved(row.choice))
 
-    def resolved(self, choice: Choice | None = None) -> dict[str, Any]:
+    def resolved(self, choice: Speculation | None = None) -> dict[str, Any]:
         """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
         choice = choice or self.choice()
         spec, config, head = self.model.spec, choice.config, choice.method.runs_as

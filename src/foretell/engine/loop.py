@@ -22,7 +22,7 @@ from foretell.engine.request.job import Job, deliver, observation_of, plain_reas
 from foretell.engine.request.result import Completion, Sink, Update
 from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.engine.threads import thread_limit
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel
@@ -64,7 +64,7 @@ class Loop:
         recorder: Recorder | None = None,
         failures: DrafterFailures | None = None,
         single_use: bool = False,
-        describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
+        describe: Callable[[Speculation], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes

@@ -10,7 +10,7 @@ from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.config import loaded, speculative_config
 from foretell.engine.request.text import Tokenizer
 from foretell.engine.request.vocabulary import check_sizes, check_vocabulary
-from foretell.engine.speculation import Choice, check_branching
+from foretell.engine.speculation import Speculation, check_branching
 from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import load_model, load_tokenizer
 from foretell.model.target import CausalModel
@@ -37,7 +37,7 @@ class Methods:
         self.given, self.given_tokenizer, self.trusts_code = given, given_tokenizer, trusts_code
         self._tokenizers: dict[str, Any] = {}
         self._methods: dict[tuple[Any, ...], Method] = {}
-        self._choices: dict[MethodConfig, Choice] = {}
+        self._choices: dict[MethodConfig, Speculation] = {}
 
     def held(self, config: MethodConfig) -> Method | None:
         """The method that is loaded for a configuration's weights, with an acceptance head if its shape needs one; None
@@ -59,14 +59,14 @@ class Methods:
         """Use a loaded method for a configuration's weights."""
         self._methods[*config.weights, config.proposal_shape.asks_acceptance] = method
 
-    def choice(self, config: MethodConfig) -> Choice:
+    def choice(self, config: MethodConfig) -> Speculation:
         """The method and verifier of a configuration. Raises ConfigError, ModelError."""
         found = self._choices.get(config)
         if found is None:
             method = self.method(config)
             check_stop(method, config.proposal_shape)
             check_branching(config, method, self.target.spec)
-            found = Choice(config, method, config.load_verifier(self.target))
+            found = Speculation(config, method, config.load_verifier(self.target))
             if len(self._choices) < MOST_CHOICES:
                 self._choices[config] = found
         return found

@@ -7,7 +7,7 @@ from time import monotonic
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.config import speculative_config
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
@@ -30,15 +30,15 @@ class Planning:
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
-        self._plain = Choice(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
-        self._choices: dict[str, Choice] = {}
+        self._plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+        self._choices: dict[str, Speculation] = {}
         self._max_batch = 0
         self._planner: AnyPlanner | None = None
         self._hopeless: set[str] = set()
 
-    def planner(self, choices: Sequence[Choice], num_rows: int) -> AnyPlanner | None:
+    def planner(self, choices: Sequence[Speculation], num_rows: int) -> AnyPlanner | None:
         """The planner for these choices, with costs measured (seconds, remembered on disk); None where none guesses."""
-        guessing: Mapping[str, Choice] = {one.config.method: one for one in choices if one.config.guesses}
+        guessing: Mapping[str, Speculation] = {one.config.method: one for one in choices if one.config.guesses}
         if not guessing:
             return None
         if self._planner is None or num_rows > self._max_batch or not guessing.keys() <= self._choices.keys():
@@ -54,7 +54,7 @@ class Planning:
             self._planner = plan_with(costs, Acceptance(depth_of(known)), parts)
         return self._planner
 
-    def used(self, choice: Choice) -> Choice:
+    def used(self, choice: Speculation) -> Speculation:
         """The choice itself, or plain decoding for a method that cannot win here at any acceptance."""
         return self._plain if choice.config.method in self._hopeless else choice
 
@@ -66,24 +66,24 @@ class ServicePlanning:
     def __init__(
         self,
         model: CausalModel,
-        plain: Choice,
-        guessing: Sequence[Choice],
-        light: Sequence[Choice],
+        plain: Speculation,
+        guessing: Sequence[Speculation],
+        weightless: Sequence[Speculation],
         *,
-        measured: Callable[[Choice], Choice],
+        measured: Callable[[Speculation], Speculation],
         mode: str,
         max_rows: int,
         time_limit_s: float,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """guessing: methods that were loaded. light: those without weights, which a request may name. mode: of
+        """guessing: methods that were loaded. weightless: those without, which a request may name. mode: of
         ``ServiceOptions.speculation``; costs are measured in mode "auto" only, of what ``measured`` makes of each. Raises
         InterruptedMeasuringError where must_stop() is true meanwhile."""
         self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
         self._max_rows = max_rows
         self._calibration: Calibration | None = None
         self._next_measuring = 0.0  # by the monotonic clock: not before
-        known = [*guessing, *light]
+        known = [*guessing, *weightless]
         told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
         acceptance = Acceptance(depth_of(known), told)
         if mode != "auto" or model.is_shared:
@@ -91,7 +91,7 @@ class ServicePlanning:
             self.planner: AnyPlanner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode=mode)
             return
         self._calibration = Calibration(
-            model, plain, list(map(measured, guessing)), list(map(measured, (*light, *light_choices(known)))),
+            model, plain, list(map(measured, guessing)), list(map(measured, (*weightless, *light_choices(known)))),
             max_batch=max_rows, time_limit_s=time_limit_s, must_stop=must_stop,
         )  # fmt: skip
         self._parts = light_parts(known)
@@ -132,7 +132,7 @@ class ServicePlanning:
         }
 
 
-def light_choice(choice: Choice) -> Choice | None:
+def light_choice(choice: Speculation) -> Speculation | None:
     """The light part of a method that declares one (``Method.light``): with the options that its configuration names
     (``MethodConfig.light``), else with that method's own. None for others."""
     method = choice.method.light
@@ -144,23 +144,23 @@ def light_choice(choice: Choice) -> Choice | None:
             "method": method.name, "verify": choice.config.verify,
             "num_speculative_tokens": choice.config.num_speculative_tokens,
         })  # fmt: skip
-    return Choice(config, method, choice.verifier)
+    return Speculation(config, method, choice.verifier)
 
 
-def light_parts(choices: Iterable[Choice]) -> dict[str, str]:
+def light_parts(choices: Iterable[Speculation]) -> dict[str, str]:
     """Of each method that has one, the name of its light part."""
     pairs = [(one.config.method, light_choice(one)) for one in choices]
     return {method: part.config.method for method, part in pairs if part is not None}
 
 
-def light_choices(choices: Sequence[Choice]) -> list[Choice]:
+def light_choices(choices: Sequence[Speculation]) -> list[Speculation]:
     """The light parts that are not among these choices themselves, once each."""
     found = {one.config.method for one in choices}
     parts = [part for one in choices if (part := light_choice(one)) is not None]
     return list({part.config.method: part for part in reversed(parts) if part.config.method not in found}.values())
 
 
-def depth_of(choices: Iterable[Choice]) -> int:
+def depth_of(choices: Iterable[Speculation]) -> int:
     """The depths that a planner of these models."""
     return max([MIN_DEPTH, *(choice.depth for choice in choices)])
 

@@ -13,7 +13,7 @@ from foretell.verify.base import Verifier
 
 
 @dataclass(frozen=True)
-class Choice:
+class Speculation:
     """The method and verifier of a request: a configuration and the objects loaded for it."""
 
     config: MethodConfig
@@ -27,7 +27,7 @@ class Choice:
         return min(self.config.num_speculative_tokens, self.shape.depth) if self.config.max_nodes > 1 else 0
 
     @property
-    def max_depth(self) -> int:
+    def shape_depth(self) -> int:
         """Largest depth without a planner: the depth of the shape."""
         return self.shape.depth
 

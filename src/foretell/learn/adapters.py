@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.engine.engine import Engine
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.learn.options import RECIPES, LearnOptions, check_configs, weights_of
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
@@ -81,7 +81,7 @@ class Adapters:
     def __init__(
         self,
         engine: Engine,
-        choices: list[Choice],
+        choices: list[Speculation],
         options: LearnOptions,
         trainers: TrainerPool | TrainerProcess,
         on_restored: Callable[[str, str], None],
@@ -106,7 +106,7 @@ class Adapters:
             self.find("", choice)
         self._is_starting = False
 
-    def find(self, tenant: str, choice: Choice) -> ServedAdapter:
+    def find(self, tenant: str, choice: Speculation) -> ServedAdapter:
         """The adapter that guesses for a tenant's requests by this method, and learns from them."""
         with self._lock:
             mine = self.by_tenant[tenant] = self.by_tenant.pop(tenant, {})
@@ -123,7 +123,7 @@ class Adapters:
         """A tenant's; None: all."""
         return [one for one in list(self.by_name.values()) if tenant is None or one.tenant == tenant]
 
-    def _open(self, tenant: str, choice: Choice) -> ServedAdapter:
+    def _open(self, tenant: str, choice: Speculation) -> ServedAdapter:
         base = choice.method.trained
         origin, method = self._origin(choice), LearnedMethod(base)
         name = f"{tenant}/{choice.config.method}/0"
@@ -159,7 +159,7 @@ class Adapters:
             self._on_restored(name, str(error))
             return None
 
-    def _origin(self, choice: Choice) -> Origin:
+    def _origin(self, choice: Speculation) -> Origin:
         config: Any = choice.config.trained
         base: Any = choice.method.trained
         name, init = config.method, weights_of(config)
@@ -175,7 +175,7 @@ class Adapters:
         return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
 
 
-def check_options(engine: Engine, choices: list[Choice], options: LearnOptions) -> None:
+def check_options(engine: Engine, choices: list[Speculation], options: LearnOptions) -> None:
     """Before costs are measured and a process is started. Raises ConfigError where none of the methods can learn, where a
     draft model cannot, where an option is of none that is loaded, and where the device or the folder cannot be used."""
     if engine.model.is_shared:
@@ -202,7 +202,7 @@ def check_options(engine: Engine, choices: list[Choice], options: LearnOptions) 
         VersionStore(options.learn_dir).close()
 
 
-def able_to_learn(choices: list[Choice]) -> dict[int, Choice]:
+def able_to_learn(choices: list[Speculation]) -> dict[int, Speculation]:
     """By the id of the loaded method that learns."""
     return {id(choice.method.trained): choice for choice in choices if choice.config.trained.method in RECIPES}
 

@@ -22,7 +22,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
@@ -78,7 +78,7 @@ class RequestRecord:
 class Learner:
     """See the module's docstring."""
 
-    def __init__(self, engine: Engine, choices: list[Choice], options: LearnOptions) -> None:
+    def __init__(self, engine: Engine, choices: list[Speculation], options: LearnOptions) -> None:
         """choices: the loaded methods. Raises ConfigError where none of them can learn."""
         check_options(engine, choices, options)
         self.options = options
@@ -124,7 +124,7 @@ class Learner:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def assign(self, choice: Choice, submission: Submission) -> tuple[Choice, object | None]:
+    def assign(self, choice: Speculation, submission: Submission) -> tuple[Speculation, object | None]:
         """See ``Learning``."""
         if self._process is not None:
             self._process.serves(busy=True)  # its prompt is read before the first step
@@ -405,7 +405,7 @@ class Learner:
             adapters.store.close()
 
 
-def opener(engine: Engine, choices: list[Choice], options: LearnOptions) -> Callable[[], Learner]:
+def opener(engine: Engine, choices: list[Speculation], options: LearnOptions) -> Callable[[], Learner]:
     """What opens the learner of a service. Raises ConfigError where none of the loaded methods can learn so: now, before
     costs are measured."""
     if not isinstance(options, LearnOptions):

@@ -14,7 +14,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.request.result import Completion, Update
 from foretell.engine.request.submission import Submission
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.learn.learner import Learner
 from foretell.learn.options import LearnOptions
 from foretell.model.prefill import round_up
@@ -36,7 +36,7 @@ class Session:
         spec = engine.model.spec
         longest = min(max_model_len or 2048, spec.max_positions)
         self.engine, self.longest = engine, longest
-        self.choice = Choice(engine.speculative, engine.method, engine.verifier)
+        self.choice = Speculation(engine.speculative, engine.method, engine.verifier)
         self.learner = None if options is None else Learner(engine, [self.choice], replace(options, where="inline"))
         planner = Planner(CostTable({(1, 1): 1.0}, {}), Acceptance(max(16, self.choice.depth)), mode="on")
         limits = Limits(max_rows, 1 << 30, max_rows * longest, round_up(longest + MARGIN, 64), None)

@@ -46,7 +46,7 @@ def measure(
     time_limit_s: float = 20.0,
     *,
     lag_seconds: Mapping[str, float] | None = None,
-    sparse: Collection[str] = (),
+    weightless: Collection[str] = (),
     max_nodes: int = MAX_NODES,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
@@ -54,7 +54,7 @@ def measure(
 
     step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
     of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
-    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit. sparse: methods that
+    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit. weightless: methods that
     look their guesses up. How many they make hardly matters to their time, so that one depth is measured and holds for all.
     """
     begun = clock()
@@ -64,7 +64,7 @@ def measure(
     for batch in grid(max_batch):
         cells = [(PLAIN, 0)]
         for method, deepest in methods.items():
-            if method in sparse:
+            if method in weightless:
                 depth = min(deepest, max_nodes // batch - 1)
                 cells += [(method, depth)] if depth > 0 else []
                 continue
@@ -92,7 +92,7 @@ def measure(
             verify.setdefault((batch, rows), []).append(rest)
             if depth:
                 draft[method][batch, depth] = min(one.draft for one in found)
-                if method in sparse:
+                if method in weightless:
                     draft[method][batch, 1] = draft[method][batch, depth]
             if len(found) >= _REPEATS:
                 times = sorted(map(_total, found))

@@ -3,10 +3,10 @@
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.engine import Engine
 from foretell.engine.request.submission import Submission
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 
 
-def check_submission(submission: Submission, choice: Choice, engine: Engine, max_model_len: int) -> None:
+def check_submission(submission: Submission, choice: Speculation, engine: Engine, max_model_len: int) -> None:
     """Raises ConfigError and PromptError. max_model_len: tokens of prompt and output together."""
     width, model = engine.width, engine.model
     if 0 < width < choice.config.max_nodes:

@@ -9,7 +9,7 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
 from foretell.engine.config import METHODS, speculative_config
 from foretell.engine.engine import Engine
-from foretell.engine.speculation import Choice, check_together
+from foretell.engine.speculation import Speculation, check_together
 
 MARGIN = 64
 """Cache slots of a row beyond its longest text, for the guesses of a step."""
@@ -34,12 +34,12 @@ class Choices:
         check_together([choice.method for choice in (self.default, *self.also)], exits)
 
     @property
-    def guessing(self) -> list[Choice]:
+    def guessing(self) -> list[Speculation]:
         """The default method and the further ones, without ``none``."""
         return [choice for choice in (self.default, *self.also) if choice is not self.plain]
 
     @property
-    def light(self) -> list[Choice]:
+    def weightless(self) -> list[Speculation]:
         """Methods that load nothing, with their own defaults: a request may ask for them though the service was not started
         with them."""
         started = {self.default.config.method, *(choice.config.method for choice in self.also)}
@@ -73,7 +73,7 @@ class Choices:
         loaded = [choice.config.method for choice in (self.default, *self.also)]
         return sorted({*loaded, *(name for name, kind in METHODS.items() if kind.capabilities.by_request)})
 
-    def of(self, config: MethodConfig, *, load: bool = False) -> Choice:
+    def of(self, config: MethodConfig, *, load: bool = False) -> Speculation:
         """The choice for a configuration. Weights are loaded only with ``load``; otherwise they must be loaded already.
         Raises ConfigError."""
         if config.guesses and self.off:

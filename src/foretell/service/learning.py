@@ -8,7 +8,7 @@ from torch import Tensor
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 
 ACTIONS = ("pause", "resume", "revert", "save")
 """What ``Learning.act`` takes."""
@@ -40,7 +40,7 @@ class LearnFigures:
 class Learning(Protocol):
     """Called on the engine's thread unless it says otherwise."""
 
-    def assign(self, choice: Choice, submission: Submission) -> tuple[Choice, object | None]:
+    def assign(self, choice: Speculation, submission: Submission) -> tuple[Speculation, object | None]:
         """The choice with the drafter that learns, for this request; and what its row carries as ``Row.capture``, None
         where nothing is learned from it. From any thread."""
         ...

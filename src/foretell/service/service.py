@@ -26,7 +26,7 @@ from foretell.engine.request.result import Sink, Update
 from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.submission import Submission
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.model.workers import release_workers
 from foretell.service.admission import check_submission
 from foretell.service.choices import Choices
@@ -135,7 +135,7 @@ class Service:
         prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
         try:
             self._costs = ServicePlanning(
-                self.engine.model, self._choices.plain, self._choices.guessing, self._choices.light,
+                self.engine.model, self._choices.plain, self._choices.guessing, self._choices.weightless,
                 measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
                 time_limit_s=options.cost_time_limit_s, must_stop=lambda: self._draining,
             )  # fmt: skip
@@ -255,7 +255,7 @@ class Service:
             self._inbox.append(Command(lambda: self._enter(row, sink), wire))
             self._news.notify_all()
 
-    def _row(self, number: int, submission: Submission, choice: Choice) -> Row:
+    def _row(self, number: int, submission: Submission, choice: Speculation) -> Row:
         row = self.engine.row_of(number, submission, choice)
         row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids)) if submission.write else 0
         return row
@@ -419,7 +419,7 @@ class Service:
             self._heap.rested()
             self._measure_again()
 
-    def _describe(self, choice: Choice) -> dict[str, Any]:
+    def _describe(self, choice: Speculation) -> dict[str, Any]:
         return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretell.engine.engine import Engine
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.model.prefill import round_up
 from foretell.service.choices import MARGIN
 from foretell.service.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
@@ -25,7 +25,7 @@ class Sizes:
     prefix_bytes: int  # that the prefix store may hold
 
 
-def sizes_of(engine: Engine, guessing: Sequence[Choice], options: ServiceOptions) -> Sizes:
+def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOptions) -> Sizes:
     """The sizes for an engine and its guessing methods, logged. Raises ConfigError where not even one row fits."""
     spec = engine.model.spec
     longest = min(options.max_model_len or spec.max_positions, spec.max_positions)

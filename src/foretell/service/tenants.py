@@ -12,7 +12,7 @@ from threading import Lock
 
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.service.options import check_shared
 
 MAX_STORE_BYTES = 256 << 20
@@ -31,7 +31,7 @@ class Tenants:
         self._stores: OrderedDict[tuple[Method, str], Method] = OrderedDict()  # the most recently used last
         self._lock = Lock()
 
-    def choice(self, choice: Choice, tenant: str | None) -> Choice:
+    def choice(self, choice: Speculation, tenant: str | None) -> Speculation:
         """The choice with the store of a tenant. None: the sender is unknown; such requests share nothing unless
         sharing is "all". Raises ConfigError for a method that learns and cannot be separated."""
         method = choice.method
@@ -47,7 +47,7 @@ class Tenants:
                 self._stores.popitem(last=False)
         return replace(choice, method=found)
 
-    def measured(self, choice: Choice) -> Choice:
+    def measured(self, choice: Speculation) -> Speculation:
         """The choice with a separate, temporary store: for steps that are run to be timed."""
         method = choice.method
         if not method.capabilities.learns:

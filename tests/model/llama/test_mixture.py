@@ -13,7 +13,7 @@ from foretell.core.tree import layout
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.prediction import Prediction, PredictionConfig
 from foretell.engine.calibrate import Bench
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.model.llama import experts, mixture, native
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route
@@ -230,8 +230,8 @@ def test_measured_steps_read_more_experts_than_plain_ones(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(experts, "route", watched)
     config = PredictionConfig(num_speculative_tokens=4)
-    plain = Choice(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
-    bench = Bench(model, plain, [Choice(config, Prediction(), config.load_verifier(model))])
+    plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+    bench = Bench(model, plain, [Speculation(config, Prediction(), config.load_verifier(model))])
 
     def experts_of(method: str, depth: int) -> list[int]:
         bench.step(method, 1, depth)

@@ -13,7 +13,7 @@ from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream, Tokenizer
 from foretell.engine.request.vocabulary import checked_ids
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
 
 Prompt = str | Sequence[int]
@@ -43,7 +43,9 @@ def submission_of(request_id: str, request: Request, tokenizer: Tokenizer | None
     )
 
 
-def row_of(index: int, submission: Submission, choice: Choice, model: CausalModel, tokenizer: Tokenizer | None) -> Row:
+def row_of(
+    index: int, submission: Submission, choice: Speculation, model: CausalModel, tokenizer: Tokenizer | None
+) -> Row:
     """A submission as it is decoded: end tokens, seed, limits. One that is only scored may fill the context, and have one
     token more, which is never read. Raises PromptError, ConfigError."""
     spec, params, write = model.spec, submission.params, submission.write

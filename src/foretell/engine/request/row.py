@@ -7,7 +7,7 @@ from foretell.core.errors import ModelError
 from foretell.core.params import SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
-from foretell.engine.speculation import Choice
+from foretell.engine.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Row:
 
     index: int  # index of the request in the caller's list
     submission: Submission  # as it was asked for
-    choice: Choice  # who guesses for it, and by which rule
+    choice: Speculation  # who guesses for it, and by which rule
     prompt_ids: list[int]
     params: SamplingParams
     seed: int

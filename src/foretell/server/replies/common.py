@@ -133,7 +133,7 @@ class StepTree(Reply):
     bonus: int | None = Field(description="The token id that followed them; null where the text ended with a guess.")
 
 
-class Choice(Reply):
+class Speculation(Reply):
     """Common fields of choices; provenance, trace and seed are present if they were requested or drawn."""
 
     index: int

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from foretell.server.protocol.tools import ToolCall
-from foretell.server.replies.common import ChatLogprobs, Choice, Envelope, Reply, ShortUsage, TextLogprobs, Usage
+from foretell.server.replies.common import ChatLogprobs, Envelope, Reply, ShortUsage, Speculation, TextLogprobs, Usage
 
 
 class AssistantMessage(Reply):
@@ -15,14 +15,14 @@ class AssistantMessage(Reply):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(Choice):
+class ChatChoice(Speculation):
     """One reply."""
 
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
-class TextChoice(Choice):
+class TextChoice(Speculation):
     """One completion, whole or a piece."""
 
     text: str
@@ -61,7 +61,7 @@ class Delta(Reply):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(Choice):
+class ChatChunkChoice(Speculation):
     """A piece of a reply."""
 
     delta: Delta
