@@ -151,7 +151,7 @@ class Counter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         assert context.num_rows == self.num_rows == 1
-        return chain_of(context, [[ids[-1]] * max(0, min(shape.depth, depth_limit)) for ids, depth_limit in zip(
+        return chain_of(context, [[ids[-1]] * depth_limit for ids, depth_limit in zip(
             context.history.ids, context.depth_limit, strict=True)])  # fmt: skip
 
     def observe(self, commit: Commit) -> None:

@@ -57,7 +57,7 @@ class Context:
     lengths: list[int]  # the same on the host
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
-    depth_limit: list[int]  # greatest depth that each row can use before its limit: no row's nodes may be deeper
+    depth_limit: list[int]  # how deep the nodes of each row may be: at most as deep as its shape, never negative
     # The same for guesses that cost time, where the plan sets them apart (``Method.light``); None: as depth_limit.
     paid_limit: list[int] | None = field(default=None, kw_only=True)
     probe: "Probe | None" = field(default=None, kw_only=True)  # of this proposal, where somebody asks for one

@@ -72,8 +72,8 @@ class NgramDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains; a row without a match gets the root alone."""
-        wanted = [min(shape.depth, depth_limit) for depth_limit in context.depth_limit]
-        return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, wanted, strict=True)])
+        limits = context.depth_limit
+        return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, limits, strict=True)])
 
     def observe(self, commit: Commit) -> None:
         """Append the emitted tokens to the text."""

@@ -81,7 +81,7 @@ class PredictionDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains; a row whose place is lost gets the root alone."""
-        wanted = [min(shape.depth, depth_limit) for depth_limit in context.depth_limit]
+        wanted = context.depth_limit
         return chain_of(context, [follower.guess(most) for follower, most in zip(self.followers, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:

@@ -54,9 +54,8 @@ class CandidateTree:
 
 
 @lru_cache(maxsize=64)
-def template(shape: Shape, num_candidates: int, depth_limit: int) -> CandidateTree:
-    """The tree of a shape, at most room deep, without children beyond those that a token has candidates for."""
-    depth = min(shape.depth, depth_limit)
+def template(shape: Shape, num_candidates: int, depth: int) -> CandidateTree:
+    """The tree of a shape, at most so deep, without children beyond those that a token has candidates for."""
     if isinstance(shape, Sequoia):
         return CandidateTree.of(best_tree(shape.acceptance[:num_candidates], shape.size + 1, depth))
     branching = shape.branching if isinstance(shape, Static | Delayed) else (1,) * depth
@@ -147,7 +146,7 @@ class RecyclingDrafter(Drafter):
         depth_limit = max(0, *context.depth_limit)
         if depth_limit == 0:
             return root_tree(context.pending)
-        form = template(shape, self.num_candidates, min(depth_limit, shape.depth))
+        form = template(shape, self.num_candidates, depth_limit)
         tokens, parent = self.matrix.grow(context.pending, form, context.depth_limit)
         if context.device.type == "cpu":  # a look at the last known node is free here and saves the target's work
             known = (parent >= 0).any(0).nonzero()
@@ -184,7 +183,7 @@ class RowDrafter(Drafter):
     def _guess(self, table: dict[int, list[int]], pending: int, shape: Shape, depth_limit: int) -> list[Node]:
         if depth_limit < 1 or pending not in table:
             return []
-        form = template(shape, self.num_candidates, min(depth_limit, shape.depth))
+        form = template(shape, self.num_candidates, depth_limit)
         nodes: list[Node] = []
         known = {0: (0, pending)}  # node of the template -> (its number among the guesses, its token)
         for node in range(1, len(form.parent)):

@@ -62,7 +62,6 @@ class Batch:
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
         self.prompts = PromptReader(model, self.pool, capacity, prefixes, width)
-        self._shape_depths: list[int] = []  # of the members, where nobody plans
         self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -196,7 +195,6 @@ class Batch:
             self.pool.release(place)
         self.state = self._open_state(self.members) if self.members else None
         self.grouped = GroupedDrafter(self.groups)
-        self._shape_depths = [row.choice.shape_depth for row in self.members]
         self._bind()
 
     def _enter(self, drafter: Drafter, together: Sequence[Arrival]) -> None:
@@ -250,7 +248,7 @@ class Batch:
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
         state.probe = probe
-        state.limit(self._shape_depths if caps is None else caps, paid)
+        state.limit(caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,

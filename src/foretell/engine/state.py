@@ -26,6 +26,7 @@ class State(Context):
     rows: list[Row]
     seeds: Tensor  # [B] int64
     capacity: int  # cache slots a row
+    shape_depths: list[int]  # of the rows' shapes
 
     @classmethod
     def open(cls, rows: list[Row], processors: Processors, capacity: int) -> "State":
@@ -44,16 +45,19 @@ class State(Context):
             rows=rows,
             seeds=torch.tensor([row.seed for row in rows], device=device),
             capacity=capacity,
+            shape_depths=[row.choice.shape_depth for row in rows],
         )
 
     def span(self, num_nodes: int, multiple: int) -> int:
         """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
         return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
 
-    def limit(self, caps: Sequence[int], paid: Sequence[int] | None = None) -> None:
-        """In the next step row b guesses at most caps[b] deep, and at most paid[b] with guesses that cost time."""
+    def limit(self, caps: Sequence[int] | None, paid: Sequence[int] | None = None) -> None:
+        """In the next step row b guesses at most caps[b] deep, as deep as its shape where there are none, and at most
+        paid[b] with guesses that cost time."""
         self.paid_limit = None if paid is None else list(paid)
-        self.depth_limit = [min(depth_limit, cap) for depth_limit, cap in zip(self.depth_limit, caps, strict=True)]
+        most = self.shape_depths if caps is None else map(min, caps, self.shape_depths)
+        self.depth_limit = list(map(min, self.depth_limit, most))
 
     def advance(
         self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None

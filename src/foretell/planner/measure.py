@@ -55,7 +55,7 @@ def measure(
     step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
     of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
     figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit. weightless: methods
-    that look their guesses up. How many they make hardly matters to their time, so that one depth is measured and holds for all.
+    that look their guesses up. How many they make hardly matters to their time: one depth is measured, and holds for all.
     """
     begun = clock()
     verify: dict[Cell, list[float]] = {}

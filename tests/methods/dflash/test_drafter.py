@@ -176,9 +176,10 @@ class Played:
         self, paths: list[list[int]], *, shape: str = "static/branching=2x2x1x1", depth_limit: Sequence[int] = ()
     ) -> None:
         """Propose, then commit the paths of another tree, of random tokens."""
-        context = self.context(depth_limit)
+        context, parsed = self.context(depth_limit), parse_shape(shape, 4)
+        context.depth_limit = [min(limit, parsed.depth) for limit in context.depth_limit]
         with torch.inference_mode():
-            proposed = self.drafter.propose(context, parse_shape(shape, 4), DrawMode.COUPLED, noise_for(context))
+            proposed = self.drafter.propose(context, parsed, DrawMode.COUPLED, noise_for(context))
             proposed.check()
             parent = torch.tensor(PARENTS[: len(paths)])
             tokens = torch.randint(0, VOCAB, parent.shape, generator=self.random)

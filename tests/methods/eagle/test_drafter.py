@@ -102,7 +102,7 @@ class Decoding:
             lengths=lengths,
             pending=torch.tensor([ids[-1] for ids in self.prompts]),
             predictions=[[] for _ in self.prompts],
-            depth_limit=[100] * num_rows,
+            depth_limit=[4] * num_rows,
         )
         self.target = Target(self.model, num_rows, CAPACITY)
         self.drafter: Any = self.drafter_class(self.head, self.model, self.context, CAPACITY)
@@ -116,9 +116,10 @@ class Decoding:
     def step(self, shape: str, draws: DrawMode, *, depth_limit: list[int] | None = None, most: int = 4) -> TokenTree:
         """Propose, run the target, keep a random path of at most ``most`` guesses and a random bonus."""
         context = self.context
-        context.depth_limit = depth_limit or [100] * context.num_rows
+        parsed = parse_shape(shape, 4)
+        context.depth_limit = [min(limit, parsed.depth) for limit in depth_limit or [100] * context.num_rows]
         noise = Noise(torch.arange(context.num_rows), context.length)
-        tree = self.drafter.propose(context, parse_shape(shape, 4), draws, noise)
+        tree = self.drafter.propose(context, parsed, draws, noise)
         plan = layout(tree.parent, context.length, CAPACITY)
         out = self.target.forward(tree.tokens, plan, taps=self.head.taps)
         paths, tokens = [], []

@@ -325,6 +325,7 @@ def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhe
 
 def test_a_chain_that_does_not_fit_the_cache_is_refused() -> None:
     decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((90,)), drafter_class=Whole)
+    decoding.context.depth_limit = [100]
     with torch.inference_mode(), pytest.raises(RuntimeError, match="slot"):
         decoding.drafter.propose(
             decoding.context, parse_shape("chain", 12), DrawMode.FIXED, Noise(torch.arange(1), decoding.context.length)

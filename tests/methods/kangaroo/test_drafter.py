@@ -116,9 +116,10 @@ class Walk:
 
     def step(self, shape: str, choose: Callable[[int, list[int]], int]) -> list[list[int]]:
         """Propose and verify; choose(row, parents) names the node that is kept with all above it. Returns the paths."""
-        context = self.context()
+        context, parsed = self.context(), parse_shape(shape, 4)
+        context.depth_limit = [min(limit, parsed.depth) for limit in context.depth_limit]
         noise = Noise(torch.arange(len(self.texts)), context.length)
-        tree = self.drafter.propose(context, parse_shape(shape, 4), DrawMode.COUPLED, noise)
+        tree = self.drafter.propose(context, parsed, DrawMode.COUPLED, noise)
         tree.check()
         plan = layout(tree.parent, context.length, self.drafter.capacity)
         layers = (tree.hidden_layer, self.model.spec.num_layers)

@@ -115,7 +115,7 @@ class DFlashDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree no deeper than a block has guesses."""
-        deepest = min(shape.depth, self.head.config.num_guesses)
+        deepest = self.head.config.num_guesses
         limits = [min(deepest, depth_limit) for depth_limit in context.depth_limit]
         if not any(limits):
             return root_tree(context.pending)

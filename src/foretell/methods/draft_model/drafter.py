@@ -56,7 +56,7 @@ class ModelDrafter(Drafter):
         """A tree as deep as each row and the model's own context have room for."""
         last = self.target.spec.max_positions - 1
         limits = [
-            max(0, min(shape.depth, depth_limit, last - length))
+            max(0, min(depth_limit, last - length))
             for depth_limit, length in zip(context.depth_limit, context.lengths, strict=True)
         ]
         self.limits, self.has_fed = limits, any(limits)

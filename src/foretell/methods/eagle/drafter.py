@@ -84,7 +84,7 @@ class EagleDrafter(Drafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
         limits = [
-            min(shape.depth, depth_limit) if length else 0
+            depth_limit if length else 0
             for depth_limit, length in zip(context.depth_limit, context.lengths, strict=True)
         ]
         limits = [max(0, limit) for limit in limits]

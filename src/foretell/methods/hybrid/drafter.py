@@ -122,13 +122,13 @@ class HybridDrafter(Drafter):
         nodes: list[list[Node]] = []
         limits: list[int] = []
         for row, (guess, score), limit, most in zip(self.rows, found, context.depth_limit, paid, strict=True):
-            row.allowed, row.guess, row.known = min(limit, shape.depth), [token for _, token in guess], score
+            row.allowed, row.guess, row.known = limit, [token for _, token in guess], score
             row.preferred = row.worth.prefers_suffix(score)
             follows = row.preferred or (score > 0.0 and not most)
             row.score = score if follows else 0.0
             nodes.append(guess if follows else [])
-            limits.append(0 if follows else min(limit, most))
-        if not any(limit > 0 for limit in limits):
+            limits.append(0 if follows else min(limit, most, self.shape.depth))
+        if not any(limits):
             return tree_of(context, nodes)
         reduced = copy.copy(context)
         reduced.depth_limit = limits

@@ -76,7 +76,7 @@ class EarlyExitDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree with the shallow states of all its nodes, the root's even where no row has room for a guess."""
-        limits = [max(0, min(shape.depth, depth_limit)) for depth_limit in context.depth_limit]
+        limits = context.depth_limit
         self.states = None
         if any(limits):
             self.num_states = max(shape.max_guesses, shape.max_grown) + 1

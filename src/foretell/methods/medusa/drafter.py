@@ -42,14 +42,13 @@ class MedusaDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree at most as deep as there are heads."""
-        deepest = min(shape.depth, self.head.config.num_heads)
+        deepest = self.head.config.num_heads
         limits = [
             min(deepest, depth_limit) if known else 0
             for depth_limit, known in zip(context.depth_limit, self.known, strict=True)
         ]
-        if not any(limit > 0 for limit in limits):
+        if not any(limits):
             return root_tree(context.pending)
-        limits = [max(0, limit) for limit in limits]
         if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self.begin(context, limits)
             return draw_block(

@@ -14,7 +14,7 @@ class EchoDrafter(foretell.Drafter):
         for ids, depth_limit in zip(context.history.ids, context.depth_limit, strict=True):
             *before, pending = ids[-self.window :]
             ends = [end for end, token in enumerate(before, 1) if token == pending]
-            guesses.append(before[ends[-1] :][: max(0, min(depth_limit, shape.depth))] if ends else [])
+            guesses.append(before[ends[-1] :][:depth_limit] if ends else [])
         return foretell.chain_of(context, guesses)
 
 

@@ -59,7 +59,7 @@ class SLEMDrafter(TranslatedDrafter):
         guesses = self._write(own, limits)
         chains = []
         for row, guess in enumerate(guesses):
-            room = min(shape.depth, context.depth_limit[row])
+            room = context.depth_limit[row]
             found = self.translation.guesses(context.history.ids[row], guess) if guess else []
             chains.append([token for token in found[: max(0, room)] if token < context.processors.vocab_size])
         if not any(chains):
