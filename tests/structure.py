@@ -139,7 +139,7 @@ def entered_by(method: str) -> tuple[set[str], set[str]]:
     """Files entered by one ``generate`` of the bundled pair ("auto": its draft), and by the fullest tick of a service
     that decodes the same prompt; each has decoded once before."""
     from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission
-    from tests.engine.test_service import Mailbox
+    from tests.service.test_service import Mailbox
 
     mode, name = ("auto", "draft_model") if method == "auto" else ("on", method)
     engine = Engine.load("bundled", speculative=name, speculation=mode)

@@ -10,6 +10,7 @@ from foretell import Completion, Engine, Request, SamplingParams
 from foretell.core.tree import DrawMode
 from foretell.draft.legality import refusal
 from foretell.draft.shapes import SHAPES, parse_shape
+from foretell.engine.batch import Batch
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.table import TableLM
 from foretell.verify import parse_verifier
@@ -144,3 +145,14 @@ def test_short_outputs_waste_nothing() -> None:
             assert one.num_draft_tokens == 0 or depth_limit > 1
             assert one.num_steps >= 1
     assert EOS < VOCAB
+
+
+def test_a_row_is_no_deeper_than_its_shape() -> None:
+    """Whatever a plan allows: a drafter needs to look at ``depth_limit`` alone."""
+    engine = Engine(table(1), ToyTokenizer(), speculative={"method": "ngram", "num_speculative_tokens": 3})
+    batch = Batch(engine.model, max_rows=2, capacity=200)
+    rows = [engine.make_row(k, Request([1, 2, 3], SamplingParams(max_new_tokens=2 + 40 * k, seed=k))) for k in range(2)]
+    for one in rows:
+        batch.arrive(one)
+    batch.read(64, catch_up=True, whole=True)
+    assert batch.step([9, 9]).depth_limit == [1, 3], "one by its room, one by its shape"

@@ -109,7 +109,7 @@ class MethodConfig(ABC):
         """The shape that ``shape`` names, its depth resolved."""
         return parse_shape(self.shape, self.num_speculative_tokens)
 
-    @property
+    @cached_property
     def proposal_draws(self) -> DrawMode:
         """How the method must draw its children."""
         return parse_draws(self.draws) or self.verifier.draws

@@ -1,0 +1,61 @@
+"""The one forwarder: every call and property of ``Drafter`` goes on to the inner drafter, and has an answer without one."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.draft.base import Commit, Drafter
+from foretell.draft.forwarding import Forwarding
+from tests.draft.test_join import CAPACITY, METHODS, Lane, context_of, row, target
+
+NAMES = sorted(name for name in vars(Drafter) if not name.startswith("_"))
+
+
+class Inner:
+    """Says which of its names were used."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.used.append(name)
+        return (lambda *given: name) if inspect.isfunction(vars(Drafter)[name]) else name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_call_of_a_drafter_is_passed_on(name: str) -> None:
+    """A call that is added to ``Drafter`` fails here until the forwarder has it."""
+    assert name in vars(Forwarding), f"Forwarding does not pass {name!r} on"
+    inner: Any = Inner()
+    outer = Forwarding(inner)
+    value = vars(Drafter)[name]
+    if not inspect.isfunction(value):
+        assert getattr(outer, name) == name
+    else:
+        count = len(inspect.signature(value).parameters) - 1
+        given: list[Any] = [Forwarding(inner) if name == "join" else torch.zeros(1)] * count
+        if name == "propose":
+            with torch.inference_mode():
+                lane = Lane(target(), METHODS["ngram"](), [row("a", 0)], CAPACITY)
+            given[0] = lane.context
+        if name == "num_unread":
+            given = [context_of([row("a", 0)], 9)]
+        said = getattr(outer, name)(*given)
+        assert said in (name, None)
+    assert inner.used == [name]
+
+
+def test_without_a_drafter_there_are_no_guesses() -> None:
+    outer, context = Forwarding(None), context_of([row("a", 0)], 9)
+    given: Any = None
+    assert outer.propose(context, given, given, given).num_nodes == 1
+    assert (outer.can_join, outer.can_wait, outer.num_candidates, outer.light_steps, outer.chance) == (
+        False, False, 0, None, None,
+    )  # fmt: skip
+    assert outer.num_unread(context) == [0]
+    assert outer.catch_up(context, 0, 9) == 0
+    commit: Any = Commit
+    for call in (outer.observe, outer.read_prompt, outer.keep):
+        call(commit)  # type: ignore[operator]
