@@ -1,11 +1,12 @@
 """Settings of the whole suite: one thread (two cores are shared), reproducible hypothesis runs, no deadline."""
 
 import itertools
+import logging
 import os
 import secrets
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,12 @@ def fresh_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request without a seed gets a fresh one: still another each time, but the same in every run of a test."""
     counter = itertools.count(1)
     monkeypatch.setattr(secrets, "randbits", lambda bits: (next(counter) * 0x9E3779B97F4A7C15) % (1 << bits))
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """A server in this process sets how much foretell logs: the next test finds it as it was."""
+    logger = logging.getLogger("foretell")
+    before = logger.level
+    yield
+    logger.setLevel(before)
