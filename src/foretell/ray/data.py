@@ -26,6 +26,7 @@ from foretell.core.settings import check_keys
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.conversation import takes_messages
+from foretell.engine.request.request import check_text
 from foretell.engine.request.result import Completion
 
 if TYPE_CHECKING:
@@ -343,6 +344,7 @@ class Generator:
         if isinstance(prompt, Conversation):
             prompt = prompt.texts[0]
         elif isinstance(prompt, str) and self.as_messages:
+            check_text(prompt)  # here its own places count, not the template's
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
             prompt = self.engine.chat_prompt(prompt)
