@@ -160,7 +160,7 @@ def test_parts(invoke: Invoke) -> None:
     ],
 )
 def test_other_methods_rules_and_shapes(invoke: Invoke, options: tuple[str, ...]) -> None:
-    result = invoke("explain", "--target", "bundled", *options, "the cat and the dog and the cat and the")
+    result = invoke("explain", "--target", "bundled", "--raw", *options, "the cat and the dog and the cat and the")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "What came of it" in result.stdout
 
