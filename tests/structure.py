@@ -5,6 +5,7 @@
 """
 
 import ast
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +34,8 @@ def imports(source: str, package: tuple[str, ...]) -> list[str]:
 
 def arrows(root: Path) -> dict[str, frozenset[str]]:
     """What each file of the package in a folder imports of it, by any statement: also in functions, also for types."""
-    files = {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.py")}
+    found = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
+    files = {path.relative_to(root).with_suffix("").as_posix(): path for path in found if path.suffix == ".py"}
 
     def file_of(name: str) -> str | None:
         top, *rest = name.split(".")

@@ -179,6 +179,8 @@ def test_a_wrong_path_of_the_environment_breaks_no_command_that_has_another() ->
         ["generate", "x", "--method", "none", "--target", "bundled", "--draws", "x"], FORETELL_DRAFT="/none"
     )
     assert "'x' is not a way of drawing" in lines[0]
+    asked = ["generate", "x", "--method", "none", "--target", "bundled", "--revision", "main"]
+    assert "revision" in run(asked, FORETELL_DRAFT="/none")[0][0], "what is checked after paths"
 
 
 @pytest.mark.parametrize("command", ["generate x", "chat", "explain", "bench", "certify", "doctor", "serve"])

@@ -124,9 +124,10 @@ class Lane:
         return context_of(self.rows, self.model.spec.vocab_size)
 
     def propose(self, shape: str, draws: DrawMode) -> TokenTree:
-        context = self.context
+        context, parsed = self.context, parse_shape(shape, 4)
+        context.depth_limit = [min(limit, parsed.depth) for limit in context.depth_limit]
         seeds = torch.tensor([ord(row.name) for row in self.rows])
-        tree = self.drafter.propose(context, parse_shape(shape, 4), draws, Noise(seeds, context.length))
+        tree = self.drafter.propose(context, parsed, draws, Noise(seeds, context.length))
         tree.check()
         return tree
 

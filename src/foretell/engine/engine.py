@@ -299,8 +299,12 @@ class Engine:
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
         """A request as it is decoded. Raises PromptError, ConfigError, ModelError."""
-        submission = submission_of(str(index), request, self.tokenizer, write=write)
-        return self.row_of(index, submission, self.choice(request.speculative))
+        submission, choice = (
+            submission_of(str(index), request, self.tokenizer, write=write),
+            self.choice(request.speculative),
+        )
+        self._check_width(choice.config)
+        return self.row_of(index, submission, choice)
 
     def row_of(self, index: int, submission: Submission, choice: Speculation) -> Row:
         """See ``row_of``; the format of its parameters is compiled."""
@@ -368,7 +372,6 @@ class Engine:
         config = self.speculative if speculative is None else self._config(speculative)
         if config == self.speculative:
             return Speculation(config, self.method, self.verifier)
-        self._check_width(config)
         return self._methods.choice(config)
 
     def holds(self, config: MethodConfig) -> bool:
