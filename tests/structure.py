@@ -12,10 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import foretell
+
 Graph = Mapping[str, frozenset[str]]
 """Files to the files that they import: paths without suffix, such as "engine/loop" and "engine/__init__"."""
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "foretell"
+PACKAGE = Path(foretell.__path__[0])
 PROMPT = "def fibonacci(n):"
 
 
