@@ -43,6 +43,8 @@ def test_one_of_many_methods_is_sure_only_where_their_number_allows_it() -> None
         ([examined("ngram", 1.39, 0.98, 1.99, prompts=3)],
          "ngram may be 1.39 times as fast as plain decoding (0.98 to 1.99); 3 prompts are too few to be sure"),
         ([examined("a", 2.0, 2.0, 2.0, prompts=1)], "one prompt is too few to be sure"),
+        ([examined("a", 1.62, 0.001, 1e9, prompts=2)],
+         "a may be 1.62 times as fast as plain decoding; 2 prompts are too few to be sure"),
         ([examined("a", 0.5, 0.5, 0.5, prompts=1)], "one prompt is too few"),
         ([examined("a", 0.93, 0.4, 2.0), examined("b", 0.5, 0.4, 0.6)], "a is perhaps no faster: 0.93 times"),
     ],

@@ -10,6 +10,9 @@ from foretell.bench.stats import Interval, best_of
 from foretell.doctor.examine import Examined
 from foretell.doctor.predict import Prediction
 
+MOST_SPREAD = 100.0
+"""An interval whose ends lie further apart says nothing that a sentence could use."""
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -81,7 +84,8 @@ def _sure(known: Sequence[Standing], paying: Sequence[Standing]) -> Advice:
 
 
 def _times(value: Interval, more: str = "") -> str:
-    bounds = "" if value.is_point else f" ({value.low:.2f} to {value.high:.2f}{more})"
+    is_known = not value.is_point and value.high < MOST_SPREAD * value.low
+    bounds = f" ({value.low:.2f} to {value.high:.2f}{more})" if is_known else ""
     return f"{value.value:.2f} times as fast as plain decoding{bounds}"
 
 

@@ -57,9 +57,12 @@ class Forwarding(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """See ``Drafter``."""
-        if self.inner is None:
-            return root_tree(context.pending)
-        return self._call(lambda inner: inner.propose(context, shape, draws, noise), root_tree(context.pending))
+
+        def proposed(inner: Drafter) -> TokenTree | None:
+            return inner.propose(context, shape, draws, noise)
+
+        found = self._call(proposed, None)
+        return root_tree(context.pending) if found is None else found
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """See ``Drafter``."""

@@ -214,9 +214,7 @@ class SuffixDrafter(Drafter):
 
     def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> tuple[list[Node], float]:
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
-        if (
-            depth_limit < 1
-        ):  # places are looked up where somebody wants them: the texts that came meanwhile are read then
+        if depth_limit < 1:  # places are looked up where they are wanted: the texts that came meanwhile are read then
             return [], 0.0
         nodes, score = best_of_sources(row, self.library, self.options, depth=depth_limit, size=size, width=width)
         return depth_first(nodes), score

@@ -299,10 +299,8 @@ class Engine:
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
         """A request as it is decoded. Raises PromptError, ConfigError, ModelError."""
-        submission, choice = (
-            submission_of(str(index), request, self.tokenizer, write=write),
-            self.choice(request.speculative),
-        )
+        submission = submission_of(str(index), request, self.tokenizer, write=write)
+        choice = self.choice(request.speculative)
         self._check_width(choice.config)
         return self.row_of(index, submission, choice)
 

@@ -44,7 +44,9 @@ class Methods:
         where there is none."""
         asks = config.proposal_shape.asks_acceptance
         mine, other = (self._methods.get((*config.weights, key)) for key in (asks, not asks))
-        return mine or (other if other is not None and can_stop(other, config.proposal_shape) else None)
+        if mine is None and other is not None and can_stop(other, config.proposal_shape):
+            return other
+        return mine
 
     def method(self, config: MethodConfig) -> Method:
         """The method of a configuration, loaded where it is not held. Raises ConfigError, ModelError."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from foretell import Engine, Request, SamplingParams
 from foretell.draft.base import Commit
@@ -12,10 +13,13 @@ from foretell.engine.calibrate import Calibration
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.engine.integrity import check_batch
+from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
 from foretell.planner.costs import CostTable
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
+from tests.draft.test_join import tiny
 from tests.engine.harness import ToyTokenizer, table
+from tests.methods.eagle.eagles import EAGLE3, random_head
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +114,31 @@ def test_a_guess_after_rests_finds_the_drafter_told(monkeypatch: pytest.MonkeyPa
         guesses.append(found)
     assert guesses[0] == guesses[1]
     assert sum(len(tokens[0]) > 1 for tokens in guesses[0]) > 3, "control: some guesses were made"
+
+
+def test_a_row_waits_beside_rows_of_another_group_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits that wait then hold padding nodes, where the others have guesses: the same trees as told at once."""
+    model, head, found = tiny(), random_head(EAGLE3), []
+    for waits in (True, False):
+        monkeypatch.setattr(EagleDrafter, "can_wait", waits)
+        rows = []
+        for number, verify in enumerate(("coupled", "rejection")):
+            config = {"method": "eagle3", "num_speculative_tokens": 3, "verify": verify}
+            made = Engine(model, None, speculative=config, method=Eagle3(head, model))
+            params = SamplingParams(max_new_tokens=100, seed=number, ignore_eos=True)
+            rows.append(made.make_row(number, Request([1, 2, 3, number], params)))
+        batch, trees, beside = Batch(model, max_rows=2, capacity=160), [], 0
+        with torch.inference_mode():
+            for row in rows:
+                batch.arrive(row)
+            batch.read(64, catch_up=True, whole=True)
+            assert len(batch.groups) == 2
+            for step in range(24):
+                guesses = step % 6 == 0
+                tree = batch.step([3 if guesses else 0, 3]).commit.tree
+                trees.append((tree.tokens.tolist(), tree.parent.tolist()))
+                beside += not guesses and tree.parent[1].tolist() != [-1] * tree.num_nodes
+        assert beside == 20, "control: the second row guessed while the first one waited"
+        assert all(parent[0] == [-1, 0, 1, 2] for _, parent in trees[::6]), "control: the first row guessed"
+        found.append((trees, [row.token_ids for row in rows]))
+    assert found[0] == found[1]

@@ -35,7 +35,6 @@ class Group:
         self.shape: Shape = choice.shape
         self.draws: DrawMode = choice.config.proposal_draws
         self.target = target
-        self._guarded = drafter
         self.drafter = WaitingDrafter(drafter)  # which observes steps without guesses later
         self.start = 0
         self._processors: tuple[Processors, Processors] | None = None
@@ -54,7 +53,8 @@ class Group:
     @property
     def failure(self) -> str:
         """The error that closed its drafter; "" while it works, or may be told of steps that wait."""
-        return self._guarded.failure if isinstance(self._guarded, GuardedDrafter) else ""
+        inner = self.drafter.inner
+        return inner.failure if isinstance(inner, GuardedDrafter) else ""
 
     def shape_of(self, depth_limit: Sequence[int]) -> Shape:
         """The shape of a proposal whose row b is at most depth_limit[b] deep: chains of one group may differ in depth."""
