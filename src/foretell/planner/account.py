@@ -6,10 +6,7 @@ PROMISE = 0.02
 """Share of the serving time that all the work beside decoding may take together (docs/serving.md, "Stepping aside")."""
 BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
-START_CREDIT_PASSES, MAX_CREDIT_PASSES = (
-    1.0,
-    12.0,
-)  # plain passes that a purse starts with, and holds at most
+START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that a purse starts with, and holds at most
 ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 
