@@ -11,6 +11,8 @@ _PROBLEMS = {
     2: "a slot is outside the cache",
     3: "a position is not the node's",
     5: "the products of a matrix's format are not loaded",
+    6: "the states of a recurrent layer are not those of the committed tokens",
+    7: "there is no room for the terms of a recurrent layer",
 }
 
 
@@ -33,6 +35,9 @@ class NativeFunctions:
         lib.foretell_scratch.argtypes = [pointer, pointer, number, number]
         self.move: Callable[..., int] = lib.foretell_move
         lib.foretell_move.argtypes = [pointer, pointer, number, pointer, pointer]
+        self.states: Callable[..., int] = lib.foretell_states
+        lib.foretell_states.argtypes = [pointer, pointer, *[number] * 2, pointer, pointer]
+        lib.foretell_states.restype = number
         self.read: Callable[..., int] = lib.foretell_read
         lib.foretell_read.argtypes = [pointer, number, number]
         self.product: Callable[..., int] = lib.foretell_product

@@ -51,6 +51,39 @@ class Experts(ctypes.Structure):
     ]
 
 
+class Mixer(ctypes.Structure):
+    """A recurrent mixer of a layer (``native/mixer.h``); addresses are of float32 vectors, or None."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("kind", "parts", "width")),
+        ("in", Matrix * 4),
+        ("sizes", ctypes.c_int64 * 4),
+        ("in_bias", ctypes.c_void_p),
+        ("in_scale", ctypes.c_void_p),
+        ("out", Matrix),
+        ("out_bias", ctypes.c_void_p),
+        ("out_scale", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("taps", "channels", "conv_at")),
+        *((name, ctypes.c_void_p) for name in ("conv", "conv_bias")),
+        *((name, ctypes.c_int64) for name in ("heads", "groups", "rows", "columns", "q_at", "k_at", "v_at")),
+        *((name, ctypes.c_int64) for name in ("gate_at", "step_at", "beta_at")),
+        *((name, ctypes.c_void_p) for name in ("rate", "shift", "skip", "norm")),
+        *((name, ctypes.c_int64) for name in ("norm_size", "gate_first")),
+        *((name, ctypes.c_double) for name in ("eps", "low", "high")),
+        ("held", ctypes.c_int64),
+    ]
+
+
+class MixerState(ctypes.Structure):
+    """A mixer's memory of the rows of a cache."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("conv", "state", "terms")),
+        ("room", ctypes.c_int64),
+        ("meta", ctypes.c_void_p),
+    ]
+
+
 class Layer(ctypes.Structure):
     """One decoder layer; addresses are of float32 vectors, or None."""
 
@@ -62,6 +95,9 @@ class Layer(ctypes.Structure):
         ("window", ctypes.c_int64),
         ("rope", ctypes.c_int64),
         ("experts", ctypes.POINTER(Experts)),
+        ("mixer", ctypes.POINTER(Mixer)),
+        ("gates", Matrix),
+        ("gates_bias", ctypes.c_void_p),
     ]
 
 
@@ -80,6 +116,8 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("embedding_scale", "score_scale", "score_cap", "residual_scale")),
         *((name, ctypes.c_double) for name in OUTPUTS),
         *((name, ctypes.c_int64) for name in ("experts", "chosen", "expert_inner")),
+        *((name, ctypes.c_int64) for name in ("gated", "projected", "conved", "scanned", "state_rows")),
+        *((name, ctypes.c_double) for name in ("attention_scale", "gate_scale", "mlp_scale")),
     ]
 
 
@@ -93,4 +131,5 @@ class Cache(ctypes.Structure):
         ("capacity", ctypes.c_int64),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
     ]

@@ -8,7 +8,7 @@ rejected, the state at any later position is the first one and a few inputs read
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -70,13 +70,16 @@ class Saved:
 class States:
     """States and held inputs of all rows of a reserve, shared by every view of it."""
 
+    sides: ClassVar[int] = 2
+    """States that a row has of each: the committed one and, where there are two, that after the last pass."""
+
     def __init__(self, layouts: Sequence[MixerLayout], reserve: int) -> None:
         self.layouts = list(layouts)
         self.reserve = reserve
         self.meta = np.zeros((len(self.layouts), reserve, SIDE + 1), dtype=np.int64)
         self.tensors: list[dict[Key, Tensor]] = [
             {
-                key: torch.zeros(2, reserve, *shape, dtype=one.dtypes[key], device=one.device)
+                key: torch.zeros(self.sides, reserve, *shape, dtype=one.dtypes[key], device=one.device)
                 for key, shape in one.shapes.items()
             }
             for one in self.layouts
@@ -98,7 +101,7 @@ class States:
         self.meta = np.concatenate([self.meta, np.zeros((len(self.layouts), more, SIDE + 1), dtype=np.int64)], 1)
         for one, tensors in enumerate(self.tensors):
             for key, old in tensors.items():
-                tensors[key] = torch.cat([old, old.new_zeros(2, more, *old.shape[2:])], 1)
+                tensors[key] = torch.cat([old, old.new_zeros(self.sides, more, *old.shape[2:])], 1)
             for name, old in self.held[one].items():
                 self.held[one][name] = torch.cat([old, old.new_zeros(more, *old.shape[1:])])
 
@@ -189,20 +192,22 @@ class States:
 class RecurrentCache(KVCache):
     """Keys and values of the layers with attention (a layer without has none), and states of those with a recurrence."""
 
+    states_kind: ClassVar[type[States]] = States
+
     def __init__(self, *args: Any, layouts: Sequence[MixerLayout], **options: Any) -> None:
         """As ``KVCache``; layouts: of the recurrent mixers."""
         super().__init__(*args, **options)
         self.first = 0  # row of ``states`` that is row 0 here
-        self.states = States(layouts, self.reserve)
+        self.states = self.states_kind(layouts, self.reserve)
         self.states.reset(0, self.reserve)
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of a row that do not depend on its length: two states of every mixer, and the inputs held."""
+        """Bytes of a row that do not depend on its length: the states of every mixer, and the inputs held."""
         held = sum(
             _FIRST_INPUTS * width * dtype.itemsize for one in self.states.layouts for width, dtype in one.held.values()
         )
-        return 2 * self._state_bytes + held
+        return self.states.sides * self._state_bytes + held
 
     @property
     def _state_bytes(self) -> int:

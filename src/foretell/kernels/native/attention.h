@@ -166,8 +166,12 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
     const vec inverse = v_all(1.0f / q->sum);
     const int to_bf16 = is_bf16 && !is_quantised(&layer->o); /* blocks are made of floats */
     void *to = p->mixed + (q->row * p->ld_mixed + q->head * dim) * (to_bf16 ? 2 : 4);
-    for (int64_t d = 0; d < dim; d += 16)
-      store_as(to_bf16, to, d, 0xffff, v_mul(v_load(q->mixed + d), inverse));
+    const float *gates = p->qkv + q->row * p->qkv_width + (m->heads + 2 * m->kv_heads + q->head) * dim;
+    for (int64_t d = 0; d < dim; d += 16) {
+      vec x = v_mul(v_load(q->mixed + d), inverse);
+      if (m->gated) x = v_div(x, v_add(exp16(v_sub(v_zero(), v_load(gates + d))), v_all(1.0f)));
+      store_as(to_bf16, to, d, 0xffff, x);
+    }
   }
 }
 

@@ -28,6 +28,9 @@ enum {
   MAX_DIM = 256,        /* largest head dimension */
   MAX_EXPERTS = 1024,   /* of a layer */
   GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
+  HELD = 128,           /* nodes of a row from which on a line is a prompt's: mixers commit it at once */
+  MAX_TAPS = 8,         /* inputs of a convolution */
+  WIDE = 32,            /* columns of a state that a thread walks at a time */
 };
 
 typedef uint16_t bf16;
@@ -58,14 +61,50 @@ typedef struct {
   const Expert *each;
 } Experts;
 
+/* A recurrent mixer in place of attention, or beside it: see mixer.h. A pass projects its input to `width` columns, those of
+ * `in` one after the other; a convolution reads some of them, and a scan the q, k and v that it leaves. */
+enum { DELTA_NET = 1, STATE_SPACE, SHORT_CONV };
 typedef struct {
-  Matrix q, k, v, o, gate, up, down;                                     /* [out, in] */
+  int64_t kind, parts, width;
+  Matrix in[4];         /* [sizes[i], hidden] */
+  int64_t sizes[4];
+  const float *in_bias, *in_scale; /* [width] or NULL; the scale is of products and bias */
+  Matrix out;           /* [hidden, heads * columns], of SHORT_CONV [hidden, channels] */
+  const float *out_bias;
+  double out_scale;     /* 0: 1 */
+  int64_t taps, channels, conv_at; /* of the convolution, and the first column that it reads */
+  const float *conv, *conv_bias;   /* [taps, channels], oldest first; [channels] or NULL */
+  int64_t heads, groups, rows, columns; /* states [heads, rows, columns]; groups of heads share q and k [groups, rows] */
+  int64_t q_at, k_at, v_at;        /* among the channels */
+  int64_t gate_at, step_at, beta_at; /* among the columns: z, what makes decay (a or dt), beta (b) */
+  const float *rate, *shift, *skip;  /* [heads]: -exp(A_log); what is added to the step; D or NULL */
+  const float *norm;    /* [heads * columns] or NULL: of what was scanned, in groups of norm_size */
+  int64_t norm_size, gate_first;
+  double eps, low, high; /* of the norm; limits of Mamba-2's step */
+  int64_t held;         /* floats of a token's terms */
+} Mixer;
+
+/* A mixer's memory of the cache's rows. meta: columns of model/recurrent.py. */
+enum { BASE, LIVE, READ, SIDE, META };
+typedef struct {
+  float *conv;   /* [rows, taps - 1, channels] inputs before the committed position, oldest first */
+  float *state;  /* [rows, heads, rows of a state, columns] */
+  float *terms;  /* [rows, room, held]: a slot's terms at slot % room */
+  int64_t room;
+  int64_t *meta; /* [rows, META] */
+} MixerState;
+
+typedef struct {
+  Matrix q, k, v, o, gate, up, down;                                     /* [out, in]; absent where data is NULL */
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* or NULL */
   const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* or NULL: not normed */
   const float *attention_after, *mlp_after; /* norms of what attention and MLP return, or NULL */
   int64_t window;                           /* 0: sees everything */
   int64_t rope;                             /* which of the cache's rotations */
   const Experts *experts;                   /* in place of gate, up and down, or NULL */
+  const Mixer *mixer;                       /* before attention, on the same input, or NULL */
+  Matrix gates;                             /* [heads * dim, hidden]: their sigmoid is a factor on what attention mixed */
+  const float *gates_bias;
 } Layer;
 
 typedef struct {
@@ -80,12 +119,16 @@ typedef struct {
   int64_t flat;  /* q_norm [heads * dim] and k_norm are of all queries and all keys together, not of each head */
   double embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap;
   int64_t experts, chosen, expert_inner; /* the most of a layer, that a token reads there (shared ones too), their rows; or 0 */
+  int64_t gated; /* attention has gates */
+  int64_t projected, conved, scanned, state_rows; /* of all mixers the greatest width, channels, output, rows of a state; or 0 */
+  double attention_scale, gate_scale, mlp_scale;  /* on what attention returns, on the MLP's gate, on what the MLP returns */
 } Model;
 
 typedef struct {
   void **keys, **values; /* per layer, [rows, kv heads, capacity, dim] */
   int64_t rows, capacity;
   const float *cos, *sin; /* [rotations, capacity, dim / 2] */
+  const MixerState *states; /* per layer, or NULL: no layer has a mixer */
 } Cache;
 
 INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }

@@ -9,7 +9,7 @@
  */
 #ifndef FORETELL_EXPERTS_H
 #define FORETELL_EXPERTS_H
-#include "linear.h"
+#include "layer.h"
 #include "place.h"
 
 INLINE int is_any_quantised(const Expert *w) {
@@ -174,7 +174,8 @@ static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const 
   const Experts *x = l->experts;
   const int64_t each = num_chosen(x);
   const Expert *ends[2] = {&x->each[0], &x->each[num_experts(x) - 1]}; /* all but a shared one are stored alike */
-  const int apart = l->mlp_after || p->model->residual_scale != 0.0;
+  const float by = p->model->residual_scale != 0.0 ? (float)p->model->residual_scale : 1.0f;
+  const int apart = l->mlp_after || by != 1.0f;
   int64_t a, b, d0, d1;
   int wanted = PLAIN;
   for (int i = 0; i < 2; i++) wanted |= reads(&ends[i]->gate) | reads(&ends[i]->up);
@@ -200,7 +201,7 @@ static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const 
     expert_down(p, x, d0, d1, next);
     add_parts(p, l, apart, first, count, d0, d1);
   }
-  if (apart) add_branch(p, l->mlp_after, d0, d1, phase);
+  if (apart) add_branch(p, l->mlp_after, by, d0, d1, phase);
 }
 
 #endif

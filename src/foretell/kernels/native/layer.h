@@ -6,24 +6,31 @@
 
 /* Where gate and up stand, and where their product goes: all of `rows` rows. */
 typedef struct {
-  const float *gate, *up; /* [rows, ld] */
+  const float *gate, *up; /* [rows, ld]; gate NULL: the activation is relu(up)^2 */
   int64_t rows, ld, size; /* size: values of a row */
   char *plain;            /* [rows, ld_plain] in the model's type, or ... */
   int64_t ld_plain;
   Block *blocks;          /* ... as a quantised matrix reads it */
 } Gated;
 
-/* silu(gate) * up, or gelu(gate) * up, for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
+/* silu(gate) * up, gelu(gate) * up or relu(up)^2 for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
 static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t a, int64_t b, int t) {
   const Model *m = p->model;
   const int as_blocks = is_quantised(reader), is_bf16 = m->bf16 && !as_blocks;
   const int64_t stride = block_stride(x->rows);
   for (int64_t i = 0; i < x->rows && a < b; i++) {
-    const float *gate = x->gate + i * x->ld, *up = x->up + i * x->ld;
+    const float *up = x->up + i * x->ld, *gate = x->gate ? x->gate + i * x->ld : up;
     char *to = as_blocks ? (char *)(p->row + t * p->ld_row) : x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4);
     for (int64_t j = a; j < b; j += 16) {
       const Lanes lanes = first_lanes(b - j);
-      const vec g = v_load_some(lanes, gate + j), u = v_load_some(lanes, up + j);
+      const vec u = v_load_some(lanes, up + j);
+      vec g = v_load_some(lanes, gate + j);
+      if (!x->gate) {
+        g = v_max(v_zero(), g); /* NaN stays */
+        store_as(is_bf16, to, j, lanes, v_mul(g, g));
+        continue;
+      }
+      if (m->gate_scale != 0.0) g = v_mul(g, v_all((float)m->gate_scale));
       /* gelu's tanh form is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
       const vec wide = v_fma(v_mul(v_mul(g, g), g), v_all(0.044715f), g);
       const vec e = exp16(m->gelu ? v_mul(wide, v_all(-1.5957691216f)) : v_sub(v_zero(), g));
@@ -36,9 +43,9 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
 }
 
 /* The same of the MLP of all rows. */
-static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t) {
+static void activate(Pass *p, int gated, const Matrix *reader, int64_t a, int64_t b, int t) {
   const int64_t n = p->model->intermediate;
-  const Gated x = {p->gate, p->up, p->rows, n, n, p->inner, p->ld_inner, p->inner_blocks};
+  const Gated x = {gated ? p->gate : 0, p->up, p->rows, n, n, p->inner, p->ld_inner, p->inner_blocks};
   activate_rows(p, &x, reader, a, b, t);
 }
 
@@ -48,11 +55,13 @@ static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
   const int64_t H = m->hidden, Q = m->heads * m->dim, KV = m->kv_heads * m->dim;
   int64_t a, b, h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
-  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, Q + 2 * KV, t, p->threads, &a, &b);
+  const int num_parts = m->gated ? 4 : 3;
+  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, p->qkv_width, t, p->threads, &a, &b);
   const void *o = row_of(&l->o, h0);
-  const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[3] = {
-      {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV}};
-  for (int i = 0; i < 3; i++) {
+  const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[4] = {
+      {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV},
+      {&l->gates, l->gates_bias, Q + 2 * KV, Q}};
+  for (int i = 0; i < num_parts; i++) {
     const int64_t from = MAX(a - parts[i].from, 0), to = MIN(b - parts[i].from, parts[i].size);
     const int ends = b <= parts[i].from + parts[i].size;
     if (from < to)
@@ -61,11 +70,11 @@ static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
   }
 }
 
-/* What attention or MLP returned, normed and scaled, onto columns [a, b) of the residual: those that thread t summed. */
-static void add_branch(Pass *p, const float *weight, int64_t a, int64_t b, unsigned *phase) {
+/* What attention or MLP returned, normed and times `by`, onto columns [a, b) of the residual: those that thread t summed. */
+static void add_branch(Pass *p, const float *weight, float by, int64_t a, int64_t b, unsigned *phase) {
   const Model *m = p->model;
   const int64_t H = m->hidden;
-  const vec part = v_all(m->residual_scale != 0.0 ? (float)m->residual_scale : 1.0f);
+  const vec part = v_all(by);
   barrier(p, phase);
   for (int64_t i = 0; i < p->rows; i++) {
     const float *x = p->branch + i * H;
@@ -82,10 +91,12 @@ static void add_branch(Pass *p, const float *weight, int64_t a, int64_t b, unsig
 
 /* Rows [a, b) of w times x, with what comes behind it, onto the residual. */
 static void onto_residual(Pass *p, const Matrix *w, int64_t a, int64_t b, const Input *x, int64_t ldx, const float *bias,
-                          const float *after, unsigned *phase, const void *next) {
-  const int apart = after || p->model->residual_scale != 0.0;
+                          const float *after, double scale, unsigned *phase, const void *next) {
+  const double of_all = p->model->residual_scale;
+  const float by = (of_all != 0.0 ? (float)of_all : 1.0f) * (scale != 0.0 ? (float)scale : 1.0f);
+  const int apart = after || by != 1.0f;
   linear(w, a, b, input_of(x, w), ldx, p->rows, bias, apart ? p->branch : p->residual, p->model->hidden, !apart, next);
-  if (apart) add_branch(p, after, a, b, phase);
+  if (apart) add_branch(p, after, by, a, b, phase);
 }
 
 /* What attention mixed, onto the residual. */
@@ -94,7 +105,7 @@ static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *
   int64_t h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
   const Input x = mixture(p, &l->o, t, phase);
-  onto_residual(p, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, phase, next);
+  onto_residual(p, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
   barrier(p, phase);
 }
 
@@ -117,36 +128,14 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   int64_t d0, d1, i0, i1;
   share_rows(&l->down, H, t, p->threads, &d0, &d1), share_inner(l, I, t, p->threads, &i0, &i1);
   const void *up = row_of(&l->up, i0), *down = row_of(&l->down, d0);
-  Input x = norm(p, reads(&l->gate) | reads(&l->up), l->mlp_norm, t, phase);
-  linear(&l->gate, i0, i1, input_of(&x, &l->gate), p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
+  const int gated = l->gate.data != 0;
+  Input x = norm(p, (gated ? reads(&l->gate) : 0) | reads(&l->up), l->mlp_norm, t, phase);
+  if (gated) linear(&l->gate, i0, i1, input_of(&x, &l->gate), p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
   linear(&l->up, i0, i1, input_of(&x, &l->up), p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
-  activate(p, &l->down, i0, i1, t);
+  activate(p, gated, &l->down, i0, i1, t);
   barrier(p, phase);
   x = (Input){p->inner, p->inner_blocks};
-  onto_residual(p, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, phase, next);
-}
-
-#include "experts.h"
-
-/* The MLP or mixture of a layer: what this thread reads first, and which rows of what it returns are its own. */
-INLINE const void *mlp_start(const Model *m, const Layer *l, int t, int threads) {
-  int64_t i0, i1;
-  if (l->experts) return experts_start(l->experts, t, threads);
-  share_inner(l, m->intermediate, t, threads, &i0, &i1);
-  return row_of(&l->gate, i0);
-}
-INLINE void share_outputs(const Model *m, const Layer *l, int t, int threads, int64_t *a, int64_t *b) {
-  if (l->experts) share_down(m, l->experts, t, threads, a, b);
-  else share_rows(&l->down, m->hidden, t, threads, a, b);
-}
-
-static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
-  const Model *m = p->model;
-  const Layer *l = &m->layers[index];
-  const Input x = norm(p, reads(&l->q) | reads(&l->k) | reads(&l->v), l->input_norm, t, phase);
-  attention_part(p, index, t, phase, x, p->ld_hidden, mlp_start(m, l, t, p->threads));
-  if (l->experts) experts_part(p, l, t, phase, next);
-  else mlp_part(p, index, t, phase, next);
+  onto_residual(p, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, p->model->mlp_scale, phase, next);
 }
 
 #endif

@@ -44,7 +44,7 @@ static const Product MISSING = {missing, &no_setting, &no_setting};
 static const Product *products[NUM_FORMATS] = {[0 ... NUM_FORMATS - 1] = &MISSING};
 
 #include "ahead.h"
-#include "layer.h"
+#include "layers.h"
 #include "pack.h"
 #include "place.h"
 
@@ -56,7 +56,8 @@ int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, i
 
 /* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
  * from tokens). taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
- * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position. */
+ * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position; 6 a mixer's state
+ * that the pass goes on from; 7 the room for its terms. */
 int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
                           int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
                           const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
@@ -73,6 +74,11 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
     if (positions[i] < length[i / nodes] || positions[i] > slots[i]) return 3;
   }
   place(p, scratch);
+  const int mixes = first < stop && cache->states;
+  if (mixes) {
+    const int64_t problem = find_all_parents(p, first, stop);
+    if (problem) return problem;
+  }
 #pragma omp parallel num_threads(p->threads)
   {
     const int t = omp_get_thread_num();
@@ -90,10 +96,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
     share_rows(&m->head, m->vocab, t, p->threads, &v0, &v1);
     const void *head = logits ? row_of(&m->head, v0) : residual;
     for (int64_t l = first; l < stop; l++) {
-      int64_t q0, q1;
-      share_rows(&m->layers[l].q, (m->heads + 2 * m->kv_heads) * m->dim, t, p->threads, &q0, &q1);
-      const int64_t start = MIN(q0, m->heads * m->dim); /* near enough where a thread starts inside k or v */
-      run_layer(p, (int)l, t, &phase, l + 1 < stop ? row_of(&m->layers[l + 1].q, start) : head);
+      run_layer(p, (int)l, t, &phase, l + 1 < stop ? layer_start(m, &m->layers[l + 1], t, p->threads) : head);
       int64_t h0, h1;
       share_outputs(m, &m->layers[l], t, p->threads, &h0, &h1);
       for (int64_t i = 0; i < num_taps; i++)
@@ -108,6 +111,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
       finish_logits(m, logits, m->vocab, p->rows, v0, v1);
     }
   }
+  if (mixes) settle_states(p, first, stop);
   return 0;
 }
 
@@ -159,24 +163,31 @@ int64_t foretell_pack(int64_t format, int64_t kind, const uint8_t *rows, int64_t
   return 0;
 }
 
-/* Copy slots src [rows, count] onto dst in every layer; all of a row's are read before any is written. */
+/* Copy slots src [rows, count] onto dst in every layer, of mixers their terms; all of a row's are read before any is
+ * written. */
 int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const int64_t *src, const int64_t *dst) {
   const int64_t bytes = m->dim * (m->bf16 ? 2 : 4);
+  int64_t held_bytes = bytes;
+  for (int64_t l = 0; cache->states && l < m->num_layers; l++)
+    if (m->layers[l].mixer) held_bytes = MAX(held_bytes, m->layers[l].mixer->held * (int64_t)sizeof(float));
   for (int64_t i = 0; i < cache->rows * count; i++)
     if (src[i] < 0 || src[i] >= cache->capacity || dst[i] < 0 || dst[i] >= cache->capacity) return 2;
-  char *held = malloc(count * bytes + 1);
+  char *held = malloc(count * held_bytes + 1);
   if (!held) return 4;
   for (int64_t b = 0; b < cache->rows; b++) {
     const int64_t *from = src + b * count, *to = dst + b * count;
     if (!memcmp(from, to, count * sizeof(int64_t))) continue;
     for (int64_t l = 0; l < 2 * m->num_layers; l++) {
       char *memory = l % 2 ? cache->values[l / 2] : cache->keys[l / 2];
+      if (!m->layers[l / 2].q.data) continue;
       for (int64_t h = 0; h < m->kv_heads; h++) {
         char *base = memory + (b * m->kv_heads + h) * cache->capacity * bytes;
         for (int64_t i = 0; i < count; i++) memcpy(held + i * bytes, base + from[i] * bytes, bytes);
         for (int64_t i = 0; i < count; i++) memcpy(base + to[i] * bytes, held + i * bytes, bytes);
       }
     }
+    for (int64_t l = 0; cache->states && l < m->num_layers; l++)
+      if (m->layers[l].mixer) move_terms(m->layers[l].mixer, &cache->states[l], b, count, from, to, (float *)held);
   }
   free(held);
   return 0;

@@ -5,6 +5,12 @@
 
 #include "quant.h"
 
+/* Room for rows of activations as matrices read them (rows.h). */
+typedef struct {
+  int64_t rows, columns, ld; /* ld of the plain form */
+  char *plain, *blocks;
+} Rows;
+
 typedef struct {
   const Model *model;
   const Cache *cache;
@@ -29,6 +35,14 @@ typedef struct {
   Block *gathered_blocks, *expert_blocks; /* ... and as quantised matrices read them */
   float *expert_gate, *expert_up, *parts; /* by place: [ld_expert]; [hidden] what its expert returned */
   int64_t ld_route, ld_expert;
+  /* Of mixers (mixer.h). */
+  float *projected, *conved, *scanned; /* [rows, ld_...] */
+  float *buffers, *factor;      /* of each thread: states of nodes; decay and beta of a head at every node */
+  Rows mixer_rows;              /* what was scanned */
+  int32_t *above, *kept, *last_child; /* [rows] of a node: its parent; buffer of its state or -1; last child or -1 */
+  int64_t *counts, *lines;      /* [batch] nodes that are not padding; whether they are a line from the root on */
+  int64_t ld_projected, ld_conved, ld_scanned, ld_buffers;
+  int wide;                     /* a prompt's lines, which are committed at once */
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   int threads;
   atomic_uint arrived;
@@ -63,7 +77,7 @@ INLINE void share_rows(const Matrix *w, int64_t n, int t, int threads, int64_t *
 
 /* Which rows of the MLP's inner matrices are thread t's: whole blocks where quantised ones read or write them. */
 INLINE void share_inner(const Layer *l, int64_t n, int t, int threads, int64_t *a, int64_t *b) {
-  if (is_quantised(&l->gate) || is_quantised(&l->up) || is_quantised(&l->down)) share_by(32, n, t, threads, a, b);
+  if ((l->gate.data && is_quantised(&l->gate)) || is_quantised(&l->up) || is_quantised(&l->down)) share_by(32, n, t, threads, a, b);
   else share(n, t, threads, a, b);
 }
 

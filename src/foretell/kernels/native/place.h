@@ -1,7 +1,7 @@
 /* The scratch of a pass, and what its nodes see. */
 #ifndef FORETELL_PLACE_H
 #define FORETELL_PLACE_H
-#include "pass.h"
+#include "rows.h"
 
 /* Blocks of `all` rows in groups: a group of n rows that begins at place j stands behind 2 * j rows, as n | 1 <= 2 * n. */
 INLINE int64_t group_blocks_bytes(int64_t columns, int64_t all) {
@@ -18,7 +18,7 @@ static int64_t place(Pass *p, char *base) {
   int64_t at = 0;
   p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
   p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
-  p->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
+  p->qkv_width = ((m->gated ? 2 : 1) * m->heads + 2 * m->kv_heads) * m->dim;
 #define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
   PLACE(branch, rows * m->hidden * 4);
   PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
@@ -49,6 +49,21 @@ static int64_t place(Pass *p, char *base) {
     PLACE(expert_inner, all * p->ld_expert * bytes);
     PLACE(expert_blocks, group_blocks_bytes(m->expert_inner, all));
     PLACE(parts, all * m->hidden * 4);
+  }
+  if (m->projected) {
+    p->ld_projected = padded(m->projected), p->ld_conved = padded(m->conved), p->ld_scanned = padded(m->scanned);
+    p->ld_buffers = (rows / 2 + 3) * m->state_rows * WIDE; /* of a leaf none is kept, nor of a last child one more */
+    PLACE(projected, rows * p->ld_projected * 4);
+    PLACE(conved, rows * p->ld_conved * 4);
+    PLACE(scanned, rows * p->ld_scanned * 4);
+    PLACE(buffers, p->ld_buffers * 4 * p->threads);
+    PLACE(factor, 2 * rows * 4 * p->threads);
+    PLACE(above, rows * 4);
+    PLACE(kept, rows * 4);
+    PLACE(last_child, rows * 4);
+    PLACE(counts, rows * 8);
+    PLACE(lines, rows * 8);
+    at += place_rows(&p->mixer_rows, rows, m->scanned, p->threads, base + at);
   }
   PLACE(run, rows * 8);
   PLACE(reach, rows * 8);

@@ -3,12 +3,7 @@
 #define FORETELL_ROWS_H
 #include "pass.h"
 
-/* Room for rows of activations; where they are few every thread has its own copy, which spares a barrier. */
-typedef struct {
-  int64_t rows, columns, ld; /* ld of the plain form */
-  char *plain, *blocks;
-} Rows;
-
+/* Where rows are few every thread has its own copy, which spares a barrier. */
 INLINE int64_t copies_of(int64_t rows, int threads) { return rows <= FEW_ROWS ? threads : 1; }
 
 /* Lay them out behind base; returns the bytes. */

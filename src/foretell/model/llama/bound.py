@@ -19,7 +19,7 @@ class NativeCache(BoundCache):
     ) -> None:  # fmt: skip
         """rope: as ``BoundCache`` has it; move: of the model, from (this cache's address, number of slots, the addresses of
         the slots from which and to which), to what ``check`` takes."""
-        shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+        shapes = [(shape.num_kv_heads * shape.attends(layer), shape.head_dim) for layer in range(shape.num_layers)]
         self._move = move
         super().__init__(num_rows, capacity, shapes, dtype, rope)
 

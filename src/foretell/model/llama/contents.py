@@ -82,21 +82,21 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     sizes = {
-        "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries),
+        "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries), "gates": (queries, hidden),
         "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
     }  # fmt: skip
-    sparse = shape.is_sparse(index)
-    for key in _ATTENTION if sparse else (*_ATTENTION, *_MLP):
+    for key in shape.linears(index):
         yield names[key], sizes[key]
         if key in biases:
             yield bias_name(names[key]), sizes[key][:1]
-    norms = ("input_norm", "mlp_norm") if traits.norms_before else ()
-    for key in (*norms, *(("attention_after", "mlp_after") if traits.norms_after else ())):
-        yield names[key], (hidden,)
-    if traits.qk_norm:
-        yield names["q_norm"], (queries if traits.qk_norm == "all" else shape.head_dim,)
-        yield names["k_norm"], (keys if traits.qk_norm == "all" else shape.head_dim,)
-    if sparse and mixture is not None:
+    of_all = traits.qk_norm == "all"
+    norm_sizes = {"q_norm": queries if of_all else shape.head_dim, "k_norm": keys if of_all else shape.head_dim}
+    for key in shape.norms(index):
+        yield names[key], (norm_sizes.get(key, hidden),)
+    mixer = shape.mixer(index)
+    if mixer is not None:
+        yield from mixer.tensors(index)
+    if shape.is_sparse(index) and mixture is not None:
         for name, rows in zip(router_names(index, mixture), (mixture.num_experts, 1), strict=False):
             yield name, (rows, hidden)
         for expert in mixture.experts:

@@ -20,6 +20,7 @@ from foretell.core.progress import tell
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
+from foretell.model.llama import hybrids
 from foretell.model.llama import shape as llama
 from foretell.model.llama.contents import check_contents
 from foretell.model.llama.experts import MIN_ROWS, Experts
@@ -27,7 +28,7 @@ from foretell.model.llama.layer import LayerReader
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.pack import bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.split import SplitWeights
+from foretell.model.llama.split import split_weights
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
@@ -42,6 +43,8 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if dtype == torch.float16 and device.type == "cpu":
         return "float16 on the CPU is slower than float32 and bfloat16"
     reason = llama.unsupported(config)
+    if reason is None and config.model_type in hybrids.TYPES:
+        return "layers with recurrent states"
     if reason is None and device.type != "cpu" and mixture_of(config) is not None:
         return "experts are grouped on the host: transformers' kernels are faster on an accelerator"
     return reason
@@ -88,7 +91,7 @@ class LeanModel(CausalModel):
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
         if shape.traits.is_fused:
-            source = SplitWeights(source, shape, name=name)
+            source = split_weights(source, shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)

@@ -18,7 +18,9 @@ from foretell.model.packed import Packed
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
 PARTS = ("gate", "up", "down")
-TYPES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe")
+_QWEN = ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
+_BESIDE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # a shared expert with a gate
+TYPES = (*_QWEN, "mixtral", "olmoe", "granitemoe")
 """The types with experts that are covered."""
 
 
@@ -69,9 +71,9 @@ def mixture_of(config: Any) -> Mixture | None:
     kind = config.model_type
     if kind not in TYPES:
         return None
-    is_qwen = kind in ("qwen3_moe", "qwen2_moe")
+    is_qwen = kind in _QWEN
     layers = range(config.num_hidden_layers)
-    if is_qwen:
+    if is_qwen and hasattr(config, "decoder_sparse_step"):
         step, dense = config.decoder_sparse_step, config.mlp_only_layers
         layers = [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]  # type: ignore[assignment]
     num_experts = config.num_experts if kind == "olmoe" or is_qwen else config.num_local_experts
@@ -81,7 +83,7 @@ def mixture_of(config: Any) -> Mixture | None:
         num_experts=num_experts,
         num_chosen=config.num_experts_per_tok,
         inner=config.moe_intermediate_size if is_qwen else config.intermediate_size,
-        shared_inner=config.shared_expert_intermediate_size if kind == "qwen2_moe" else 0,
+        shared_inner=config.shared_expert_intermediate_size if kind in _BESIDE else 0,
         sums_over_chosen=bool(getattr(config, "norm_topk_prob", True)),
         layers=frozenset(layers),
     )

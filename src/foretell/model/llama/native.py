@@ -24,20 +24,23 @@ from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
-from foretell.model.llama import ahead
+from foretell.model.llama import ahead, mixers
 from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.contents import check_contents
+from foretell.model.llama.hybrid_weights import hybrid_weights
 from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.split import SplitWeights
+from foretell.model.llama.split import split_weights
+from foretell.model.llama.states import HybridCache
 from foretell.model.llama.threads import fewest_threads
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+NO_ROOM = 7  # what foretell_forward returns where there is no room for the terms of a hybrid's nodes
 _SMALL_PASS = 8
 """Rows of a pass up to which reading the weights takes most of its time; with more, threads are worth more too."""
 
@@ -76,6 +79,7 @@ class NativeModel(CausalModel):
         self._rounded: Matrices | None = None  # the head in int8
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         self._experts: list[structures.Experts] = []  # the same
+        self._mixers: list[structures.Mixer] = []  # the same
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
@@ -129,10 +133,16 @@ class NativeModel(CausalModel):
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
-        return NativeCache(self.shape, self.spec.dtype, self.rotations(capacity), self._move, num_rows, capacity)
+        made = (self.shape, self.spec.dtype, self.rotations(capacity), self._move)
+        if self.shape.mixers:
+            return HybridCache(*made, self._fold, num_rows, capacity)
+        return NativeCache(*made, num_rows, capacity)
 
     def _move(self, *given: int) -> int:
         return self.native.move(self.address, *given)
+
+    def _fold(self, *given: int | None) -> int:
+        return self.native.states(self.address, *given)
 
     def forward(
         self,
@@ -168,8 +178,9 @@ class NativeModel(CausalModel):
             tokens.contiguous(), slots.contiguous(), positions.contiguous(), length.contiguous(),
         )  # fmt: skip
         threads = self._threads(num_rows * num_nodes)
-        with self._lock:
-            problem = self.native.forward(
+
+        def run() -> int:
+            return self.native.forward(
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
                 tokens.data_ptr(), length.data_ptr(), slots.data_ptr(), positions.data_ptr(),
                 ancestry.data_ptr(), *ancestry.stride(), first, stop, residual.data_ptr(),
@@ -177,6 +188,14 @@ class NativeModel(CausalModel):
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
             )  # fmt: skip
+
+        with self._lock:
+            if isinstance(cache, HybridCache):
+                cache.bind()
+            problem = run()
+            if problem == NO_ROOM and isinstance(cache, HybridCache):
+                cache.make_room(slots)
+                problem = run()
         check(problem)
         return Output(logits, residual, tapped)
 
@@ -326,8 +345,10 @@ class NativeModel(CausalModel):
 
     def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, name: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
+        if shape.hybrid:
+            source = hybrid_weights(source, shape, name=name)
         if shape.traits.is_fused:
-            source = SplitWeights(source, shape, name=name)
+            source = split_weights(source, shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
@@ -335,7 +356,9 @@ class NativeModel(CausalModel):
         routers: list[str] = []
         for index in range(shape.num_layers):
             names = llama.layer_names(index, shape.traits)
-            matrices += [names[key] for key in self._own_matrices(index)]
+            matrices += [names[key] for key in shape.linears(index)]
+            mixer = shape.mixer(index)
+            matrices += mixer.matrix_names(index) if mixer is not None else []
             if shape.mixture is not None and shape.is_sparse(index):
                 routers += router_names(index, shape.mixture)
                 matrices += [name for expert in shape.mixture.experts for name in expert_names(index, expert).values()]
@@ -351,22 +374,23 @@ class NativeModel(CausalModel):
 
         traits = shape.traits
         self._ropes = list(dict.fromkeys(shape.ropes))
-        norms = ["q_norm", "k_norm"] if traits.qk_norm else []
-        norms += ["input_norm", "mlp_norm"] if traits.norms_before else []
-        norms += ["attention_after", "mlp_after"] if traits.norms_after else []
 
         layers = (structures.Layer * shape.num_layers)()
         for index, layer in enumerate(layers):
             names = llama.layer_names(index, traits)
-            for key in self._own_matrices(index):
+            for key in shape.linears(index):
                 setattr(layer, key, read[names[key]])
                 if key in contents.biases:
                     setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key])))
             if shape.mixture is not None and shape.is_sparse(index):
                 self._experts.append(view_of(shape.mixture, index, read))
                 layer.experts = ctypes.pointer(self._experts[-1])
-            for key in norms:
+            for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
+            mixer = shape.mixer(index)
+            if mixer is not None:
+                self._mixers.append(mixers.view_of(mixer, index, source, read, self._tensors))
+                layer.mixer = ctypes.pointer(self._mixers[-1])
             layer.window, layer.rope = shape.windows[index] or 0, self._ropes.index(shape.ropes[index])
         final_norm = vector(llama.FINAL_NORM, traits.norm_offset)
         self._final_norm = self._tensors[-1]
@@ -381,8 +405,6 @@ class NativeModel(CausalModel):
             0.0 if traits.residual_scale == 1.0 else traits.residual_scale,
             0.0 if traits.logit_scale == 1.0 else traits.logit_scale, traits.logit_cap or 0.0,
             *(shape.mixture.sizes if shape.mixture is not None else (0, 0, 0)),
+            traits.is_gated, *mixers.sizes_of(shape.mixers),
+            *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
         )  # fmt: skip
-
-    def _own_matrices(self, layer: int) -> tuple[str, ...]:
-        """Names of a layer's matrices, without its experts'."""
-        return structures.MATRICES[:4] if self.shape.is_sparse(layer) else structures.MATRICES

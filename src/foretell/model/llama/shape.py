@@ -15,7 +15,9 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.model import ends
+from foretell.model.llama import hybrids
 from foretell.model.llama import traits as families
+from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
 from foretell.model.source import is_file, read_config, read_generation, read_plain
@@ -43,6 +45,40 @@ class LlamaShape:
     traits: Traits = LLAMA
     mixture: Mixture | None = None  # experts of some layers, or of all
     biases: frozenset[str] | None = None  # keys of ``layer_names``: linears that have one; None: as the first layer's
+    hybrid: str = ""  # the type of one whose layers differ in kind, a key of ``hybrids.TYPES``; "": they do not
+    mixers: tuple[Mixer | None, ...] = ()  # of each layer of a hybrid
+    attending: frozenset[int] | None = None  # layers with attention; None: all
+    with_mlp: frozenset[int] | None = None  # layers with an MLP or experts; None: all
+
+    def mixer(self, layer: int) -> Mixer | None:
+        """The recurrent mixer of a layer."""
+        return self.mixers[layer] if self.mixers else None
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has attention."""
+        return self.attending is None or layer in self.attending
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP or experts."""
+        return self.with_mlp is None or layer in self.with_mlp
+
+    def linears(self, layer: int) -> tuple[str, ...]:
+        """Keys of ``layer_names``: the matrices of a layer, without its experts' and its mixer's."""
+        found: tuple[str, ...] = ()
+        if self.attends(layer):
+            found = ("q", "k", "v", "o", *(("gates",) if self.traits.is_gated else ()))
+        if self.has_mlp(layer) and not self.is_sparse(layer):
+            found += ("up", "down") if self.traits.activation == "relu2" else ("gate", "up", "down")
+        return found
+
+    def norms(self, layer: int) -> tuple[str, ...]:
+        """Keys of ``layer_names``: the norms of a layer."""
+        has_branch, has_mlp = self.attends(layer) or self.mixer(layer) is not None, self.has_mlp(layer)
+        before, after = self.traits.norms_before, self.traits.norms_after
+        heads = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
+        first = ("input_norm",) if before and has_branch else ()
+        second = ("mlp_norm",) if before and has_mlp else ()
+        return (*heads, *first, *second, *(("attention_after", "mlp_after") if after else ()))
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
@@ -95,16 +131,17 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
     reason = unsupported(config)
     if reason is not None:
         raise ModelError(f"not of the Llama family: {reason}")
+    is_hybrid = config.model_type in hybrids.TYPES
     return LlamaShape(
         architecture=families.ARCHITECTURES[config.model_type],
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=hybrids.intermediate_size(config),
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
         head_dim=families.head_dim(config),
-        norm_eps=config.rms_norm_eps,
+        norm_eps=hybrids.norm_eps(config),
         tied=bool(config.tie_word_embeddings),
         windows=families.windows_of(config),
         max_positions=families.max_positions_of(config),
@@ -113,6 +150,10 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         traits=families.traits_of(config),
         mixture=mixture_of(config),
         biases=families.biases_of(config),
+        hybrid=config.model_type if is_hybrid else "",
+        mixers=hybrids.mixers_of(config) if is_hybrid else (),
+        attending=hybrids.attending(config),
+        with_mlp=hybrids.with_mlp(config),
     )
 
 
@@ -120,9 +161,8 @@ def read_local(path: Path, *, name: str) -> LlamaShape:
     """The shape of a local model: a directory, or a GGUF file."""
     found = read_plain(path, name=name) or (read_config(path, name=name), read_generation(path, name=name))
     shape = read_shape(*found)
-    return (
-        replace(shape, biases=None) if is_file(path) else shape
-    )  # of biases a GGUF file's tensors are all that it says
+    # Of biases a GGUF file's tensors are all that it says.
+    return replace(shape, biases=None) if is_file(path) and not shape.hybrid else shape
 
 
 def check_layers(
@@ -162,6 +202,7 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
         "o": f"{attention}.o_proj.weight",
         "q_norm": f"{attention}.q_norm.weight",
         "k_norm": f"{attention}.k_norm.weight",
+        "gates": f"{attention}.gates_proj.weight",
         "gate": f"{mlp}.gate_proj.weight",
         "up": f"{mlp}.up_proj.weight",
         "down": f"{mlp}.down_proj.weight",

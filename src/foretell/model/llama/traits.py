@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.model.llama import hybrids
 from foretell.model.llama import mixture as mixtures
 from foretell.model.llama.rope import scaled_frequencies
 
@@ -34,7 +35,7 @@ class Rope:
 class Traits:
     """Differences from Llama; the default is Llama."""
 
-    activation: str = "silu"  # or "gelu": its tanh form
+    activation: str = "silu"  # "gelu": its tanh form; "relu2": relu(up)^2, and no gate
     norm_offset: float = 0.0  # added to the weights of norms
     norms_before: bool = True  # attention and MLP read normed streams
     norms_after: bool = False  # what they return is normed
@@ -47,6 +48,10 @@ class Traits:
     logit_cap: float | None = None
     is_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
     rotated: int | None = None  # values of a head that are rotated, None: all
+    is_gated: bool = False  # what attention mixed is multiplied by the sigmoid of a projection of its input
+    attention_scale: float = 1.0  # on what attention returns
+    gate_scale: float = 1.0  # on the MLP's gate
+    mlp_scale: float = 1.0  # on what the MLP returns
 
 
 LLAMA = Traits()
@@ -67,12 +72,14 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    **hybrids.TYPES,
 }
 """The types that are covered, and their classes."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
+_PARTLY_TURNED = ("phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
 _WINDOWED = ("mistral", "phi3", "mixtral")  # every layer has the window
-_WINDOWLESS = ("llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe")
+_WINDOWLESS = ("llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", *hybrids.TYPES)
 
 
 def unsupported(config: Any) -> str | None:
@@ -82,7 +89,7 @@ def unsupported(config: Any) -> str | None:
     named = getattr(config, "architectures", None) or [architecture]
     if architecture is None or architecture not in named:
         return f"architecture {named[0] or kind!r}; known: {', '.join(ARCHITECTURES.values())}"
-    if activation_of(config) not in _ACTIVATIONS:
+    if activation_of(config) not in _ACTIVATIONS or (activation_of(config) == "relu2" and kind != "nemotron_h"):
         return f"activation {activation_of(config)!r}; implemented: {', '.join(_ACTIVATIONS)}"
     if getattr(config, "quantization_config", None) is not None:
         return "the checkpoint is quantised"
@@ -91,13 +98,14 @@ def unsupported(config: Any) -> str | None:
     for rope in _rope_entries(config):
         if rope.get("rope_type", "default") not in ROPE_TYPES:
             return f"rope type {rope['rope_type']!r}; implemented: {', '.join(ROPE_TYPES)}"
-        if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind != "phi3":
+        if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind not in _PARTLY_TURNED:
             return f"partial rope ({rope['partial_rotary_factor']})"
     if len(_rope_entries(config)) > 1 and kind != "gemma3_text":
         return "rope parameters differ between layers"
     if head_dim(config) % 2:
         return f"odd head dimension {head_dim(config)}"
-    return mixtures.unsupported(config)
+    reason = hybrids.unsupported(config) if kind in hybrids.TYPES else None
+    return reason or mixtures.unsupported(config)
 
 
 def traits_of(config: Any) -> Traits:
@@ -116,7 +124,7 @@ def traits_of(config: Any) -> Traits:
             score_cap=getattr(config, "attn_logit_softcapping", None) if kind == "gemma2" else None,
             logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
         )
-    if kind in ("granite", "granitemoe"):
+    if kind in ("granite", "granitemoe", "granitemoehybrid"):
         return Traits(
             activation=activation,
             embedding_scale=float(config.embedding_multiplier),
@@ -126,13 +134,37 @@ def traits_of(config: Any) -> Traits:
         )
     if kind == "olmo2":
         return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
-    if kind == "phi3":
-        rotated = int(head_dim(config) * (config.rope_parameters.get("partial_rotary_factor") or 1.0))
-        if rotated % 2:
-            raise ModelError(f"{rotated} of {head_dim(config)} values of a head are rotated; expected an even number")
-        return Traits(activation=activation, is_fused=True, rotated=rotated if rotated < head_dim(config) else None)
-    qk_norm = {"qwen3": "heads", "qwen3_moe": "heads", "olmoe": "all"}.get(kind, "")
-    return Traits(activation=activation, qk_norm=qk_norm)
+    if kind == "falcon_h1":  # the factor on attention's input is on queries, keys and values
+        scale, inward = config.key_multiplier * head_dim(config) ** -0.5, config.attention_in_multiplier
+        return Traits(
+            activation=activation,
+            embedding_scale=config.embedding_multiplier,
+            score_scale=scale * inward**2,
+            attention_scale=config.attention_out_multiplier * inward,
+            gate_scale=config.mlp_multipliers[0],
+            mlp_scale=config.mlp_multipliers[1],
+            logit_scale=config.lm_head_multiplier,
+        )
+    is_qwen = kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    qk_norm = "heads" if is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2") else "all" if kind == "olmoe" else ""
+    return Traits(
+        activation=activation,
+        norm_offset=1.0 if is_qwen else 0.0,
+        qk_norm=qk_norm,
+        is_fused=kind == "phi3",
+        rotated=_rotated(config),
+        is_gated=is_qwen,
+    )
+
+
+def _rotated(config: Any) -> int | None:
+    """Values of a head that are rotated; None: all."""
+    if config.model_type not in _PARTLY_TURNED:
+        return None
+    rotated = int(head_dim(config) * (config.rope_parameters.get("partial_rotary_factor") or 1.0))
+    if rotated % 2:
+        raise ModelError(f"{rotated} of {head_dim(config)} values of a head are rotated; expected an even number")
+    return rotated if rotated < head_dim(config) else None
 
 
 def biases_of(config: Any) -> frozenset[str]:
@@ -142,8 +174,9 @@ def biases_of(config: Any) -> frozenset[str]:
         return frozenset(("q", "k", "v"))
     if kind in ("mistral", "mixtral", "phi3", "qwen2_moe"):
         return frozenset()
-    attention = ("q", "k", "v", "o") if config.attention_bias else ()
-    mlp = ("gate", "up", "down") if kind in ("llama", "granite", "smollm3") and config.mlp_bias else ()
+    attention = ("q", "k", "v", "o", "gates") if getattr(config, "attention_bias", False) else ()
+    has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
+    mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
 
 
@@ -153,9 +186,11 @@ def ropes_of(config: Any) -> tuple[Rope, ...]:
     if config.model_type == "gemma3_text":
         by_kind = {kind: _rope(config, kind) for kind in set(config.layer_types)}
         return tuple(by_kind[kind] for kind in config.layer_types)
+    still = Rope((0.0,) * (head_dim(config) // 2))
+    if config.model_type == "nemotron_h" or getattr(config, "position_embedding_type", "rope") != "rope":
+        return (still,) * num_layers
     rope = _rope(config, None)
     if config.model_type == "smollm3":
-        still = Rope((0.0,) * len(rope.frequencies))
         return tuple(rope if rotates else still for rotates in config.no_rope_layers)
     return (rope,) * num_layers
 
@@ -199,12 +234,13 @@ def head_dim(config: Any) -> int:
 
 def activation_of(config: Any) -> str:
     """The name of the activation between gate and up."""
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+    keys = ("hidden_activation", "mlp_hidden_act", "hidden_act")
+    return str(next((getattr(config, key) for key in keys if getattr(config, key, None)), "silu"))
 
 
 def _rope_entries(config: Any) -> list[dict[str, Any]]:
     """The rope parameters: one entry, or one of each kind of layers."""
-    rope = config.rope_parameters or {}
+    rope = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
     return nested or [rope]
 

@@ -1,0 +1,131 @@
+"""The tensors of hybrids under the names that the decoder reads them by (``hybrids.py``: what such models are)."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from foretell.model.llama.mixers import Mixer
+from foretell.model.llama.parts import Part, PartWeights, in_heads
+from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.traits import rotation_order
+from foretell.model.llama.weights import WeightSource, expect_shape
+
+Renames = tuple[tuple[str, str], ...]
+"""(pattern of the checkpoint's names, ours), the first that fits a name at each place."""
+_MAMBA_FEED: Renames = (
+    (r"\.mamba\.", ".mixer."),
+    (r"\.feed_forward\.", ".mlp."),
+    (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+    (r"^model\.final_layernorm\.", "model.norm."),
+)
+_QWEN: Renames = ((r"^model\.language_model\.", "model."), (r"\.linear_attn\.", ".mixer."))
+_LFM2: Renames = (
+    (r"\.conv\.conv\.", ".mixer.conv1d."),
+    (r"\.conv\.(in_proj|out_proj)\.", r".mixer.\1."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.operator_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"^model\.embedding_norm\.", "model.norm."),
+)
+_NEMOTRON: Renames = (
+    (r"^backbone\.", "model."),
+    (r"^model\.embeddings\.", "model.embed_tokens."),
+    (r"^model\.norm_f\.", "model.norm."),
+    (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+    (r"\.mixer\.(up_proj|down_proj)\.", r".mlp.\1."),
+)
+_GRANITE: Renames = ((r"\.mamba\.", ".mixer."), (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."))
+RENAMES: Mapping[str, Renames] = {
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
+    "lfm2": _LFM2,
+    "nemotron_h": _NEMOTRON,
+    "granitemoehybrid": _GRANITE,
+    "falcon_h1": _MAMBA_FEED,
+    "bamba": _MAMBA_FEED,
+}
+_IGNORED = re.compile(r"^(mtp\.|model\.visual\.|visual\.)|\.mup_vector$")
+"""Tensors that belong to other parts of a checkpoint: heads for several tokens, images."""
+
+
+def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> WeightSource:
+    """A hybrid's tensors under the names of ``shape.layer_names`` and ``mixers.name_of``. Raises ShapeError, which names the
+    model, for a fused tensor that is not as long as its parts."""
+    parts: dict[str, Part] = {}
+    for theirs in source.names:
+        if _IGNORED.search(theirs):
+            continue
+        ours = theirs
+        for pattern, new in RENAMES[shape.hybrid]:
+            ours = re.sub(pattern, new, ours)
+        layer = re.match(r"model\.layers\.(\d+)\.norm\.", ours)
+        if layer and shape.hybrid == "nemotron_h":  # one norm a layer, of whatever it has
+            own = "post_attention_layernorm" if shape.has_mlp(int(layer[1])) else "input_layernorm"
+            ours = ours.replace(".norm.", f".{own}.")
+        parts |= _split(source, shape, ours, theirs, name)
+    return PartWeights(source, parts)
+
+
+def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name: str) -> dict[str, Part]:
+    """The parts of one tensor."""
+    prefix, _, last = ours.rpartition(".self_attn.")
+    if prefix:
+        return _attention(source, shape, prefix, last, theirs, name)
+    stem = ours.removesuffix(".weight")
+    if stem.endswith(".shared_mlp.input_linear"):
+        inner = shape.intermediate_size
+        expect_shape(source, theirs, (2 * inner, shape.hidden_size), name)
+        mlp = stem.replace(".shared_mlp.input_linear", ".mlp")
+        return {
+            f"{mlp}.gate_proj.weight": Part(theirs, (0, inner)),
+            f"{mlp}.up_proj.weight": Part(theirs, (inner, 2 * inner)),
+        }
+    if stem.endswith((".mixer.in_proj_qkvz", ".mixer.in_proj_ba")):
+        mixer = shape.mixer(int(stem.split(".")[2]))
+        if mixer is None:
+            return {ours: Part(theirs)}
+        orders = _qwen3_next_orders(mixer)
+        found = {
+            key: order for key, order in orders.items() if (key in ("in_proj_b", "in_proj_a")) == stem.endswith("ba")
+        }
+        expect_shape(source, theirs, (sum(map(len, found.values())), shape.hidden_size), name)
+        return {f"{stem.rpartition('.')[0]}.{key}.weight": Part(theirs, order) for key, order in found.items()}
+    return {ours: Part(theirs)}
+
+
+def _attention(
+    source: WeightSource, shape: LlamaShape, prefix: str, last: str, theirs: str, name: str
+) -> dict[str, Part]:
+    """Parts of a tensor of attention: queries apart from gates, rows of queries and keys in ``rotation_order``."""
+    traits, dim = shape.traits, shape.head_dim
+    order = torch.arange(dim) if traits.rotated is None else rotation_order(dim, traits.rotated)
+    ours, queries = f"{prefix}.self_attn.{last}", shape.num_heads * dim
+    if last.startswith("q_proj.") and traits.is_gated:
+        expect_shape(source, theirs, (2 * queries, *source.shape(theirs)[1:]), name)
+        gates = ours.replace("q_proj", "gates_proj")
+        return {
+            ours: Part(theirs, in_heads(order, queries, of=2 * dim)),
+            gates: Part(theirs, in_heads(torch.arange(dim, 2 * dim), queries, of=2 * dim)),
+        }
+    if traits.rotated is None or last.split(".")[0] not in ("q_proj", "k_proj", "q_norm", "k_norm"):
+        return {ours: Part(theirs)}
+    return {ours: Part(theirs, in_heads(order, source.shape(theirs)[0]))}
+
+
+def _qwen3_next_orders(mixer: Mixer) -> dict[str, torch.Tensor]:
+    """Rows of Qwen3-Next's fused projections, where each group of heads has its q, k, v and z, and its b and a, together."""
+    each = mixer.heads // mixer.groups
+    width, values = 2 * mixer.rows, each * mixer.columns
+    whole = torch.arange(mixer.groups)[:, None]
+    start = whole * (width + 2 * values)
+    q, k = (start + torch.arange(mixer.rows) + at for at in (0, mixer.rows))
+    v, z = (start + torch.arange(values) + at for at in (width, width + values))
+    b, a = (whole * 2 * each + torch.arange(each) + at for at in (0, each))
+    qkv = torch.cat([part.flatten() for part in (q, k, v)])
+    return {"in_proj_qkv": qkv, "in_proj_z": z.flatten(), "in_proj_b": b.flatten(), "in_proj_a": a.flatten()}
