@@ -82,8 +82,8 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     sizes = {
-        "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries), "gates": (queries, hidden),
-        "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+        "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries),
+        "gates": (queries, hidden), "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
     }  # fmt: skip
     for key in shape.linears(index):
         yield names[key], sizes[key]

@@ -55,8 +55,10 @@ _IGNORED = re.compile(r"^(mtp\.|model\.visual\.|visual\.)|\.mup_vector$")
 
 
 def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> WeightSource:
-    """A hybrid's tensors under the names of ``shape.layer_names`` and ``mixers.name_of``. Raises ShapeError, which names the
-    model, for a fused tensor that is not as long as its parts."""
+    """A hybrid's tensors under the names of ``shape.layer_names`` and ``mixers.name_of``.
+
+    Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
+    """
     parts: dict[str, Part] = {}
     for theirs in source.names:
         if _IGNORED.search(theirs):
@@ -119,7 +121,7 @@ def _attention(
 
 
 def _qwen3_next_orders(mixer: Mixer) -> dict[str, torch.Tensor]:
-    """Rows of Qwen3-Next's fused projections, where each group of heads has its q, k, v and z, and its b and a, together."""
+    """Rows of Qwen3-Next's fused projections: each group of heads has its q, k, v and z together, and its b and a."""
     each = mixer.heads // mixer.groups
     width, values = 2 * mixer.rows, each * mixer.columns
     whole = torch.arange(mixer.groups)[:, None]

@@ -87,6 +87,6 @@ class PartWeights(WeightSource):
 
 
 def in_heads(order: Tensor, count: int, *, of: int = 0) -> Tensor:
-    """[count] int64 rows: ``order`` within each head, of which the tensor has one every ``of`` rows (default: len(order))."""
+    """[count] int64 rows: ``order`` within each head, which begin ``of`` rows apart (default: len(order))."""
     each = of or len(order)
     return (torch.arange(0, count * each // len(order), each)[:, None] + order).flatten()
