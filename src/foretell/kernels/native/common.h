@@ -88,7 +88,7 @@ typedef struct {
 enum { BASE, LIVE, READ, SIDE, META };
 typedef struct {
   float *conv;   /* [rows, taps - 1, channels] inputs before the committed position, oldest first */
-  float *state;  /* [rows, heads, rows of a state, columns] */
+  float *state;  /* [rows, heads, columns / WIDE, rows of a state, WIDE] */
   float *terms;  /* [rows, room, held]: a slot's terms at slot % room */
   int64_t room;
   int64_t *meta; /* [rows, META] */

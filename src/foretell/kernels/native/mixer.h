@@ -26,17 +26,21 @@ enum {
 INLINE float *terms_of(const MixerState *s, const Mixer *x, int64_t b, int64_t slot) {
   return s->terms + (b * s->room + slot % s->room) * x->held;
 }
+/* A head's state: WIDE columns after each other, each [rows, WIDE]. */
+INLINE float *state_of(const MixerState *s, const Mixer *x, int64_t b, int64_t h) {
+  return s->state + (b * x->heads + h) * x->rows * ((x->columns + WIDE - 1) / WIDE * WIDE);
+}
 /* The parts of terms: inputs first. */
 INLINE int64_t keys_at(const Mixer *x) { return x->channels; }
 INLINE int64_t news_at(const Mixer *x) { return keys_at(x) + x->groups * x->rows; }
 INLINE int64_t decay_at(const Mixer *x) { return news_at(x) + x->heads * x->columns; }
 
 /* The parents of row b's nodes, and in which buffer the state of each is kept: a node that is its parent's last child takes
- * the parent's place, a leaf keeps none. Returns 0, or what foretell_forward returns. */
+ * the parent's buffer, a leaf keeps none. Returns 0, or what foretell_forward returns. */
 static int64_t find_parents(Pass *p, int64_t b) {
   const int64_t first = b * p->nodes, length = p->length[b], start = p->slots[first] - length;
   int32_t *above = p->above + first, *kept = p->kept + first, *last = p->last_child + first;
-  int64_t count = 0, rebuilt = 0, is_line = start == 0;
+  int64_t count = 0, is_line = start == 0;
   for (int64_t i = 0; i < p->nodes; i++) {
     const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
     const int64_t at = start + i;
@@ -48,16 +52,13 @@ static int64_t find_parents(Pass *p, int64_t b) {
     if (above[i] >= 0 && above[above[i]] == IS_PADDING) above[i] = IS_PADDING;
     if (above[i] == IS_PADDING) continue;
     if (above[i] >= 0) last[above[i]] = (int32_t)i;
-    rebuilt |= above[i] == FROM_EARLIER;
     is_line &= count == i && above[i] == (i ? i - 1 : FROM_BASE);
     count++;
   }
-  int32_t free = 1 + (int32_t)rebuilt; /* buffer 0 has the committed state, 1 what is rebuilt */
+  int32_t free = 1; /* buffer 0 has what is rebuilt */
   for (int64_t i = 0; i < p->nodes; i++) {
-    kept[i] = -1;
-    if (above[i] == IS_PADDING || last[i] < 0) continue;
-    const int takes = above[i] == FROM_BASE ? !rebuilt : above[i] >= 0 && last[above[i]] == i;
-    kept[i] = takes ? (above[i] >= 0 ? kept[above[i]] : 0) : free++;
+    const int takes = above[i] >= 0 && last[above[i]] == i;
+    kept[i] = last[i] < 0 ? -1 : takes ? kept[above[i]] : free++;
   }
   p->counts[b] = count, p->lines[b] = is_line;
   return 0;
@@ -255,7 +256,7 @@ static void factors(const Mixer *x, const float *projected, int64_t h, float *de
   }
 }
 
-/* buffer [R, WIDE] = what a term at `slot` makes of it; columns [c, c + WIDE) of head h. */
+/* to [R, WIDE] = what the term at `slot` makes of `from`; columns [c, c + WIDE) of head h. */
 static void apply_slot(const Mixer *x, const MixerState *s, int64_t b, int64_t slot, int64_t h, int64_t c, const float *from,
                        float *to) {
   const float *term = terms_of(s, x, b, slot), *u = term + news_at(x) + h * x->columns + c;
@@ -264,35 +265,18 @@ static void apply_slot(const Mixer *x, const MixerState *s, int64_t b, int64_t s
            v_load_some(l0, u), v_load_some(l1, u + 16));
 }
 
-/* Columns [c, c + WIDE) of a head's state [rows, columns] to a buffer, and back. */
-static void load_columns(const Mixer *x, const float *state, int64_t c, float *buffer) {
-  const int64_t E = x->columns;
-  const Lanes l0 = first_lanes(E - c), l1 = E - c > 16 ? first_lanes(E - c - 16) : 0;
-  for (int64_t r = 0; r < x->rows; r++) {
-    v_store(buffer + r * WIDE, v_load_some(l0, state + r * E + c));
-    v_store(buffer + r * WIDE + 16, v_load_some(l1, state + r * E + c + 16));
-  }
-}
-static void store_columns(const Mixer *x, const float *buffer, int64_t c, float *state) {
-  const int64_t E = x->columns;
-  const Lanes l0 = first_lanes(E - c), l1 = E - c > 16 ? first_lanes(E - c - 16) : 0;
-  for (int64_t r = 0; r < x->rows; r++) {
-    v_store_some(state + r * E + c, l0, v_load(buffer + r * WIDE));
-    v_store_some(state + r * E + c + 16, l1, v_load(buffer + r * WIDE + 16));
-  }
-}
-
-/* The state of node i's parent: in a buffer, or made anew of the terms on its path. */
+/* The state of node i's parent: what is committed, in a buffer, or made anew of the terms on its path. */
 static const float *parent_state(const Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t i, int64_t h,
-                                 int64_t c, float *buffers) {
+                                 int64_t c, const float *committed, float *buffers) {
   const int64_t first = b * p->nodes, length = p->length[b], start = p->slots[first] - length, size = x->rows * WIDE;
   const int64_t above = p->above[first + i];
   const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
-  const float *from = buffers + (above >= 0 ? p->kept[first + above] : 0) * size;
+  const float *from = committed;
+  if (above >= 0) return buffers + p->kept[first + above] * size;
   for (int64_t j = 0; above == FROM_EARLIER && j < start; j++) {
     if (!sees[j * p->stride_t]) continue;
-    apply_slot(x, s, b, length + j, h, c, from, buffers + size);
-    from = buffers + size;
+    apply_slot(x, s, b, length + j, h, c, from, buffers);
+    from = buffers;
   }
   return from;
 }
@@ -320,21 +304,20 @@ static void scan(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_
   const int64_t R = x->rows, E = x->columns, group = h / (x->heads / x->groups) * R, first = b * p->nodes;
   const int64_t base = s->meta[b * META + BASE], length = p->length[b];
   float *buffers = p->buffers + t * p->ld_buffers, *factor = p->factor + t * 2 * p->rows;
-  float *state = s->state + (b * x->heads + h) * R * E;
+  float *state = state_of(s, x, b, h);
   const vec skip = v_all(x->skip ? x->skip[h] : 0.0f);
   prepare(p, x, s, b, h, factor);
   if (!p->counts[b]) return;
-  for (int64_t c = 0; c < E; c += WIDE) {
+  for (int64_t c = 0; c < E; c += WIDE, state += R * WIDE) {
     const Lanes l0 = first_lanes(E - c), l1 = E - c > 16 ? first_lanes(E - c - 16) : 0;
-    load_columns(x, state, c, buffers);
-    for (int64_t slot = base; slot < length; slot++) apply_slot(x, s, b, slot, h, c, buffers, buffers);
-    if (base < length && !p->wide) store_columns(x, buffers, c, state);
+    for (int64_t slot = base; slot < length; slot++) apply_slot(x, s, b, slot, h, c, state, state);
     for (int64_t i = 0; i < p->nodes; i++) {
-      const int64_t row = first + i, kept = p->wide ? 0 : p->kept[row];
+      const int64_t row = first + i, kept = p->kept[row];
       if (p->above[row] == IS_PADDING) continue;
-      const float *from = parent_state(p, x, s, b, i, h, c, buffers), *in = p->conved + row * p->ld_conved;
+      const float *from = p->wide ? state : parent_state(p, x, s, b, i, h, c, state, buffers);
+      const float *in = p->conved + row * p->ld_conved;
       const float *k = in + x->k_at + group, *q = in + x->q_at + group, *v = in + x->v_at + h * E + c;
-      float *to = kept < 0 ? 0 : buffers + kept * R * WIDE, *out = p->scanned + row * p->ld_scanned + h * E + c;
+      float *to = p->wide ? state : kept < 0 ? 0 : buffers + kept * R * WIDE, *out = p->scanned + row * p->ld_scanned + h * E + c;
       const vec v0 = v_load_some(l0, v), v1 = v_load_some(l1, v + 16);
       const Walked w = x->kind == DELTA_NET ? walk(1, from, to, R, factor[2 * i], factor[2 * i + 1], k, q, v0, v1)
                                             : walk(0, from, to, R, factor[2 * i], factor[2 * i + 1], k, q, v0, v1);
@@ -344,7 +327,6 @@ static void scan(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_
       float *u = terms_of(s, x, b, p->slots[row]) + news_at(x) + h * E + c;
       v_store_some(u, l0, w.u[0]), v_store_some(u + 16, l1, w.u[1]);
     }
-    if (p->wide) store_columns(x, buffers, c, state);
   }
 }
 
@@ -413,7 +395,7 @@ int64_t foretell_states(const Model *m, const Cache *cache, int64_t layer, int64
   const int64_t b = 0;
   const Mixer *x = m->layers[layer].mixer;
   const MixerState *s = &cache->states[layer];
-  const int64_t base = s->meta[b * META + BASE], before = x->taps - 1, C = x->channels, R = x->rows, E = x->columns;
+  const int64_t base = s->meta[b * META + BASE], before = x->taps - 1, C = x->channels;
   if (count < 0 || base + count > s->meta[b * META + READ] || count > s->room) return 6;
   for (int64_t k = 0; k < before; k++) {
     const int64_t at = count - before + k;
@@ -421,15 +403,14 @@ int64_t foretell_states(const Model *m, const Cache *cache, int64_t layer, int64
     memcpy(conv + k * C, from, C * sizeof(float));
   }
   if (x->kind == SHORT_CONV) return 0;
-  float *buffer = aligned_alloc(64, aligned(R * WIDE * 4));
-  if (!buffer) return 4;
+  const int64_t size = state_of(s, x, b, 1) - state_of(s, x, b, 0);
+  memcpy(state, state_of(s, x, b, 0), x->heads * size * sizeof(float));
   for (int64_t h = 0; h < x->heads; h++)
-    for (int64_t c = 0; c < E; c += WIDE) {
-      load_columns(x, s->state + (b * x->heads + h) * R * E, c, buffer);
-      for (int64_t i = 0; i < count; i++) apply_slot(x, s, b, base + i, h, c, buffer, buffer);
-      store_columns(x, buffer, c, state + h * R * E);
-    }
-  free(buffer);
+    for (int64_t c = 0; c < x->columns; c += WIDE)
+      for (int64_t i = 0; i < count; i++) {
+        float *part = state + h * size + c * x->rows;
+        apply_slot(x, s, b, base + i, h, c, part, part);
+      }
   return 0;
 }
 

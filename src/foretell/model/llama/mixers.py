@@ -16,7 +16,7 @@ from foretell.model.recurrent import MixerLayout
 
 KINDS = ("delta_net", "state_space", "short_conv")
 CONV, STATE = ("conv", 0), ("recurrent", 0)
-MAX_TAPS = 8  # as native/common.h has it
+MAX_TAPS, WIDE = 8, 32  # as native/common.h has them
 TERMS = "terms"
 
 
@@ -95,7 +95,7 @@ class Mixer:
         """What it keeps of a row, for ``states.NativeStates``."""
         shapes: dict[tuple[str, int], tuple[int, ...]] = {CONV: (self.taps - 1, self.num_channels)}
         if self.heads:
-            shapes[STATE] = (self.heads, self.rows, self.columns)
+            shapes[STATE] = (self.heads, -(-self.columns // WIDE), self.rows, WIDE)
         return MixerLayout(
             layer=layer,
             shapes=shapes,
