@@ -16,10 +16,11 @@ from foretell.model.gguf.names import optional, required
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)}
-K_BLOCKS = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
+K_BLOCKS = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q2_K": (256, 84), "Q3_K": (256, 110)}
+K_BLOCKS |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17)}
 SCALES = {  # bytes of a block where a float16 stands: random ones are kept finite
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
 
 
@@ -31,6 +32,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     for at in SCALES[kind]:
         scale = generator.normal(0, 0.01, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if kind == "MXFP4":
+        blocks[:, 0] = 118 + blocks[:, 0] % 4  # powers of two about 0.005
     return blocks.reshape(rows, -1)
 
 
