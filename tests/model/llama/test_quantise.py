@@ -208,9 +208,10 @@ class Requantised(ModuleWeights):
         for index, name in enumerate(matrices):
             rows, columns = self.shape(name)
             kind = kinds[index % len(kinds)]
-            data = file_rows(
-                kind, rows, columns, size=0.02 if kind.startswith("Q8") else 0.003 if "K" in kind else 0.04
+            size = (
+                2e-4 if kind == "IQ4_XS" else 0.02 if kind[:2] == "Q8" else 0.04 if kind[-2:] in ("_0", "_1") else 0.003
             )
+            data = file_rows(kind, rows, columns, size=size)
             self.blocks[name] = Packed(kind, (rows, columns), data)
             values = gguf.quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[kind])
             with torch.no_grad():
@@ -325,6 +326,9 @@ def test_bf16_dequantises_and_int4_keeps_what_has_4_bits() -> None:
     assert label(("Q4_K",), "bf16", torch.bfloat16) == "bfloat16"
     assert label(("Q4_K",), "int4") == "Q4_K+int8"
     assert label(("Q6_K",), "int4") == "int4+int8"
+    fewer = ("IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K")
+    assert set(label(fewer, "int4").split("+")) == {*fewer, "int8"}
+    assert label(fewer, "int8") == "int8"
     assert label(("Q8_0",), "int8") == "Q8_0"
     assert label(("Q6_K",), "int8") == "int8"
 
