@@ -8,7 +8,7 @@ from gguf.quants import dequantize
 
 from foretell.kernels import dequantise as module
 from foretell.kernels.dequantise import KINDS, can_dequantise, dequantise_into, dequantise_library
-from tests.model.gguf.make import random_blocks
+from tests.model.gguf.make import BLOCKS, K_BLOCKS, SCALES, random_blocks
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -18,12 +18,14 @@ def test_every_kind_equals_the_library(kind: str, dtype: torch.dtype, monkeypatc
     if dequantise_library() is None:
         pytest.skip("no C compiler")
     raw = random_blocks(kind, 40, 512)
-    size = raw.shape[1] * 256 // 512 if kind.endswith("K") else raw.shape[1] // 16
+    size = (BLOCKS | K_BLOCKS)[kind][1]
     every = np.arange(0, 1 << 16, 7, dtype=np.uint16).view(np.float16)
     finite = every[np.isfinite(every)]
     many = np.resize(raw.reshape(-1, size), (len(finite), size)).copy()
-    at = 208 if kind == "Q6_K" else 0
-    many[:, at : at + 2] = finite.view(np.uint8).reshape(-1, 2)
+    for at in SCALES[kind]:
+        many[:, at : at + 2] = np.roll(finite, at).view(np.uint8).reshape(-1, 2)
+    if kind == "MXFP4":
+        many[:, 0] = np.arange(len(many)) % 256
     raw = many.reshape(1, -1)
     with np.errstate(over="ignore"):
         expected = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind]).copy()).view(-1)
@@ -57,10 +59,10 @@ def test_floats_are_read_as_they_are(kind: str) -> None:
 
 def test_kinds_of_the_library_alone() -> None:
     """What the library can read is read, more slowly; what nobody can is said."""
-    assert can_dequantise("Q2_K")
-    assert can_dequantise("IQ4_NL")
+    assert can_dequantise("IQ2_S")
+    assert can_dequantise("TQ2_0")
     assert not can_dequantise("I32")
-    raw = np.random.default_rng(0).integers(0, 64, (1, 84), dtype=np.uint8)
+    raw = np.random.default_rng(0).integers(0, 64, (1, 66), dtype=np.uint8)
     out = torch.empty(256)
-    dequantise_into("Q2_K", raw.reshape(-1), out)
-    assert torch.equal(out, torch.from_numpy(dequantize(raw, GGMLQuantizationType.Q2_K).copy()).view(-1))
+    dequantise_into("TQ2_0", raw.reshape(-1), out)
+    assert torch.equal(out, torch.from_numpy(dequantize(raw, GGMLQuantizationType.TQ2_0).copy()).view(-1))

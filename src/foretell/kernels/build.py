@@ -82,7 +82,8 @@ class Kernel(NamedTuple):
 
 _QUICK = ("-fno-thread-jumps",)  # a sixth of the time to compile, and no pass is slower
 _X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
-PRODUCTS = tuple(f"product_{name}" for name in ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s"))
+_FORMATS = ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s", "q4n", "q4x", "q4e", "q2k", "q3s")
+PRODUCTS = tuple(f"product_{name}" for name in _FORMATS)
 """Products with matrices by their format's number in ``native/common.h``: a model needs those of its own formats."""
 
 KERNELS = {

@@ -4,10 +4,13 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, KINDS };
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, Q2_K, Q3_K, MXFP4, KINDS };
 
-static const int VALUES[KINDS] = {32, 32, 32, 32, 32, 256, 256, 256};
-static const int BYTES[KINDS] = {18, 20, 22, 24, 34, 144, 176, 210};
+static const int VALUES[KINDS] = {32, 32, 32, 32, 32, 256, 256, 256, 32, 256, 256, 256, 32};
+static const int BYTES[KINDS] = {18, 20, 22, 24, 34, 144, 176, 210, 18, 136, 84, 110, 17};
+
+static const int8_t NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; /* doubled */
 
 static float half(const uint8_t *at) {
     uint32_t h = at[0] | (uint32_t)at[1] << 8, sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -79,6 +82,56 @@ static void q6_block(const uint8_t *at, float *out) {
     }
 }
 
+/* 32 numbers of levels, the low halves of 16 bytes first. */
+static void levels(const int8_t *table, const uint8_t *at, float scale, float *out) {
+    for (int i = 0; i < 16; i++) {
+        out[i] = scale * (float)table[at[i] & 15];
+        out[i + 16] = scale * (float)table[at[i] >> 4];
+    }
+}
+
+static void iq4_block(const uint8_t *at, float *out) {
+    float d = half(at);
+    for (int j = 0; j < 8; j++) {
+        int scale = (at[4 + j / 2] >> (j % 2 * 4) & 15) + (at[2 + j / 4] >> (j % 4 * 2) & 3) * 16 - 32;
+        levels(NL, at + 8 + 16 * j, d * (float)scale, out + 32 * j);
+    }
+}
+
+/* 2 bits of each value stand alike in both kinds: group g of 16 values, which has one scale. */
+static int two_bits(const uint8_t *low, int g, int i) {
+    return low[g / 8 * 32 + g % 2 * 16 + i] >> (g % 8 / 2 * 2) & 3;
+}
+
+static void q2_block(const uint8_t *at, float *out) {
+    float d = half(at + 80), dmin = half(at + 82);
+    for (int g = 0; g < 16; g++) {
+        float scale = d * (float)(at[g] & 15), min = dmin * (float)(at[g] >> 4);
+        for (int i = 0; i < 16; i++) out[g * 16 + i] = scale * (float)two_bits(at + 16, g, i) - min;
+    }
+}
+
+static void q3_block(const uint8_t *at, float *out) {
+    const uint8_t *scales = at + 96;
+    float d = half(at + 108);
+    for (int g = 0; g < 16; g++) {
+        int step = (scales[g % 8] >> (g / 8 * 4) & 15) + (scales[8 + g % 4] >> (g / 4 * 2) & 3) * 16 - 32;
+        float scale = d * (float)step;
+        for (int i = 0; i < 16; i++) {
+            int high = at[g % 2 * 16 + i] >> (g / 2) & 1;
+            out[g * 16 + i] = scale * (float)(two_bits(at + 32, g, i) + high * 4 - 4);
+        }
+    }
+}
+
+/* 2^(x - 128): half of E8M0's value, since E2M1's are doubled. */
+static float power(uint8_t x) {
+    uint32_t bits = x < 2 ? 0x200000u << x : (uint32_t)(x - 1) << 23;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
 static void block(int kind, const uint8_t *at, float *out) {
     int q[32];
     float d = half(at), m;
@@ -108,8 +161,23 @@ static void block(int kind, const uint8_t *at, float *out) {
     case Q5_K:
         k_block(at, kind == Q5_K, out);
         break;
-    default:
+    case Q6_K:
         q6_block(at, out);
+        break;
+    case IQ4_NL:
+        levels(NL, at + 2, d, out);
+        break;
+    case IQ4_XS:
+        iq4_block(at, out);
+        break;
+    case Q2_K:
+        q2_block(at, out);
+        break;
+    case Q3_K:
+        q3_block(at, out);
+        break;
+    default:
+        levels(E2M1, at + 1, power(at[0]), out);
     }
 }
 

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from foretell.kernels.build import BuildError, load_library
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # in the order of the C code
+KINDS = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4",
+)  # fmt: skip
+"""In the order of the C code."""
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _CHUNK = 1 << 22  # values at a time
 

@@ -23,6 +23,11 @@ BLOCK_KINDS = {
     "Q4_K": BlockKind(256, 144),
     "Q5_K": BlockKind(256, 176),
     "Q6_K": BlockKind(256, 210),
+    "IQ4_NL": BlockKind(32, 18),
+    "IQ4_XS": BlockKind(256, 136),
+    "Q2_K": BlockKind(256, 84),
+    "Q3_K": BlockKind(256, 110),
+    "MXFP4": BlockKind(32, 17),
 }
 """Block kinds that are read and decoded (GGUF specification, ``ggml-common.h``)."""
 

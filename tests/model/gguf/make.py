@@ -16,11 +16,17 @@ from foretell.model.gguf.names import optional, required
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)}
-K_BLOCKS = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
+K_BLOCKS = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q2_K": (256, 84), "Q3_K": (256, 110)}
+# Kinds that the library does not write, or not as it reads them all: random blocks.
+K_BLOCKS |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17)}
 SCALES = {  # bytes of a block where a float16 stands: random ones are kept finite
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "MXFP4": (),
 }  # fmt: skip
+
+SIZES = {"IQ4_NL": 1e-3, "IQ4_XS": 6e-5, "Q2_K": 4e-3, "Q3_K": 1.5e-3}
+"""Sizes of scales with which matrices have a trained model's: so that rounded activations move logits by little."""
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -29,8 +35,10 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     generator = np.random.default_rng(seed)
     blocks = generator.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
     for at in SCALES[kind]:
-        scale = generator.normal(0, 0.01, len(blocks)).astype(np.float16)
+        scale = generator.normal(0, SIZES.get(kind, 0.01), len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if kind == "MXFP4":
+        blocks[:, 0] = 118 + blocks[:, 0] % 4  # powers of two about 0.005
     return blocks.reshape(rows, -1)
 
 

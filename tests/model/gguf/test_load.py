@@ -89,6 +89,25 @@ def test_quantised_in_bfloat16(tmp_path: Path) -> None:
         assert load_model(str(path), implementation="lean").spec.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4"])
+def test_logits_of_blocks_that_stay_packed(tmp_path: Path, kind: str) -> None:
+    """Native passes differ from those of the dequantised weights, here and in transformers, by rounded activations."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+    path = write(tmp_path / "x.gguf", random_model(tiny_module("llama", **sizes)), kind=kind)
+    if reason := unsupported("native", load_config(path, name="x"), torch.float32, torch.device("cpu")):
+        pytest.skip(reason)
+    tokens = torch.arange(20) * 7 % 61
+    packed = load_model(str(path), implementation="native", dtype=torch.float32)
+    assert packed.spec.weights == kind
+    plain = load_model(str(path), implementation="native", weights="fp32")
+    theirs = logits(load_model(str(path), implementation="transformers", dtype=torch.float32), tokens)
+    expected = logits(plain, tokens)
+    assert torch.allclose(theirs, expected, atol=2e-4 * float(expected.abs().max()))
+    found = logits(packed, tokens)
+    assert (found - expected).abs().mean() < 0.06 * expected.abs().mean()
+    assert not torch.equal(found, expected)
+
+
 def test_layers_and_configuration_disagree(tmp_path: Path) -> None:
     path = write(tmp_path / "x.gguf", tiny_module("llama"), metadata={"llama.block_count": 3})
     with pytest.raises(ModelError, match="has 9 tensors that no llama model has here"):

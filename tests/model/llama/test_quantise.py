@@ -1,6 +1,7 @@
 """Quantised matrices: the C code against its twin in torch, bit for bit, and models of them."""
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator
 from math import inf, nan
 from typing import Any
@@ -14,12 +15,13 @@ from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import need
-from foretell.model.llama import native, quantise, twin
+from foretell.model.llama import native, quantise, twin, unpack
 from foretell.model.llama import shape as llama
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
 from foretell.model.llama.weights import ModuleWeights
 from foretell.model.packed import BLOCK_KINDS, Packed
+from tests.model.gguf.make import SCALES
 from tests.model.llama.family import BUSHY, chain, make_model, oracle_logits, prefill
 
 REASON = native.supports(make_model("llama").config, torch.float32, torch.device("cpu"))
@@ -46,9 +48,11 @@ def file_rows(kind: str, rows: int = ROWS, columns: int | None = None, size: flo
     block = BLOCK_KINDS[kind]
     shape = (rows, (columns or columns_of(kind)) // block.values)
     raw = torch.randint(0, 256, (*shape, block.size), dtype=torch.uint8, generator=generator)
-    for at in {"Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "Q5_0": [0]}.get(kind, [0, 2]):
+    for at in SCALES[kind]:
         scale = (torch.rand(*shape, 1, generator=generator) * 2 - 1) * size
         raw[..., at : at + 2] = scale.half().view(torch.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = 126 + round(math.log2(size)) + raw[..., 0] % 4
     return raw.flatten(1)
 
 
@@ -92,13 +96,13 @@ class Held:
 def test_values_are_those_of_the_gguf_library(kind: str) -> None:
     rows = file_rows(kind)
     expected = gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(quantise.unpack(kind, rows).values()[:, : columns_of(kind)], torch.from_numpy(expected.copy()))
+    assert torch.equal(unpack.unpack(kind, rows).values()[:, : columns_of(kind)], torch.from_numpy(expected.copy()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_files_blocks_are_packed_multiplied_and_read_as_the_twin_does(kind: str) -> None:
     rows, columns = file_rows(kind), columns_of(kind)
-    blocks = quantise.unpack(kind, rows)
+    blocks = unpack.unpack(kind, rows)
     held = Held(FORMAT_OF[kind], kind, rows, columns)
     assert torch.equal(held.bytes, quantise.interleave(blocks).flatten())
     ids = torch.tensor([0, 15, 16, 49, 31])
@@ -204,9 +208,10 @@ class Requantised(ModuleWeights):
         for index, name in enumerate(matrices):
             rows, columns = self.shape(name)
             kind = kinds[index % len(kinds)]
-            data = file_rows(
-                kind, rows, columns, size=0.02 if kind.startswith("Q8") else 0.003 if "K" in kind else 0.04
+            size = (
+                2e-4 if kind == "IQ4_XS" else 0.02 if kind[:2] == "Q8" else 0.04 if kind[-2:] in ("_0", "_1") else 0.003
             )
+            data = file_rows(kind, rows, columns, size=size)
             self.blocks[name] = Packed(kind, (rows, columns), data)
             values = gguf.quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[kind])
             with torch.no_grad():
@@ -321,6 +326,9 @@ def test_bf16_dequantises_and_int4_keeps_what_has_4_bits() -> None:
     assert label(("Q4_K",), "bf16", torch.bfloat16) == "bfloat16"
     assert label(("Q4_K",), "int4") == "Q4_K+int8"
     assert label(("Q6_K",), "int4") == "int4+int8"
+    fewer = ("IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K")
+    assert set(label(fewer, "int4").split("+")) == {*fewer, "int8"}
+    assert label(fewer, "int8") == "int8"
     assert label(("Q8_0",), "int8") == "Q8_0"
     assert label(("Q6_K",), "int8") == "int8"
 

@@ -23,20 +23,20 @@ enum {
  * where scales stand by 16 there are twice as many sums to be scaled. */
 INLINE int amx_takes(int64_t format, int64_t rows) {
   if (amx_rows >= 0) return amx_rows && rows >= amx_rows;
-  return rows >= (bits_of(format) == 4 ? 10 : 32) && format != Q8S;
+  return rows >= (bits_of(format) == 4 ? 10 : 32) && halves_of(format) == 1;
 }
 
 /* CHUNK_K values of k of one tile. */
 typedef struct {
   int8_t codes[CHUNK_K * TILE]; /* less the format's offset */
-  float scales[CHUNK_K / 16][TILE], minima[CHUNK_K / 32][TILE];
+  float scales[CHUNK_K / 16][TILE], minima[CHUNK_K / 16][TILE];
 } Chunk;
 
 INLINE void unpack_chunk(const int FORMAT, const char *w, int64_t units, Chunk *to, const char *ahead) {
-  const int BITS = bits_of(FORMAT), HALVES = FORMAT == Q8S ? 2 : 1, OFFSET = offset_of(FORMAT);
-  const ints shift = OFFSET == 128 ? _mm512_set1_epi8(-128) : _mm512_set1_epi8((char)OFFSET);
+  const int BITS = bits_of(FORMAT), HALVES = halves_of(FORMAT), OFFSET = offset_of(FORMAT);
+  const ints shift = _mm512_set1_epi8((char)OFFSET), levels = i_levels(levels_of(FORMAT));
   int8_t *codes = to->codes;
-  int64_t part = 0, whole = 0;
+  int64_t part = 0;
   for (int64_t u = 0; u < units; u++) {
     const char *from = w + side_of(FORMAT);
     vec d = v_zero(), dmin = v_zero();
@@ -45,10 +45,18 @@ INLINE void unpack_chunk(const int FORMAT, const char *w, int64_t units, Chunk *
     UNROLL for (int i = 0; i < side_of(FORMAT); i += 64) prefetch(ahead + i);
     ahead += side_of(FORMAT);
     for (int64_t block = 0; block < unit_of(FORMAT) / 32; block++, codes += 512) {
-      UNROLL for (int half = 0; half < HALVES; half++)
-          v_store(to->scales[part++], scale_at(FORMAT, w, block * HALVES + half, d));
-      if (has_minimum(FORMAT)) v_store(to->minima[whole++], minimum_at(FORMAT, w, block, dmin));
-      if (BITS == 8) {
+      UNROLL for (int half = 0; half < HALVES; half++, part++) {
+        v_store(to->scales[part], scale_at(FORMAT, w, block * HALVES + half, d));
+        if (has_minimum(FORMAT)) v_store(to->minima[part], minimum_at(FORMAT, w, block * HALVES + half, dmin));
+      }
+      if (BITS < 4) {
+        const ints third = BITS == 3 ? i_load(from + 128) : i_zero();
+        UNROLL for (int i = 0; i < 8; i++) {
+          const ints low = i_two(i_load(from + i / 4 * 64), i % 4), c = BITS == 3 ? i_or(low, i_one(third, i)) : low;
+          if (i < BITS) prefetch(ahead + 64 * i);
+          _mm512_store_si512(codes + 64 * i, OFFSET ? _mm512_sub_epi8(c, shift) : c);
+        }
+      } else if (BITS == 8) {
         UNROLL for (int i = 0; i < 8; i++) {
           const ints c = i_load(from + 64 * i);
           prefetch(ahead + 64 * i);
@@ -56,7 +64,9 @@ INLINE void unpack_chunk(const int FORMAT, const char *w, int64_t units, Chunk *
         }
       } else {
         UNROLL for (int i = 0; i < 4; i++) {
-          const ints c = i_load(from + 64 * i), low = i_low4(c), high = i_high4(c);
+          const ints c = i_load(from + 64 * i);
+          const ints low = has_levels(FORMAT) ? i_look(levels, i_low4(c)) : i_low4(c);
+          const ints high = has_levels(FORMAT) ? i_look(levels, i_high4(c)) : i_high4(c);
           prefetch(ahead + 64 * i);
           _mm512_store_si512(codes + 64 * i, OFFSET ? _mm512_sub_epi8(low, shift) : low);
           _mm512_store_si512(codes + 256 + 64 * i, OFFSET ? _mm512_sub_epi8(high, shift) : high);
@@ -88,7 +98,8 @@ enum { A_OF_16, A_OF_REST, CODES_0, CODES_1, SUMS_OF_16, SUMS_OF_REST = SUMS_OF_
         acc[m] = v_fma(i_float(i_load(sums[odd][m])), v_mul(scale, v_all(at[m].scale)), acc[m]);                       \
     if (MINIMUM) {                                                                                                     \
       const vec minimum = v_load(w->minima[p]);                                                                        \
-      UNROLL for (int m = 0; m < M; m++) acc[m] = v_fma(minimum, v_all(at[m].sum), acc[m]);                            \
+      UNROLL for (int m = 0; m < M; m++)                                                                               \
+          acc[m] = v_fma(minimum, v_all(PART == 16 ? at[m].half_sum[(p) & 1] : at[m].sum), acc[m]);                    \
     }                                                                                                                  \
   } while (0)
 
@@ -115,7 +126,7 @@ INLINE void amx_product(const int M, const int PART, const int MINIMUM, const Ch
 typedef void amx_function(const Chunk *w, int64_t parts, const Block *x, int64_t stride, vec *parked);
 #define DEFINE_AMX(_, M)                                                                                               \
   static void amx_##M(const Chunk *w, int64_t parts, const Block *x, int64_t stride, vec *parked) {                    \
-    amx_product(M, PRODUCT == Q8S ? 16 : 32, has_minimum(PRODUCT), w, parts, x, stride, parked);                       \
+    amx_product(M, 32 / halves_of(PRODUCT), has_minimum(PRODUCT), w, parts, x, stride, parked);                        \
   }
 #define AMX_ENTRY(_, M) [M] = amx_##M,
 #define FOR_16(DO)                                                                                                     \
@@ -131,7 +142,7 @@ static void linear_quant_amx(const Matrix *w, int64_t a, int64_t b, const Block 
   vec parked[AMX_TILES][AMX_ROWS];
   const int64_t format = PRODUCT, stride = block_stride(rows), tile_bytes = TILE * w->row_bytes;
   const int64_t unit = unit_of(format), units = (w->columns + unit - 1) / unit, many = CHUNK_K / unit;
-  const int64_t part = format == Q8S ? 16 : 32, rest = rows % 16;
+  const int64_t part = 32 / halves_of(format), rest = rows % 16;
   const int64_t tiles = rows <= 16 ? 1 : AMX_TILES; /* few rows: weights in the order of memory */
   const char *data = w->data, *end = data + (b + TILE - 1) / TILE * tile_bytes;
   const int64_t distance = MIN(tiles == 1 ? PREFETCH : AMX_AHEAD, tile_bytes);

@@ -2,9 +2,13 @@
  *
  *  i_load, i_zero, i_all        whole vectors; i_all has the same 4 bytes in all lanes
  *  i_low4, i_high4              of each byte
+ *  i_two, i_one, i_or           bits 2 n and 2 n + 1 of each byte; bit n, as 4; either
+ *  i_levels, i_look             a table of 16 bytes; its bytes by numbers below 16
+ *  i_right                      int32 shifted by n bits, with their sign
  *  i_float, i_round             to float; from float, to the nearest integer, ties to even
  *  i_sum, i_store_int8          of 16 int32; as bytes, cut to [-128, 127]
  *  v_half, v_int8, v_uint8      16 numbers of that type in memory as floats
+ *  v_low4, v_high4              halves of 16 bytes; v_power: 2^(byte - 128), subnormal ones too
  *  v_largest_bits               the largest absolute value of both, compared as integers: NaN is larger than all
  *  i_dot_small, i_dot_byte      lane i of acc plus the products of bytes 4 i to 4 i + 3: c without sign, a with sign and not
  *                               -128. small: c is below 64. byte: of any c - 128, where acc began with i_back128
@@ -27,13 +31,29 @@ INLINE ints i_all(const void *p) {
 }
 INLINE ints i_low4(ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 INLINE ints i_high4(ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+INLINE ints i_two(ints x, int n) { return _mm512_and_si512(_mm512_srli_epi16(x, 2 * n), _mm512_set1_epi8(3)); }
+INLINE ints i_one(ints x, int n) {
+  return _mm512_and_si512(n < 2 ? _mm512_slli_epi16(x, 2 - n) : _mm512_srli_epi16(x, n - 2), _mm512_set1_epi8(4));
+}
+INLINE ints i_or(ints a, ints b) { return _mm512_or_si512(a, b); }
+INLINE ints i_levels(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+INLINE ints i_look(ints table, ints x) { return _mm512_shuffle_epi8(table, x); }
+INLINE ints i_right(ints x, int n) { return _mm512_srai_epi32(x, n); }
 INLINE vec i_float(ints x) { return _mm512_cvtepi32_ps(x); }
 INLINE ints i_round(vec x) { return _mm512_cvtps_epi32(x); }
 INLINE int32_t i_sum(ints x) { return _mm512_reduce_add_epi32(x); }
 INLINE void i_store_int8(int8_t *p, ints x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(x)); }
 INLINE vec v_half(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vec v_int8(const char *p) { return i_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
-INLINE vec v_uint8(const char *p) { return i_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE ints i_uint8(const char *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vec v_uint8(const char *p) { return i_float(i_uint8(p)); }
+INLINE vec v_low4(const char *p) { return i_float(_mm512_and_si512(i_uint8(p), _mm512_set1_epi32(15))); }
+INLINE vec v_high4(const char *p) { return i_float(_mm512_srli_epi32(i_uint8(p), 4)); }
+INLINE vec v_power(const char *p) {
+  const ints x = i_uint8(p), one = _mm512_set1_epi32(1), bits = _mm512_slli_epi32(_mm512_sub_epi32(x, one), 23);
+  const ints tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x200000), x);
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(tiny, _mm512_cmpgt_epi32_mask(x, one), bits));
+}
 INLINE float v_largest_bits(vec a, vec b) {
   const __m512i sign = _mm512_set1_epi32(0x7fffffff);
   const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), sign), y = _mm512_and_si512(_mm512_castps_si512(b), sign);
@@ -90,6 +110,21 @@ INLINE ints i_all(const void *p) {
 INLINE __m256i low4(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 INLINE ints i_low4(ints x) { return (ints){low4(x.lo), low4(x.hi)}; }
 INLINE ints i_high4(ints x) { return (ints){low4(_mm256_srli_epi16(x.lo, 4)), low4(_mm256_srli_epi16(x.hi, 4))}; }
+INLINE __m256i two_bits(__m256i x, int n) { return _mm256_and_si256(_mm256_srli_epi16(x, 2 * n), _mm256_set1_epi8(3)); }
+INLINE ints i_two(ints x, int n) { return (ints){two_bits(x.lo, n), two_bits(x.hi, n)}; }
+INLINE __m256i one_bit(__m256i x, int n) {
+  return _mm256_and_si256(n < 2 ? _mm256_slli_epi16(x, 2 - n) : _mm256_srli_epi16(x, n - 2), _mm256_set1_epi8(4));
+}
+INLINE ints i_one(ints x, int n) { return (ints){one_bit(x.lo, n), one_bit(x.hi, n)}; }
+INLINE ints i_or(ints a, ints b) { return (ints){_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+INLINE ints i_levels(const uint8_t *p) {
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+  return (ints){table, table};
+}
+INLINE ints i_look(ints table, ints x) {
+  return (ints){_mm256_shuffle_epi8(table.lo, x.lo), _mm256_shuffle_epi8(table.hi, x.hi)};
+}
+INLINE ints i_right(ints x, int n) { return (ints){_mm256_srai_epi32(x.lo, n), _mm256_srai_epi32(x.hi, n)}; }
 INLINE vec i_float(ints x) { return (vec){_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 INLINE ints i_round(vec x) { return (ints){_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
 INLINE int32_t i_sum(ints x) {
@@ -111,9 +146,27 @@ INLINE vec v_int8(const char *p) {
   return i_float((ints){_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
                         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))});
 }
-INLINE vec v_uint8(const char *p) {
-  return i_float((ints){_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
-                        _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))});
+INLINE ints i_uint8(const char *p) {
+  return (ints){_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))};
+}
+INLINE vec v_uint8(const char *p) { return i_float(i_uint8(p)); }
+INLINE vec v_low4(const char *p) {
+  const ints x = i_uint8(p);
+  return i_float((ints){_mm256_and_si256(x.lo, _mm256_set1_epi32(15)), _mm256_and_si256(x.hi, _mm256_set1_epi32(15))});
+}
+INLINE vec v_high4(const char *p) {
+  const ints x = i_uint8(p);
+  return i_float((ints){_mm256_srli_epi32(x.lo, 4), _mm256_srli_epi32(x.hi, 4)});
+}
+INLINE __m256 power(__m256i x) {
+  const __m256i one = _mm256_set1_epi32(1), bits = _mm256_slli_epi32(_mm256_sub_epi32(x, one), 23);
+  const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), x);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, bits, _mm256_cmpgt_epi32(x, one)));
+}
+INLINE vec v_power(const char *p) {
+  const ints x = i_uint8(p);
+  return (vec){power(x.lo), power(x.hi)};
 }
 INLINE float v_largest_bits(vec a, vec b) {
   const __m256i sign = _mm256_set1_epi32(0x7fffffff);

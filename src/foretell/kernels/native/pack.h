@@ -5,15 +5,16 @@
 
 /* What rows may hold, by GGUF's numbers (ggml.h). */
 enum {
-  FROM_F32 = 0, FROM_F16 = 1, FROM_Q4_0 = 2, FROM_Q4_1 = 3, FROM_Q5_0 = 6, FROM_Q5_1 = 7, FROM_Q8_0 = 8, FROM_Q4_K = 12,
-  FROM_Q5_K = 13, FROM_Q6_K = 14, FROM_BF16 = 30
+  FROM_F32 = 0, FROM_F16 = 1, FROM_Q4_0 = 2, FROM_Q4_1 = 3, FROM_Q5_0 = 6, FROM_Q5_1 = 7, FROM_Q8_0 = 8, FROM_Q2_K = 10,
+  FROM_Q3_K = 11, FROM_Q4_K = 12, FROM_Q5_K = 13, FROM_Q6_K = 14, FROM_IQ4_NL = 20, FROM_IQ4_XS = 23, FROM_BF16 = 30,
+  FROM_MXFP4 = 39
 };
 
 /* One row of a unit of 64 or 256 values. */
 typedef struct {
   uint8_t codes[256];
   uint16_t scale[2], minimum[2];         /* float16: of each block of 32, or the first one of all 256 */
-  uint8_t scale_step[16], minimum_step[8];
+  uint8_t scale_step[16], minimum_step[8]; /* or powers of two; of Q2K both in one byte, as files have them */
 } Unit;
 
 /* n bytes: their low halves, then their high halves. */
@@ -33,6 +34,10 @@ static void steps_of(const uint8_t *s, Unit *u) {
 static void block_of(int64_t kind, const uint8_t *b, int i, Unit *u) {
   uint8_t *codes = u->codes + 32 * i;
   uint32_t high;
+  if (kind == FROM_MXFP4) {
+    u->scale_step[i] = b[0], halves(b + 1, 16, codes);
+    return;
+  }
   memcpy(&u->scale[i], b, 2);
   if (kind == FROM_Q4_1 || kind == FROM_Q5_1) memcpy(&u->minimum[i], b + 2, 2), b += 2;
   b += 2;
@@ -40,7 +45,7 @@ static void block_of(int64_t kind, const uint8_t *b, int i, Unit *u) {
     for (int k = 0; k < 32; k++) codes[k] = b[k] ^ 128;
     return;
   }
-  if (kind == FROM_Q4_0 || kind == FROM_Q4_1) {
+  if (kind == FROM_Q4_0 || kind == FROM_Q4_1 || kind == FROM_IQ4_NL) {
     halves(b, 16, codes);
     return;
   }
@@ -49,7 +54,33 @@ static void block_of(int64_t kind, const uint8_t *b, int i, Unit *u) {
   for (int k = 0; k < 32; k++) codes[k] = (uint8_t)((codes[k] | (high >> k & 1) << 4) + (kind == FROM_Q5_0 ? 112 : 0));
 }
 
+/* The scales of 6 bits of Q3_K: four bits of all 16, then two. */
+static void steps_of_16(const uint8_t *s, Unit *u) {
+  for (int i = 0; i < 16; i++)
+    u->scale_step[i] = (uint8_t)((s[i % 8] >> i / 8 * 4 & 15) + (s[8 + i % 4] >> i / 4 * 2 & 3) * 16 - 32);
+}
+
 static void super_block_of(int64_t kind, const uint8_t *b, Unit *u) {
+  if (kind == FROM_Q2_K || kind == FROM_Q3_K) {
+    const uint8_t *low = b + (kind == FROM_Q2_K ? 16 : 32);
+    for (int k = 0; k < 256; k++) u->codes[k] = low[k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3;
+    if (kind == FROM_Q2_K) {
+      memcpy(u->scale_step, b, 16), memcpy(&u->scale[0], b + 80, 2), memcpy(&u->minimum[0], b + 82, 2);
+      return;
+    }
+    for (int k = 0; k < 256; k++) u->codes[k] |= (uint8_t)((b[k % 32] >> k / 32 & 1) << 2);
+    steps_of_16(b + 96, u), memcpy(&u->scale[0], b + 108, 2);
+    return;
+  }
+  if (kind == FROM_IQ4_XS) {
+    memcpy(&u->scale[0], b, 2);
+    for (int i = 0; i < 8; i++) {
+      const int high = b[2 + i / 4] >> i % 4 * 2 & 3;
+      u->scale_step[i] = (uint8_t)((b[4 + i / 2] >> i % 2 * 4 & 15) + high * 16 - 32);
+      halves(b + 8 + 16 * i, 16, u->codes + 32 * i);
+    }
+    return;
+  }
   if (kind == FROM_Q6_K) {
     for (int n = 0; n < 2; n++) {
       uint8_t *codes = u->codes + 128 * n;
@@ -107,7 +138,8 @@ static void round_block(int64_t format, const float *x, int i, Unit *u) {
 /* Unit number `index` of a row. */
 static void unit_from(int64_t format, int64_t kind, const uint8_t *row, int64_t columns, int64_t index, Unit *u) {
   static const int SIZE[] = {[FROM_Q4_0] = 18, [FROM_Q4_1] = 20, [FROM_Q5_0] = 22, [FROM_Q5_1] = 24, [FROM_Q8_0] = 34,
-                             [FROM_Q4_K] = 144, [FROM_Q5_K] = 176, [FROM_Q6_K] = 210};
+                             [FROM_Q2_K] = 84, [FROM_Q3_K] = 110, [FROM_Q4_K] = 144, [FROM_Q5_K] = 176, [FROM_Q6_K] = 210,
+                             [FROM_IQ4_NL] = 18, [FROM_IQ4_XS] = 136, [FROM_MXFP4] = 17};
   memset(u, 0, sizeof *u);
   if (by_256(format)) {
     super_block_of(kind, row + index * SIZE[kind], u);
@@ -126,33 +158,46 @@ static void unit_from(int64_t format, int64_t kind, const uint8_t *row, int64_t 
   }
 }
 
+/* A block of 32 codes of one row, four codes a word: see quant.h. */
+static void place_block(const int BITS, const uint8_t *codes, char *at) {
+  uint32_t four[8], high = 0;
+  memcpy(four, codes, 32);
+  for (int i = 0; i < 4; i++) {
+    const uint32_t both = four[i] | four[i + 4] << 4;
+    if (BITS == 8) memcpy(at + 64 * i, &four[i], 4), memcpy(at + 64 * (i + 4), &four[i + 4], 4);
+    if (BITS == 4) memcpy(at + 64 * i, &both, 4);
+  }
+  if (BITS > 3) return;
+  for (int half = 0; half < 2; half++) {
+    uint32_t low = 0;
+    for (int i = 0; i < 4; i++) {
+      low |= (four[4 * half + i] & 0x03030303) << 2 * i;
+      high |= (four[4 * half + i] >> 2 & 0x01010101) << (4 * half + i);
+    }
+    memcpy(at + 64 * half, &low, 4);
+  }
+  if (BITS == 3) memcpy(at + 128, &high, 4);
+}
+
 /* Row r of a tile's unit. */
 static void place_unit(int64_t format, const Unit *u, int r, char *at) {
   if (by_256(format)) {
-    const int steps = format == Q8S ? 16 : 8;
+    const int steps = 8 * halves_of(format), minima = has_minimum(format) && steps == 8;
     memcpy(at + 2 * r, &u->scale[0], 2), memcpy(at + 32 + 2 * r, &u->minimum[0], 2);
     for (int i = 0; i < steps; i++) {
-      at[64 + 256 / steps * i + r] = (char)u->scale_step[i];
-      if (steps == 8) at[80 + 32 * i + r] = (char)u->minimum_step[i];
+      at[64 + (minima ? 32 : 16) * i + r] = (char)u->scale_step[i];
+      if (minima) at[80 + 32 * i + r] = (char)u->minimum_step[i];
     }
   } else {
     for (int i = 0; i < 2; i++) {
-      memcpy(at + 32 * i + 2 * r, &u->scale[i], 2);
+      if (format == Q4E) at[16 * i + r] = (char)u->scale_step[i];
+      else memcpy(at + 32 * i + 2 * r, &u->scale[i], 2);
       if (has_minimum(format)) memcpy(at + 64 + 32 * i + 2 * r, &u->minimum[i], 2);
     }
   }
   char *codes = at + side_of(format) + 4 * r;
-  for (int64_t k = 0; k < unit_of(format); k += 32)
-    for (int j = 0; j < 32; j += 4) {
-      if (bits_of(format) == 8) {
-        memcpy(codes + (k + j) * TILE, u->codes + k + j, 4);
-      } else if (j < 16) {
-        uint32_t low, high;
-        memcpy(&low, u->codes + k + j, 4), memcpy(&high, u->codes + k + j + 16, 4);
-        low |= high << 4;
-        memcpy(codes + k * TILE / 2 + j * TILE, &low, 4);
-      }
-    }
+  const int bits = bits_of(format);
+  for (int64_t k = 0; k < unit_of(format); k += 32) place_block(bits, u->codes + k, codes + k * TILE * bits / 8);
 }
 
 /* `count` rows of `columns` values, row_bytes apart, as tiles from out on; rows behind the last stay as they are (zero). */

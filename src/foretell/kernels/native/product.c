@@ -1,5 +1,5 @@
 /* Products with the matrices of one format, the number -DPRODUCT of common.h: a library of its own for each, since a model
- * needs one to three of the nine, and each takes a third of the time of all that native.c compiles. */
+ * needs one to three of them, and each takes a third of the time of all that native.c compiles. */
 #include "product.h"
 
 #if PRODUCT == 0 /* F32 */

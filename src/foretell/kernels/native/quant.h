@@ -8,9 +8,12 @@
  *    ONE float accumulator: acc = fma(float(sum), scale of w * scale of x, acc), block after block, and with a minimum
  *    acc = fma(minimum of w, scale of x * sum of x, acc). So an output's bits depend neither on M nor on its row, its
  *    thread, the batch, or the vector width.
- *  - A code is stored without sign: plus 128 (8 bits) or plus 8 (4 bits), but for formats with a minimum. The product of
- *    bytes (VNNI's vpdpbusd) wants one side without sign; what the shift adds is known from the sum of the activations.
- *  - 4 bits. In each block of 32 the low half of a byte belongs to k, the high half to k + 16.
+ *  - A code is stored without sign: plus 128 (8 bits), 8 (4 bits) or 4 (3 bits), but for formats with a minimum. The product
+ *    of bytes (VNNI's vpdpbusd) wants one side without sign; what the shift adds is known from the sum of the activations.
+ *  - 4 bits. In each block of 32 the low half of a byte belongs to k, the high half to k + 16. Of formats with levels the
+ *    code is a number in a table of 16, whose entries are the levels plus 128 or 16.
+ *  - 2 bits. In each half of a block byte t of 4 holds k = t, t + 4, t + 8 and t + 12, lowest bits first. 3 bits: so, and
+ *    behind both halves bit k / 4 of byte k % 4 is the third bit of k.
  */
 #ifndef FORETELL_QUANT_H
 #define FORETELL_QUANT_H
@@ -21,27 +24,44 @@ typedef struct {
   int8_t codes[32];
   float scale, sum;   /* sum: scale times the sum of the codes */
   int32_t back128;    /* -128 times the sum of the codes, -8 times it, and -128 times the sum of either half */
-  int32_t back8, half128[2], unused[2];
+  int32_t back8, half128[2];
+  float half_sum[2];  /* sum, of either half */
 } Block;
 
 enum { SIDE_K = 320 }; /* bytes of scales in front of the codes of 256 k: d, dmin, then 16 by 16 small integers */
 
 /* What formats have in common; i is a format, a constant wherever speed counts. */
-INLINE int bits_of(int64_t i) { return i == Q4 || i == Q4M || i == Q4K ? 4 : 8; }
-INLINE int has_minimum(int64_t i) { return i == Q8M || i == Q4M || i == Q4K || i == Q8K; }
-INLINE int by_256(int64_t i) { return i == Q4K || i == Q8K || i == Q8S; } /* scales in two levels */
-INLINE int64_t side_of(int64_t i) { return by_256(i) ? SIDE_K : has_minimum(i) ? 128 : 64; }
+INLINE int has_levels(int64_t i) { return i == Q4N || i == Q4X || i == Q4E; }
+INLINE int bits_of(int64_t i) {
+  return i == Q2K ? 2 : i == Q3S ? 3 : i == Q4 || i == Q4M || i == Q4K || has_levels(i) ? 4 : 8;
+}
+INLINE int has_minimum(int64_t i) { return i == Q8M || i == Q4M || i == Q4K || i == Q8K || i == Q2K; }
+INLINE int halves_of(int64_t i) { return i == Q8S || i == Q2K || i == Q3S ? 2 : 1; } /* of a block, with a scale each */
+INLINE int by_256(int64_t i) { return i == Q4K || i == Q8K || i == Q4X || halves_of(i) == 2; } /* scales in steps */
+INLINE int64_t side_of(int64_t i) {
+  return i == Q4E ? 32 : i == Q4X ? 192 : by_256(i) ? SIDE_K : has_minimum(i) ? 128 : 64;
+}
 INLINE int64_t unit_of(int64_t i) { return by_256(i) ? 256 : 64; } /* k of a unit: scales, then codes */
 INLINE int64_t unit_bytes(int64_t i) { return side_of(i) + unit_of(i) * TILE * bits_of(i) / 8; }
-INLINE int offset_of(int64_t i) { return has_minimum(i) ? 0 : bits_of(i) == 8 ? 128 : 8; }
+INLINE int offset_of(int64_t i) {
+  return has_minimum(i) ? 0 : bits_of(i) == 8 || i == Q4N || i == Q4X ? 128 : i == Q4E ? 16 : i == Q3S ? 4 : 8;
+}
+
+/* What codes of formats with levels stand for, plus the format's offset: IQ4_NL's, and E2M1's doubled (-0 is 0). */
+static const uint8_t LEVELS_NL[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+static const uint8_t LEVELS_E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+INLINE const uint8_t *levels_of(int64_t i) { return i == Q4E ? LEVELS_E2M1 : LEVELS_NL; }
 
 /* Scale (and minimum) of block or half block number i of a unit, for 16 rows. */
 INLINE vec scale_at(const int FORMAT, const char *side, int64_t i, vec d) {
-  if (FORMAT == Q8S) return v_mul(d, v_int8(side + 64 + 16 * i));
+  if (FORMAT == Q4E) return v_power(side + 16 * i);
+  if (FORMAT == Q2K) return v_mul(d, v_low4(side + 64 + 16 * i));
+  if (FORMAT == Q8S || FORMAT == Q3S || FORMAT == Q4X) return v_mul(d, v_int8(side + 64 + 16 * i));
   if (by_256(FORMAT)) return v_mul(d, v_uint8(side + 64 + 32 * i));
   return v_half(side + 32 * i);
 }
 INLINE vec minimum_at(const int FORMAT, const char *side, int64_t i, vec dmin) {
+  if (FORMAT == Q2K) return v_mul(dmin, v_high4(side + 64 + 16 * i));
   if (by_256(FORMAT)) return v_mul(dmin, v_uint8(side + 80 + 32 * i));
   return v_half(side + 64 + 32 * i);
 }
@@ -69,6 +89,7 @@ static void quantise_row(const float *x, int64_t n, Block *to, int64_t stride) {
     to->sum = to->scale * (float)(s0 + s1);
     to->back128 = -128 * (s0 + s1), to->back8 = -8 * (s0 + s1);
     to->half128[0] = -128 * s0, to->half128[1] = -128 * s1;
+    to->half_sum[0] = to->scale * (float)s0, to->half_sum[1] = to->scale * (float)s1;
   }
 }
 /* Blocks behind the last value, up to a whole unit, are zero: rows of codes are padded too. */
@@ -82,25 +103,44 @@ INLINE float half_at(const char *p) {
   return _cvtsh_ss(bits);
 }
 
+INLINE float power_at(uint8_t x) {
+  const uint32_t bits = x < 2 ? 0x200000u << x : (uint32_t)(x - 1) << 23;
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}
+
+/* The code of value number k of 32 in row r of a tile: its number where the format has levels. */
+INLINE int code_at(int64_t format, const char *block, int64_t r, int k) {
+  const uint8_t *at = (const uint8_t *)block + r * 4 + k % 4;
+  const int half = k / 16, j = k % 16;
+  if (bits_of(format) == 8) return at[k / 4 * 64];
+  if (bits_of(format) == 4) return at[j / 4 * 64] >> (4 * half) & 15;
+  const int low = at[64 * half] >> (j / 4 * 2) & 3;
+  return bits_of(format) == 3 ? low | (at[128] >> k / 4 & 1) << 2 : low;
+}
+
 /* Row `row` of w as floats, the values that the codes stand for. */
 static void read_row_quant(const Matrix *w, int64_t row, float *out) {
-  const int64_t format = w->format, unit = unit_of(format), r = row % TILE, halves = format == Q8S ? 2 : 1;
+  const int64_t format = w->format, unit = unit_of(format), r = row % TILE, halves = halves_of(format);
   const char *at = (const char *)w->data + row / TILE * TILE * w->row_bytes;
   for (int64_t k0 = 0; k0 < w->columns; k0 += unit, at += unit_bytes(format)) {
     const char *codes = at + side_of(format);
     for (int64_t k = 0; k < MIN(unit, w->columns - k0); k++) {
-      const int64_t block = k / 32, in = k % 32, i = k / (32 / halves);
+      const int64_t i = k / (32 / halves);
+      const uint8_t step = by_256(format) && (halves == 2 || format == Q4X) ? (uint8_t)at[64 + 16 * i + r] : 0;
       float scale, minimum = 0.0f;
-      if (format == Q8S) scale = half_at(at + 2 * r) * (float)*(const int8_t *)(at + 64 + 16 * i + r);
+      if (format == Q4E) scale = power_at((uint8_t)at[16 * i + r]);
+      else if (format == Q2K) scale = half_at(at + 2 * r) * (float)(step & 15);
+      else if (halves == 2 || format == Q4X) scale = half_at(at + 2 * r) * (float)(int8_t)step;
       else if (by_256(format)) scale = half_at(at + 2 * r) * (float)*(const uint8_t *)(at + 64 + 32 * i + r);
       else scale = half_at(at + 32 * i + 2 * r);
-      if (by_256(format) && has_minimum(format))
+      if (format == Q2K) minimum = -half_at(at + 32 + 2 * r) * (float)(step >> 4);
+      else if (by_256(format) && has_minimum(format))
         minimum = -half_at(at + 32 + 2 * r) * (float)*(const uint8_t *)(at + 80 + 32 * i + r);
       else if (has_minimum(format)) minimum = half_at(at + 64 + 32 * i + 2 * r);
-      const int half = (int)in / 16, j = (int)in % 16;
-      const int code = bits_of(format) == 8
-                           ? *(const uint8_t *)(codes + block * 512 + in / 4 * 64 + r * 4 + in % 4)
-                           : *(const uint8_t *)(codes + block * 256 + j / 4 * 64 + r * 4 + j % 4) >> (4 * half) & 15;
+      int code = code_at(format, codes + k / 32 * 64 * bits_of(format), r, (int)k % 32);
+      if (has_levels(format)) code = levels_of(format)[code];
       const float value = scale * (float)(code - offset_of(format));
       out[k0 + k] = has_minimum(format) ? value + minimum : value;
     }

@@ -14,12 +14,20 @@ enum {
   X_BYTES = 32768,   /* ... of which so many bytes stay in L1 */
 };
 
+/* What sums of codes of less than 8 bits begin with: the offset's part of the products, taken away. */
+INLINE ints start_of(const int FORMAT, const Block *x, int half) {
+  if (FORMAT == Q3S) return i_right(i_all(&x->half128[half]), 5);
+  if (FORMAT == Q4E) return i_right(i_all(&x->back128), 3);
+  return has_minimum(FORMAT) ? i_zero() : i_all(&x->back8);
+}
+
 /* out[m, r] (+)= bias[r] + the product of x[m] with row r of a tile, for `units` units of k from w and x on. parked holds
  * the accumulators between chunks of k. */
 INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t units, const Block *x, int64_t stride,
                        vec *parked, int first, int last, Lanes lanes, const float *bias, float *out, int64_t ldo, int add,
                        const char *ahead) {
-  const int BITS = bits_of(FORMAT), HALVES = FORMAT == Q8S ? 2 : 1, BYTES = 32 * TILE * BITS / 8;
+  const int BITS = bits_of(FORMAT), OFFSET = offset_of(FORMAT), HALVES = halves_of(FORMAT), BYTES = 32 * TILE * BITS / 8;
+  const ints levels = i_levels(levels_of(FORMAT));
   vec acc[8];
   UNROLL for (int m = 0; m < M; m++) acc[m] = first ? v_zero() : parked[m];
   for (int64_t u = 0; u < units; u++) {
@@ -31,13 +39,38 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
     ahead += side_of(FORMAT);
     for (int64_t block = 0; block < unit_of(FORMAT) / 32; block++, x += stride) {
       UNROLL for (int half = 0; half < HALVES; half++) {
-        ints sum[8];
+        ints sum[8], whole[8];
         UNROLL for (int m = 0; m < M; m++)
-            sum[m] = BITS == 4           ? i_begin4(has_minimum(FORMAT) ? i_zero() : i_all(&x[m].back8))
-                     : has_minimum(FORMAT) ? i_zero()
-                     : HALVES == 2       ? i_back128(&x[m].half128[half])
-                                         : i_back128(&x[m].back128);
-        if (BITS == 8) {
+            sum[m] = BITS < 8 && OFFSET < 128 ? i_begin4(start_of(FORMAT, x + m, half))
+                     : has_minimum(FORMAT)    ? i_zero()
+                     : HALVES == 2            ? i_back128(&x[m].half128[half])
+                                              : i_back128(&x[m].back128);
+        if (BITS < 4) {
+          const ints c = i_load(codes + 64 * half), third = BITS == 3 ? i_load(codes + 128) : i_zero();
+          prefetch_weights(M, ahead + 64 * half);
+          if (BITS == 3 && half) prefetch_weights(M, ahead + 128);
+          UNROLL for (int i = 0; i < 4; i++) {
+            const ints low = i_two(c, i), code = BITS == 3 ? i_or(low, i_one(third, 4 * half + i)) : low;
+            UNROLL for (int m = 0; m < M; m++) sum[m] = i_dot4(sum[m], code, i_all(x[m].codes + 16 * half + 4 * i));
+          }
+          UNROLL for (int m = 0; m < M; m++) sum[m] = i_end4(sum[m], start_of(FORMAT, x + m, half));
+        } else if (has_levels(FORMAT)) {
+          UNROLL for (int part = 0; part < 2; part++) {
+            UNROLL for (int i = 0; i < 4; i++) {
+              const ints c = i_load(codes + 64 * i), code = i_look(levels, part ? i_high4(c) : i_low4(c));
+              if (!part) prefetch_weights(M, ahead + 64 * i);
+              UNROLL for (int m = 0; m < M; m++) {
+                const ints a = i_all(x[m].codes + 16 * part + 4 * i);
+                sum[m] = OFFSET == 128 ? i_dot_byte(sum[m], code, a) : i_dot4(sum[m], code, a);
+              }
+            }
+            if (OFFSET == 128) continue;
+            UNROLL for (int m = 0; m < M; m++) { /* 16 bits hold four vectors of levels, not eight */
+              if (part) sum[m] = i_end4(sum[m], whole[m]);
+              else whole[m] = i_end4(sum[m], start_of(FORMAT, x + m, half)), sum[m] = i_begin4(whole[m]);
+            }
+          }
+        } else if (BITS == 8) {
           UNROLL for (int i = 0; i < 8 / HALVES; i++) {
             const int at = half * 4 + i;
             const ints c = i_load(codes + 64 * at);
@@ -57,15 +90,16 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
             }
           }
           UNROLL for (int m = 0; m < M; m++)
-              sum[m] = i_end4(sum[m], has_minimum(FORMAT) ? i_zero() : i_all(&x[m].back8));
+              sum[m] = i_end4(sum[m], start_of(FORMAT, x + m, half));
         }
         const vec scale = scale_at(FORMAT, w, block * HALVES + half, d);
         UNROLL for (int m = 0; m < M; m++)
             acc[m] = v_fma(i_float(sum[m]), v_mul(scale, v_all(x[m].scale)), acc[m]);
-      }
-      if (has_minimum(FORMAT)) {
-        const vec minimum = minimum_at(FORMAT, w, block, dmin);
-        UNROLL for (int m = 0; m < M; m++) acc[m] = v_fma(minimum, v_all(x[m].sum), acc[m]);
+        if (has_minimum(FORMAT)) {
+          const vec minimum = minimum_at(FORMAT, w, block * HALVES + half, dmin);
+          UNROLL for (int m = 0; m < M; m++)
+              acc[m] = v_fma(minimum, v_all(HALVES == 2 ? x[m].half_sum[half] : x[m].sum), acc[m]);
+        }
       }
       codes += BYTES, ahead += BYTES;
     }

@@ -2,7 +2,7 @@
 
 ``weights`` is one of WEIGHTS. "auto" keeps what the file holds: a quantised matrix of a GGUF file with its very values, a
 plain one in the model's dtype. "fp32" and "bf16" dequantise, to the model's dtype. "int8" and "int4" round; with "int4"
-the embedding and the head have 8 bits, and a matrix that the file already holds in 4 bits is kept. The target's
+the embedding and the head have 8 bits, and a matrix that the file already holds in 4 bits or fewer is kept. The target's
 distribution is then the rounded model's.
 """
 
@@ -135,7 +135,7 @@ def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> 
     wanted = "int8" if weights == "int4" and name in (llama.EMBEDDING, llama.HEAD) else weights
     if packed is not None:
         form = FORMAT_OF[packed.kind]
-        if wanted == "auto" or (wanted == "int8" and form == "Q8") or (wanted == "int4" and FORMATS[form].bits == 4):
+        if wanted == "auto" or (wanted == "int8" and form == "Q8") or (wanted == "int4" and FORMATS[form].bits <= 4):
             return _Plan((rows, columns), packed.kind, form, packed)
     if wanted in ("int8", "int4"):
         return _Plan((rows, columns), wanted, "Q8" if wanted == "int8" else "Q4")

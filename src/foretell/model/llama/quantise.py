@@ -1,8 +1,9 @@
 """Quantised matrices for the native decoder: from a file's blocks or from plain weights, into the order of ``quant.h``.
 
-A weight is ``scale * (code - offset)``, or ``scale * code + minimum`` for formats with a minimum. Every block kind of GGUF
-becomes one of seven formats without a change of its values: 4-bit kinds keep 4 bits, the others are held in 8.
-``pack_into`` does it in C (``pack.h``); everything after it does the same in plain torch, bit for bit, and is its twin.
+A weight is ``scale * (code - offset)``, ``scale * code + minimum`` for formats with a minimum, or ``scale * levels[code]``.
+Every block kind of ``BLOCK_KINDS`` becomes a format without a change of its values: kinds of 2, 3 and 4 bits keep theirs,
+those of 5 and 6 are held in 8. ``pack_into`` does it in C (``pack.h``); everything after it, and ``unpack.py``, does the
+same in plain torch, bit for bit, and is its twin.
 """
 
 import ctypes
@@ -16,10 +17,13 @@ from torch.nn import functional as F
 
 from foretell.core.errors import ModelError
 from foretell.kernels.native import library
-from foretell.model.packed import BLOCK_KINDS
 
 TILE = 16  # rows of a tile of quant.h
-BLOCK = 32  # values of k that share a scale (16 in Q8S)
+BLOCK = 32  # values of k that share a scale (16 in Q8S, Q2K and Q3S)
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What codes of IQ4_NL and IQ4_XS stand for (``ggml-common.h``)."""
+E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice what codes of MXFP4 stand for (OCP Microscaling Formats 1.0, section 5.3.3); -0 is 0."""
 
 
 class Format(NamedTuple):
@@ -30,6 +34,7 @@ class Format(NamedTuple):
     offset: int  # what a stored code is larger by
     unit: int  # values of k that stand together: scales, then codes
     side_bytes: int  # of the scales of one unit of a tile
+    levels: tuple[int, ...] | None = None  # the 16 values of codes that are numbers in a table
 
     @property
     def unit_bytes(self) -> int:
@@ -49,15 +54,22 @@ FORMATS = {
     "Q4K": Format(6, 4, 0, 256, 320),  # scale and minimum in steps of two that 256 values share
     "Q8K": Format(7, 8, 0, 256, 320),
     "Q8S": Format(8, 8, 128, 256, 320),  # a scale for 16 values, in steps of one that 256 share
+    "Q4N": Format(9, 4, 0, 64, 64, IQ4_LEVELS),
+    "Q4X": Format(10, 4, 0, 256, 192, IQ4_LEVELS),  # scales in steps of one that 256 share
+    "Q4E": Format(11, 4, 0, 64, 32, E2M1_LEVELS),  # a scale is a power of two
+    "Q2K": Format(12, 2, 0, 256, 320),  # as Q4K, but for 16 values
+    "Q3S": Format(13, 3, 4, 256, 320),  # as Q8S
 }
 FORMAT_OF = {
     "Q8_0": "Q8", "Q5_0": "Q8", "Q5_1": "Q8M", "Q4_0": "Q4", "Q4_1": "Q4M", "Q4_K": "Q4K", "Q5_K": "Q8K", "Q6_K": "Q8S",
+    "IQ4_NL": "Q4N", "IQ4_XS": "Q4X", "Q2_K": "Q2K", "Q3_K": "Q3S", "MXFP4": "Q4E",
 }  # fmt: skip
 
 
 _KINDS: dict[str | torch.dtype, int] = {
     torch.float32: 0, torch.float16: 1, torch.bfloat16: 30,
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+    "Q2_K": 10, "Q3_K": 11, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
 """GGUF's numbers (``ggml.h``)."""
 
@@ -95,13 +107,21 @@ class Blocks:
 
     format: str  # a key of FORMATS
     codes: Tensor  # [rows, K] uint8, as stored
-    scale: Tensor  # float16 [rows, K / 32], or [rows, K / 256] where there are steps
+    scale: Tensor  # float16 [rows, K / 32], or [rows, K / 256] where there are steps; of Q4E uint8: e is 2^(e - 128)
     minimum: Tensor | None = None  # the same; to be subtracted where there are steps, else added
-    scale_steps: Tensor | None = None  # [rows, K / 32] uint8, or [rows, K / 16] int8
-    minimum_steps: Tensor | None = None  # [rows, K / 32] uint8
+    scale_steps: Tensor | None = None  # [rows, K / 32 or K / 16], uint8 with minima, else int8
+    minimum_steps: Tensor | None = None  # the same shape, uint8
+
+    def integers(self) -> Tensor:
+        """[rows, K] int64: what is multiplied by scales."""
+        form, codes = FORMATS[self.format], self.codes.long()
+        return codes - form.offset if form.levels is None else torch.tensor(form.levels)[codes]
 
     def scales(self) -> Tensor:
-        """[rows, blocks] float32: the scale of each block (of 16 in Q8S)."""
+        """[rows, blocks] float32: the scale of each block (of 16 in Q8S, Q2K and Q3S)."""
+        if self.scale.dtype == torch.uint8:
+            power = self.scale.int()
+            return torch.where(power < 2, 0x200000 << power, (power - 1) << 23).view(torch.float32)
         return _stepped(self.scale, self.scale_steps)
 
     def minima(self) -> Tensor | None:
@@ -114,8 +134,7 @@ class Blocks:
         """[rows, K] float32: the weights, exactly as the formats define them."""
         scales, minima = self.scales(), self.minima()
         width = self.codes.shape[1] // scales.shape[1]
-        shifted = self.codes.float() - FORMATS[self.format].offset
-        weights = shifted * scales.repeat_interleave(width, 1)
+        weights = self.integers().float() * scales.repeat_interleave(width, 1)
         return weights if minima is None else weights + minima.repeat_interleave(width, 1)
 
 
@@ -123,93 +142,6 @@ def _stepped(size: Tensor, steps: Tensor | None) -> Tensor:
     if steps is None:
         return size.float()
     return (size.float()[..., None] * steps.float().view(*size.shape, -1)).flatten(1)
-
-
-# ------------------------------------------------------------------------------------------------ from files ----------
-
-
-def unpack(kind: str, data: Tensor) -> Blocks:
-    """The rows of a GGUF matrix: data [rows, bytes of a row] uint8 (``ggml-common.h`` has the layouts)."""
-    layout = BLOCK_KINDS[kind]
-    raw = data.view(len(data), -1, layout.size)  # [rows, blocks, bytes]
-    blocks = _UNPACK[kind](raw)
-    return blocks if kind.endswith("_K") else _padded(blocks)
-
-
-def _half(raw: Tensor, start: int) -> Tensor:
-    """[rows, blocks] float16 at a byte offset of each block."""
-    return raw[..., start : start + 2].contiguous().view(torch.float16).squeeze(-1)
-
-
-def _nibbles(raw: Tensor) -> Tensor:
-    """[..., n] bytes -> [..., 2 n]: all low halves, then all high halves."""
-    return torch.cat((raw & 15, raw >> 4), -1)
-
-
-def _bits(raw: Tensor) -> Tensor:
-    """[..., 4] bytes -> [..., 32]: their bits, lowest first."""
-    return ((raw[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2)
-
-
-def _rows(codes: Tensor) -> Tensor:
-    return codes.reshape(len(codes), -1)
-
-
-def _q8_0(raw: Tensor) -> Blocks:
-    return Blocks("Q8", _rows(raw[..., 2:] ^ 128), _half(raw, 0))  # signed codes, plus 128
-
-
-def _q4_0(raw: Tensor) -> Blocks:
-    return Blocks("Q4", _rows(_nibbles(raw[..., 2:])), _half(raw, 0))
-
-
-def _q4_1(raw: Tensor) -> Blocks:
-    return Blocks("Q4M", _rows(_nibbles(raw[..., 4:])), _half(raw, 0), _half(raw, 2))
-
-
-def _q5_0(raw: Tensor) -> Blocks:
-    codes = _nibbles(raw[..., 6:]) | _bits(raw[..., 2:6]) << 4
-    return Blocks("Q8", _rows(codes + (128 - 16)), _half(raw, 0))
-
-
-def _q5_1(raw: Tensor) -> Blocks:
-    codes = _nibbles(raw[..., 8:]) | _bits(raw[..., 4:8]) << 4
-    return Blocks("Q8M", _rows(codes), _half(raw, 0), _half(raw, 2))
-
-
-def _steps(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of 6 bits from 12 bytes a block of 256: 8 of each, [rows, 8 * blocks]."""
-    first, second, third = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
-    scales = torch.cat((first & 63, (third & 15) | (first >> 6) << 4), -1)
-    minima = torch.cat((second & 63, (third >> 4) | (second >> 6) << 4), -1)
-    return _rows(scales), _rows(minima)
-
-
-def _q4_k(raw: Tensor) -> Blocks:
-    scales, minima = _steps(raw)
-    codes = _nibbles(torch.unflatten(raw[..., 16:], -1, (4, 32)))  # [rows, blocks, 4, 64]
-    return Blocks("Q4K", _rows(codes), _half(raw, 0), _half(raw, 2), scales, minima)
-
-
-def _q5_k(raw: Tensor) -> Blocks:
-    scales, minima = _steps(raw)
-    codes = _nibbles(torch.unflatten(raw[..., 48:], -1, (4, 32)))
-    high = raw[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1  # [rows, blocks, 8, 32]
-    return Blocks("Q8K", _rows(codes) | _rows(high) << 4, _half(raw, 0), _half(raw, 2), scales, minima)
-
-
-def _q6_k(raw: Tensor) -> Blocks:
-    low = _nibbles(torch.unflatten(raw[..., :128], -1, (2, 64)))  # [rows, blocks, 2, 128]
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
-    high = torch.unflatten(raw[..., 128:192], -1, (2, 1, 32)) >> shifts[:, None] & 3  # [rows, blocks, 2, 4, 32]
-    codes = _rows(low) | _rows(high) << 4
-    steps = _rows(raw[..., 192:208]).view(torch.int8)
-    return Blocks("Q8S", codes + (128 - 32), _half(raw, 208), scale_steps=steps)
-
-
-_UNPACK: dict[str, Callable[[Tensor], Blocks]] = {
-    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
-}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ from weights --------
@@ -220,7 +152,7 @@ def round_to_int8(weight: Tensor) -> Blocks:
     blocks = _in_blocks(weight)  # [rows, blocks, 32]
     scale = (blocks.abs().amax(-1) / 127).half()
     codes = (blocks / _divisor(scale)).round_().clamp_(-127, 127)
-    return _padded(Blocks("Q8", _rows(codes.add_(128).to(torch.uint8)), scale))
+    return padded(Blocks("Q8", rows_of(codes.add_(128).to(torch.uint8)), scale))
 
 
 def round_to_int4(weight: Tensor) -> Blocks:
@@ -237,7 +169,12 @@ def round_to_int4(weight: Tensor) -> Blocks:
     better = (with_codes / size.clamp_(min=1.0)).float().half()
     scale = torch.where(better == 0, scale, better)
     codes = (blocks / _divisor(scale)).round_().clamp_(-8, 7)
-    return _padded(Blocks("Q4", _rows(codes.add_(8).to(torch.uint8)), scale))
+    return padded(Blocks("Q4", rows_of(codes.add_(8).to(torch.uint8)), scale))
+
+
+def rows_of(codes: Tensor) -> Tensor:
+    """[rows, ...] -> [rows, all others]."""
+    return codes.reshape(len(codes), -1)
 
 
 def _in_blocks(weight: Tensor) -> Tensor:
@@ -250,7 +187,7 @@ def _divisor(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, torch.ones_like(scale), scale)  # a block of zeros
 
 
-def _padded(blocks: Blocks) -> Blocks:
+def padded(blocks: Blocks) -> Blocks:
     """Up to whole units of 64, with scales 0."""
     missing = -blocks.scale.shape[1] % 2
     if not missing:
@@ -280,7 +217,13 @@ def interleave(blocks: Blocks) -> Tensor:
     codes = blocks.codes
     if form.bits == 4:  # in each block of 32, k and k + 16 share a byte
         low, high = torch.unflatten(codes, -1, (-1, 2, 16)).unbind(2)
-        codes = _rows(low | high << 4)
+        codes = rows_of(low | high << 4)
+    elif form.bits < 4:  # in each half of one, k, k + 4, k + 8 and k + 12 do; of all, k % 4 has the third bits
+        fours = torch.unflatten(codes, -1, (-1, 8, 4))
+        low = torch.unflatten(fours & 3, 2, (2, 4)) << torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+        third = (fours >> 2) << torch.arange(8, dtype=torch.uint8)[:, None]
+        parts = [low.sum(3, dtype=torch.uint8).flatten(2), third.sum(2, dtype=torch.uint8)]
+        codes = rows_of(torch.cat(parts[: form.bits - 1], -1))
     # 4 codes of a row are one int32; [tiles, units, n, 16] of them are n vectors.
     words = codes.contiguous().view(torch.int32)
     body = tiled(words, words.shape[1] // units).contiguous().view(-1, units, words.shape[1] // units * TILE)
@@ -294,7 +237,9 @@ def interleave(blocks: Blocks) -> Tensor:
         at += 32 if blocks.scale_steps is not None else 64
     if blocks.scale_steps is not None:
         steps = side(blocks.scale_steps.view(torch.uint8)).view(len(out), units, -1, TILE)
-        if blocks.minimum_steps is not None:
+        if blocks.minimum_steps is not None and form.bits == 2:  # half a byte each
+            steps = side(blocks.scale_steps | blocks.minimum_steps << 4)
+        elif blocks.minimum_steps is not None:
             minima = side(blocks.minimum_steps).view(len(out), units, -1, TILE)
             steps = torch.stack((steps, minima), 3)  # scale and minimum of a block side by side
         out[..., 64 : form.side_bytes] = steps.reshape(len(out), units, -1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.model.llama.quantise import BLOCK, FORMATS, Blocks
+from foretell.model.llama.quantise import BLOCK, Blocks
 
 _TINY = 1e-30
 
@@ -32,14 +32,14 @@ def round_activations(x: Tensor, num_blocks: int) -> Rounded:
 
 def product(blocks: Blocks, x: Tensor) -> Tensor:
     """[M, rows] float32: x [M, columns] float32 times the matrix, summed in the order of the C code."""
-    codes = blocks.codes.long() - FORMATS[blocks.format].offset
+    codes = blocks.integers()
     scales, minima = blocks.scales(), blocks.minima()  # [rows, parts]
     parts = scales.shape[1]
     rounded = round_activations(x, codes.shape[1] // BLOCK)
     left = rounded.codes.view(len(x), parts, -1).double()
     sums = torch.einsum("mpk,rpk->mrp", left, codes.view(len(codes), parts, -1).double())  # integers: exact
     scale = rounded.scale.repeat_interleave(parts // rounded.scale.shape[1], 1)
-    total = rounded.scale * rounded.codes.sum(-1).float()  # [M, blocks]
+    total = scale * left.sum(-1).float()  # [M, parts]
     acc = torch.zeros(len(x), len(codes))
     for part in range(parts):
         acc = fma(sums[..., part].float(), scales[None, :, part] * scale[:, None, part], acc)
