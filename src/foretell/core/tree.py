@@ -245,6 +245,7 @@ class Plan:
     tree_positions: Tensor  # [B, N] int64 positions of all nodes, whose slots follow length[b]
     span: int  # S: slots attended to; every used slot is below it
     real: Tensor | None = None  # [T] int64 b * n + j of the nodes that are not padding; None: all are worth running
+    known: Tensor | None = None  # [B] int64 the nodes of each row, a line, that are text and no guesses: none is ever undone
 
     @property
     def num_nodes(self) -> int:
@@ -259,6 +260,7 @@ class Plan:
             slots=self.slots[:, start:stop],
             positions=self.positions[:, start:stop],
             real=None,
+            known=None,
         )
 
     @cached_property

@@ -62,6 +62,7 @@ def feed(
             parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
         plan = layout(parent, torch.tensor(start, device=device), capacity, span=span)
+        plan = replace(plan, known=torch.tensor([len(piece) for piece in pieces]))
         if ragged and device.type == "cpu":
             plan = replace(plan, real=real_nodes([len(piece) for piece in pieces], width))
         out = target.forward(tokens, plan, taps=taps, head=head and width == 1)

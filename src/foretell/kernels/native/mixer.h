@@ -9,7 +9,7 @@
  *  - Commits. A pass never changes what is committed. It keeps the terms of its nodes (inputs of the convolution, k, u, decay)
  *    at their slots, which `foretell_move` moves as it moves keys and values; the next pass adds those in [base, length) to
  *    the state that it reads anyway. A later pass over the same tree rebuilds a parent's state from the terms on its path.
- *  - Prompts. Lines of more than HELD nodes are committed at once, and none of their terms are kept.
+ *  - Prompts. Lines of known text, and any of more than HELD nodes, are committed at once, and none of their terms are kept.
  */
 #ifndef FORETELL_MIXER_H
 #define FORETELL_MIXER_H
@@ -72,10 +72,36 @@ static int64_t find_parents(Pass *p, int64_t b) {
   return 0;
 }
 
+/* The same of a row whose first `count` nodes are a line of text, the others padding. */
+static void line_up(Pass *p, int64_t b, int64_t count) {
+  for (int64_t i = 0; i < p->nodes; i++)
+    p->above[b * p->nodes + i] = (int32_t)(i >= count ? IS_PADDING : i ? i - 1 : FROM_BASE);
+  p->counts[b] = count;
+}
+
+/* Whether all of row b's nodes go on from a state after `base` tokens. A drafter feeds its root as text, and then nodes after
+ * it as those of a tree whose root it is. */
+static int follow(const Pass *p, int64_t b, int64_t base) {
+  const int64_t more = base - p->length[b];
+  for (int64_t i = 0; more > 0 && i < p->nodes; i++) {
+    const int64_t row = b * p->nodes + i;
+    if (p->above[row] == IS_PADDING) continue;
+    if (p->slots[row] < base || p->wide) return 0;
+    for (int64_t j = 0; j < more; j++)
+      if (!p->ancestry[b * p->stride_b + i * p->stride_n + j * p->stride_t]) return 0;
+  }
+  return 1;
+}
+
 /* Before a pass with mixers: parents, whether it is a prompt's, and whether every state that it goes on from is there. */
-static int64_t find_all_parents(Pass *p, int64_t first, int64_t stop) {
-  int wide = p->nodes > HELD;
+static int64_t find_all_parents(Pass *p, const int64_t *known, int64_t first, int64_t stop) {
+  int wide = known || p->nodes > HELD;
   for (int64_t b = 0; b < p->batch; b++) {
+    if (known) {
+      if (known[b] < 0 || known[b] > p->nodes || p->slots[b * p->nodes] != p->length[b]) return 2;
+      line_up(p, b, known[b]);
+      continue;
+    }
     const int64_t problem = find_parents(p, b);
     if (problem) return problem;
     wide &= p->lines[b] || !p->counts[b];
@@ -86,7 +112,7 @@ static int64_t find_all_parents(Pass *p, int64_t first, int64_t stop) {
     for (int64_t b = 0; p->model->layers[l].mixer && b < p->batch; b++) {
       const int64_t *meta = s->meta + b * META, begin = p->length[b];
       const int64_t end = wide ? begin : p->slots[(b + 1) * p->nodes - 1] + 1;
-      if (p->counts[b] && (meta[BASE] > begin || meta[READ] < begin)) return 6;
+      if (p->counts[b] && (meta[READ] < begin || !follow(p, b, meta[BASE]))) return 6;
       if (p->counts[b] && end - meta[BASE] > s->room) return 7;
     }
   }
@@ -100,8 +126,8 @@ static void settle_states(Pass *p, int64_t first, int64_t stop) {
       int64_t *meta = p->cache->states[l].meta + b * META;
       if (!p->counts[b]) continue;
       const int64_t end = p->slots[(b + 1) * p->nodes - 1] + 1;
-      const int64_t read = meta[BASE] == p->length[b] ? MAX(meta[READ], end) : end;
-      meta[BASE] = p->length[b] + (p->wide ? p->counts[b] : 0);
+      const int64_t read = meta[BASE] >= p->length[b] ? MAX(meta[READ], end) : end;
+      meta[BASE] = MAX(meta[BASE], p->length[b] + (p->wide ? p->counts[b] : 0));
       meta[READ] = p->wide ? meta[BASE] : read;
     }
 }
@@ -129,7 +155,7 @@ static void convolve(Pass *p, const Mixer *x, const MixerState *s, int64_t a, in
   const int short_conv = x->kind == SHORT_CONV;
   const int64_t before = x->taps - 1, C = x->channels;
   for (int64_t b = 0; b < p->batch; b++) {
-    const int64_t length = p->length[b], base = s->meta[b * META + BASE], moved = length - base;
+    const int64_t length = p->length[b], base = s->meta[b * META + BASE], moved = MAX(length - base, 0);
     for (int64_t i = 0; i < p->nodes; i++) {
       const int64_t row = b * p->nodes + i;
       float *in = p->projected + row * p->ld_projected, *own = in + x->conv_at;
@@ -281,7 +307,7 @@ static const float *parent_state(const Pass *p, const Mixer *x, const MixerState
   const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
   const float *from = committed;
   if (above >= 0) return buffers + p->kept[first + above] * size;
-  for (int64_t j = 0; above == FROM_EARLIER && j < p->slots[first + i] - length; j++) {
+  for (int64_t j = MAX(s->meta[b * META + BASE] - length, 0); above == FROM_EARLIER && j < p->slots[first + i] - length; j++) {
     if (!sees[j * p->stride_t]) continue;
     apply_slot(x, s, b, length + j, h, c, from, buffers);
     from = buffers;

@@ -55,13 +55,13 @@ int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, i
 }
 
 /* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
- * from tokens). taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
+ * from tokens). known: [batch] nodes of each row that are a line of text (Plan.known), or NULL. taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
  * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position; 6 a mixer's state
  * that the pass goes on from; 7 the room for its terms. */
 int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
                           int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
                           const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
-                          int64_t stride_t, int64_t first, int64_t stop, float *residual, const int64_t *taps,
+                          int64_t stride_t, const int64_t *known, int64_t first, int64_t stop, float *residual, const int64_t *taps,
                           int64_t num_taps, float *tapped, float *logits, char *scratch) {
   Pass pass = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .tree_nodes = tree_nodes,
                .rows = batch * nodes, .tokens = tokens, .length = length, .slots = slots, .positions = positions,
@@ -76,7 +76,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
   place(p, scratch);
   const int mixes = first < stop && cache->states;
   if (mixes) {
-    const int64_t problem = find_all_parents(p, first, stop);
+    const int64_t problem = find_all_parents(p, known, first, stop);
     if (problem) return problem;
   }
 #pragma omp parallel num_threads(p->threads)

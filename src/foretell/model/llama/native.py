@@ -160,7 +160,7 @@ class NativeModel(CausalModel):
         first, stop = (0, self.shape.num_layers)
         if layers is not None or hidden is not None or taps:
             first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
-        slots, positions, ancestry, length = plan.slots, plan.positions, plan.ancestry, plan.length
+        slots, positions, ancestry, length, known = plan.slots, plan.positions, plan.ancestry, plan.length, plan.known
         num_rows, num_nodes = slots.shape
         assert num_rows == cache.num_rows
         size = self.shape.hidden_size
@@ -183,7 +183,8 @@ class NativeModel(CausalModel):
             return self.native.forward(
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
                 tokens.data_ptr(), length.data_ptr(), slots.data_ptr(), positions.data_ptr(),
-                ancestry.data_ptr(), *ancestry.stride(), first, stop, residual.data_ptr(),
+                ancestry.data_ptr(), *ancestry.stride(), None if known is None else known.data_ptr(), first, stop,
+                residual.data_ptr(),
                 _numbers(tuple(taps)) if taps else None, len(taps),
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
@@ -207,7 +208,7 @@ class NativeModel(CausalModel):
         threads = self._threads(num_rows * num_nodes)
         with self._lock:
             self.native.forward(
-                self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, 0, 0,
+                self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, None, 0, 0,
                 residual.data_ptr(), None, 0, None, logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, None),
             )  # fmt: skip
