@@ -245,7 +245,7 @@ class Plan:
     tree_positions: Tensor  # [B, N] int64 positions of all nodes, whose slots follow length[b]
     span: int  # S: slots attended to; every used slot is below it
     real: Tensor | None = None  # [T] int64 b * n + j of the nodes that are not padding; None: all are worth running
-    known: Tensor | None = None  # [B] int64 the nodes of each row, a line, that are text and no guesses: none is ever undone
+    known: Tensor | None = None  # [B] int64 nodes of each row, a line, that are text and no guesses: all are kept
 
     @property
     def num_nodes(self) -> int:

@@ -29,8 +29,8 @@ class NativeFunctions:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.forward: Callable[..., int] = lib.foretell_forward
         lib.foretell_forward.argtypes = [
-            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, *[number] * 2, pointer, pointer, number,
-            *[pointer] * 3,
+            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, *[number] * 2, pointer, pointer,
+            number, *[pointer] * 3,
         ]  # fmt: skip
         self.scratch: Callable[..., int] = lib.foretell_scratch
         lib.foretell_scratch.argtypes = [pointer, pointer, number, number]
