@@ -30,13 +30,15 @@ class Change(NamedTuple):
 
     order: Tensor | None = None  # [rows] int64, where each row is in the file, whose blocks can stay packed; None: at i
     undo: Callable[[list[Tensor]], Tensor] | None = None  # of the file's tensors in float32, one a name; None: as it is
-    shape: tuple[int, ...] | None = None  # of what undo returns; None: that of the file's
+    shape: tuple[int, ...] | None = None  # of the whole; None: that of the file's
+    columns: Tensor | None = None  # [columns] int64, where each column is in the file; None: at i
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One architecture. Tables go from names in the file to transformers'; several names that go to one of transformers'
-    are joined by its ``Change.undo``, which has them in the table's order."""
+    are joined by its ``Change``, which has them in the table's order: by undo, or, without, as rows below each other, of
+    which order says where each is."""
 
     model_type: str
     class_name: str

@@ -34,7 +34,7 @@ EXPERTS = {  # all of a layer in one tensor
     "ffn_up_exps.weight": "mlp.experts.up_proj.weight",
     "ffn_down_exps.weight": "mlp.experts.down_proj.weight",
 }
-_SHARED_EXPERT = {
+SHARED_EXPERT = {
     "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",  # a vector
     "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
     "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
@@ -131,20 +131,26 @@ def turned(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
     num_heads = file.get("{arch}.attention.head_count")
     if part == "attn_k":
         num_heads = file.get("{arch}.attention.head_count_kv", num_heads)
-    rows = file.tensors[theirs[0]].shape[0]
+    return Change(order=turned_rows(file, theirs[0], num_heads))
+
+
+def turned_rows(file: GGUFFile, name: str, num_heads: Any) -> Tensor:
+    """[rows] where each row of a tensor of q or k is in the file. Raises ModelError as ``turned``."""
+    rows = file.tensors[name].shape[0]
     if type(num_heads) is not int or num_heads < 1 or rows % (2 * num_heads):
         raise ModelError(
-            f"{file.name}: tensor {theirs[0]} has {rows} rows, which are not {num_heads!r} heads of an even size"
+            f"{file.name}: tensor {name} has {rows} rows, which are not {num_heads!r} heads of an even size"
         )
-    return Change(order=torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1))
+    return torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
 def offset_norms(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
     """Norms of Gemma, to which llama.cpp's converter adds the 1 that transformers' code adds."""
-    return Change(undo=_less_one) if ours.endswith("norm.weight") else None
+    return Change(undo=less_one) if ours.endswith("norm.weight") else None
 
 
-def _less_one(parts: list[Tensor]) -> Tensor:
+def less_one(parts: list[Tensor]) -> Tensor:
+    """The values of the only part, each less 1: the inverse of what the converter adds."""
     return parts[0] - 1.0
 
 
@@ -156,7 +162,7 @@ DECODERS = {
     "qwen2moe": Architecture(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        {**ATTENTION, **FFN_NORM, **EXPERTS, **_SHARED_EXPERT, **QKV_BIASES},
+        {**ATTENTION, **FFN_NORM, **EXPERTS, **SHARED_EXPERT, **QKV_BIASES},
         _experts,
     ),
     "qwen3moe": Architecture(
