@@ -4,8 +4,10 @@ from foretell.core.errors import ModelError, nearest
 from foretell.model.gguf.architecture import Architecture
 from foretell.model.gguf.decoders import DECODERS
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.gemmas import GEMMAS
+from foretell.model.gguf.mixtures import MIXTURES
 
-ARCHITECTURES: dict[str, Architecture] = {**DECODERS}
+ARCHITECTURES: dict[str, Architecture] = {**DECODERS, **GEMMAS, **MIXTURES}
 """``general.architecture`` -> what it is made of. Each family has a module of its own."""
 
 
