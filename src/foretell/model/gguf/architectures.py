@@ -5,9 +5,10 @@ from foretell.model.gguf.architecture import Architecture
 from foretell.model.gguf.decoders import DECODERS
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.gemmas import GEMMAS
+from foretell.model.gguf.latent import LATENT
 from foretell.model.gguf.mixtures import MIXTURES
 
-ARCHITECTURES: dict[str, Architecture] = {**DECODERS, **GEMMAS, **MIXTURES}
+ARCHITECTURES: dict[str, Architecture] = {**DECODERS, **GEMMAS, **MIXTURES, **LATENT}
 """``general.architecture`` -> what it is made of. Each family has a module of its own."""
 
 
