@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.rope import FREQS, LONG, SHORT
 
 LINEARS = {
     "attn_q": "self_attn.q_proj",
@@ -22,7 +23,6 @@ LINEARS = {
 BIASES = {f"{theirs}.bias": f"{ours}.bias" for theirs, ours in LINEARS.items()}
 WHOLE = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 HEAD = {"output.weight": "lm_head.weight"}  # absent where the head is the embedding
-FACTORS = ("rope_freqs.weight",)
 
 
 class Change(NamedTuple):
@@ -52,7 +52,7 @@ class Architecture:
     whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)  # of no layer
     whole_may: Mapping[str, str] = field(default_factory=lambda: HEAD)
     adjust: Callable[[GGUFFile, str, tuple[str, ...]], Change | None] | None = None  # (file, ours, theirs)
-    ignored: tuple[str, ...] = FACTORS  # tensors that are read as part of the configuration
+    ignored: tuple[str, ...] = (FREQS, SHORT, LONG)  # tensors that are read as part of the configuration
     prefix: str = "model.layers"
 
     def required(self, num_layers: int, file: GGUFFile | None = None) -> Iterator[tuple[str, str]]:

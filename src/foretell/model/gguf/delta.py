@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from foretell.model.gguf.architecture import Architecture, Change
-from foretell.model.gguf.decoders import ATTENTION, EXPERTS, MLP, QK_NORMS, SHARED_EXPERT
+from foretell.model.gguf.decoders import ATTENTION, EXPERTS, MLP, QK_NORMS
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.mixtures import SHARED_EXPERT
 from foretell.model.gguf.rope import read_rope
 from foretell.model.gguf.states import count_rows, less_one_in_norms, recurrent
 from foretell.model.gguf.values import decimal, depth, each, refuse, whole

@@ -291,14 +291,19 @@ def _granite_may(file: GGUFFile, layer: int) -> dict[str, str]:
     return _biases(attention) if _kv_heads(file)[layer] else _under("mamba", _MAMBA_BIAS)
 
 
-def _granite_change(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
-    """Beside what all have: rows of q and k as of Llama; gate and up as halves of one matrix, or of each expert's."""
+def _turned(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
+    """Beside what all have: rows of q and k as of Llama, also where nothing is rotated."""
     part = theirs[0].split(".")[-2]
-    if part in ("attn_q", "attn_k"):
-        heads = whole(file, "attention.head_count") if part == "attn_q" else max(_kv_heads(file))
-        return Change(order=turned_rows(file, theirs[0], heads))
-    if len(theirs) == 1:
+    if part not in ("attn_q", "attn_k"):
         return recurrent(file, ours, theirs)
+    heads = whole(file, "attention.head_count") if part == "attn_q" else max(_kv_heads(file))
+    return Change(order=turned_rows(file, theirs[0], heads))
+
+
+def _granite_change(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
+    """Beside that: gate and up as halves of one matrix, or of each expert's."""
+    if len(theirs) == 1:
+        return _turned(file, ours, theirs)
     shape = file.tensors[theirs[0]].shape
     if file.tensors[theirs[1]].shape != shape:
         found = file.tensors[theirs[1]].shape
@@ -357,7 +362,7 @@ _NEMOTRON = Architecture(
     may={},
     some_may=_nemotron_may,
     whole={"token_embd.weight": "backbone.embeddings.weight", "output_norm.weight": "backbone.norm_f.weight"},
-    adjust=recurrent,
+    adjust=_turned,
     prefix="backbone.layers",
 )
 HYBRIDS = {

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.model.gguf.architecture import Change
-from foretell.model.gguf.decoders import less_one
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.gemmas import less_one
 
 
 def recurrent(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
