@@ -20,6 +20,10 @@ from foretell.model.tokenizer import PlainTokenizer
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_MARKED = (  # Qwen3.5: a letter's marks are part of its word
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
@@ -39,6 +43,8 @@ _LLAMA3 = Splitting(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole=True, bos=True)
 _SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the models' own tokenizer.json
     ("gpt-2", "olmo", "mpt"): Splitting(),
     ("smollm", "starcoder", "refact", "command-r", "codeshell"): Splitting(digits=True),
+    ("lfm2", "falcon-h1"): _LLAMA3,
+    ("qwen35",): Splitting(_MARKED, nfc=True),
     ("qwen2",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}", nfc=True),
     ("deepseek-r1-qwen",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"): _LLAMA3,
