@@ -1,4 +1,4 @@
-"""Gemma 2 to 4."""
+"""Gemma 2 and 3; Gemma 4: ``gemma4.py``."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor
 from foretell.model.gguf.architecture import Architecture, Change
 from foretell.model.gguf.decoders import QK_NORMS, SANDWICH, dense, layer_types
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.gemma4 import GEMMA4
 from foretell.model.gguf.values import decimal, whole
 
 _GEMMA3_PATTERN = 6  # every sixth layer of Gemma 3 sees the whole text
@@ -58,4 +59,5 @@ def less_one(parts: list[Tensor]) -> Tensor:
 GEMMAS = {
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", SANDWICH, _gemma2, may={}, adjust=offset_norms),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**SANDWICH, **QK_NORMS}, _gemma3, adjust=offset_norms),
+    "gemma4": GEMMA4,
 }

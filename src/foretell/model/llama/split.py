@@ -1,4 +1,5 @@
-"""Fused matrices (Phi-3: qkv_proj, gate_up_proj) under the names of their parts, and partial rope as a whole one."""
+"""Fused matrices (Phi-3: qkv_proj, gate_up_proj; GLM-4: the latter) under the names of their parts, and partial or
+interleaved rope as that of whole heads."""
 
 from collections.abc import Callable, Collection
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import rotation_order
 from foretell.model.llama.weights import WeightSource, expect_shape
+from foretell.model.packed import Packed
 
 _PARTS = {
     "q_proj": "qkv_proj",
@@ -38,7 +40,11 @@ class SplitWeights(WeightSource):
             for whole, length in lengths.items():
                 if each.endswith(f".{whole}.weight"):
                     expect_shape(source, each, (length, shape.hidden_size), name)
-        self._dim, self._rotated = shape.head_dim, shape.traits.rotated
+        rotated, self._dim = shape.traits.rotated, shape.head_dim
+        is_turned = rotated is not None or shape.traits.interleaved
+        self._turn = (
+            rotation_order(self._dim, rotated or self._dim, interleaved=shape.traits.interleaved) if is_turned else None
+        )
 
     @property
     def names(self) -> Collection[str]:
@@ -89,6 +95,16 @@ class SplitWeights(WeightSource):
         part = read(first, last)[self._order(name, last - first)]
         return lambda start, stop: part[start:stop].contiguous()
 
+    def packed(self, name: str) -> Packed | None:
+        """See ``WeightSource.packed``: rows are whole blocks, in any order."""
+        whole, rows = self._find(name)
+        packed = self._source.packed(whole)
+        if packed is None or rows is None:
+            return packed
+        data = packed.data[slice(*rows)]
+        data = data[self._order(name, len(data))] if self._is_turned(name) else data
+        return Packed(packed.kind, (len(data), packed.shape[1]), data)
+
     def release(self) -> None:
         """See ``WeightSource.release``."""
         self._source.release()
@@ -96,16 +112,20 @@ class SplitWeights(WeightSource):
     def _find(self, name: str) -> tuple[str, tuple[int, int] | None]:
         """The tensor that holds a name, and which of its rows; None: all."""
         for part, whole in _PARTS.items():
-            if f".{part}." in name and name not in self._source.names:
-                return name.replace(part, whole), self._rows[part]
+            if f".{part}." in name:
+                first, last = self._rows[part]
+                if name not in self._source.names:
+                    return name.replace(part, whole), (first, last)
+                if self._is_turned(name):
+                    return name, (0, last - first)
         return name, None
 
     def _is_turned(self, name: str) -> bool:
-        return self._rotated is not None and (".q_proj." in name or ".k_proj." in name)
+        return self._turn is not None and (".q_proj." in name or ".k_proj." in name)
 
     def _order(self, name: str, count: int) -> Tensor:
         """[count] int64 rows in the order in which they are read."""
-        if not self._is_turned(name) or self._rotated is None:
+        if not self._is_turned(name) or self._turn is None:
             return torch.arange(count)
         starts = torch.arange(0, count, self._dim)
-        return (starts[:, None] + rotation_order(self._dim, self._rotated)).flatten()
+        return (starts[:, None] + self._turn).flatten()
