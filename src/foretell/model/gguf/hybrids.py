@@ -327,6 +327,8 @@ def _falcon(file: GGUFFile) -> dict[str, Any]:
         )
     found, mamba = _common(file), _mamba(file)
     head_dim = whole(file, "attention.key_length", found["hidden_size"] // found["num_attention_heads"])
+    if _has(file, "ssm_norm.weight"):
+        found |= {"mamba_rms_norm": True, "mamba_norm_before_gate": False}  # the gate first, as llama.cpp has it
     return {
         **found,
         **mamba,
@@ -334,8 +336,6 @@ def _falcon(file: GGUFFile) -> dict[str, Any]:
         "intermediate_size": whole(file, "feed_forward_length"),
         "mamba_d_ssm": mamba["mamba_n_heads"] * mamba["mamba_d_head"],
         "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
-        "mamba_rms_norm": _has(file, "ssm_norm.weight"),
-        "mamba_norm_before_gate": False,  # as llama.cpp has it
         "attention_bias": _has(file, "attn_q.bias"),
         "mlp_bias": _has(file, "ffn_gate.bias"),
         "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
