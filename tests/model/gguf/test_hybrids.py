@@ -1,5 +1,5 @@
-"""Hybrids in GGUF files: files of llama.cpp's converter hold the weights, sizes, tokens and ends of the checkpoints that they
-were made of, and transformers computes the same logits from either."""
+"""Hybrids in GGUF files: files of llama.cpp's converter hold the weights, sizes, tokens and ends of the checkpoints that
+they were made of, and transformers computes the same logits from either."""
 
 import random
 from pathlib import Path

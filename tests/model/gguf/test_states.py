@@ -22,6 +22,18 @@ CPU = torch.device("cpu")
 KEYS, VALUES = 2, 4  # heads
 HIDDEN = 32
 LAYER = "model.layers.0.linear_attn."
+OTHERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "qwen3next": {
+        "blk.0.ssm_ba.weight": (2 * VALUES, HIDDEN), "blk.0.ffn_gate_inp.weight": (2, 32),
+        "blk.0.ffn_gate_inp_shexp.weight": (32,),
+        **{f"blk.0.ffn_{x}_exps.weight": (2, 32, 32) for x in ("gate", "up", "down")},
+        **{f"blk.0.ffn_{x}_shexp.weight": (32, 32) for x in ("gate", "up", "down")},
+    },
+    "qwen35": {
+        "blk.0.ssm_alpha.weight": (VALUES, HIDDEN), "blk.0.ssm_beta.weight": (VALUES, HIDDEN),
+        "blk.0.ffn_gate.weight": (64, HIDDEN), "blk.0.ffn_up.weight": (64, HIDDEN), "blk.0.ffn_down.weight": (HIDDEN, 64),
+    },
+}  # fmt: skip
 
 
 def drawn(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -46,14 +58,8 @@ def delta_net(path: Path, arch: str, size: int, kinds: dict[str, str]) -> GGUFFi
         "blk.0.attn_gate.weight": (inner, HIDDEN), "blk.0.ssm_conv1d.weight": (2 * keys + inner, 4),
         "blk.0.ssm_dt.bias": (VALUES,), "blk.0.ssm_a": (VALUES,), "blk.0.ssm_norm.weight": (size,),
         "blk.0.ssm_out.weight": (HIDDEN, inner),
-        **({"blk.0.ssm_ba.weight": (2 * VALUES, HIDDEN)} if arch == "qwen3next" else
-           {"blk.0.ssm_alpha.weight": (VALUES, HIDDEN), "blk.0.ssm_beta.weight": (VALUES, HIDDEN)}),
-        **({f"blk.0.ffn_{x}_exps.weight": (2, 32, 32) for x in ("gate", "up", "down")} if arch == "qwen3next" else {}),
-        **({f"blk.0.ffn_{x}_shexp.weight": (32, 32) for x in ("gate", "up", "down")} if arch == "qwen3next" else {}),
-        **({"blk.0.ffn_gate_inp.weight": (2, 32), "blk.0.ffn_gate_inp_shexp.weight": (32,)} if arch == "qwen3next" else
-           {"blk.0.ffn_gate.weight": (64, HIDDEN), "blk.0.ffn_up.weight": (64, HIDDEN), "blk.0.ffn_down.weight": (HIDDEN, 64)}),
     }  # fmt: skip
-    for name, shape in shapes.items():
+    for name, shape in {**shapes, **OTHERS[arch]}.items():
         values_of = -np.exp(drawn(*shape)) if name.endswith("ssm_a") else drawn(*shape)
         kind = kinds.get(name.split(".")[-2], "F32")
         if kind == "F32":
