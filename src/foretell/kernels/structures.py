@@ -94,6 +94,7 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("attention_after", "mlp_after")),
         ("window", ctypes.c_int64),
         ("rope", ctypes.c_int64),
+        ("query_rope", ctypes.c_int64),
         ("experts", ctypes.POINTER(Experts)),
         ("mixer", ctypes.POINTER(Mixer)),
         ("gates", Matrix),

@@ -95,7 +95,8 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
   for (int i = 0; i < count; i++) {
     Query *q = &queries[i];
     float turned[MAX_DIM];
-    rotate(p, layer, p->qkv + q->row * p->qkv_width + q->head * dim, layer->q_norm, p->positions[q->row], turned);
+    const float *query = p->qkv + q->row * p->qkv_width + q->head * dim;
+    rotate(p, layer->query_rope, query, layer->q_norm, p->positions[q->row], turned);
     for (int64_t d = 0; d < dim; d += 16) store_as(is_bf16, vectors[i], d, 0xffff, v_load(turned + d));
     low = MIN(low, q->low), high = MAX(high, q->high);
   }
@@ -192,7 +193,7 @@ static void attention(Pass *p, const Layer *layer, int index, int t) {
       const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * dim, *v = k + m->kv_heads * dim;
       const int64_t at = (base + p->slots[i]) * dim * bytes;
       float turned[MAX_DIM];
-      rotate(p, layer, k, layer->k_norm, p->positions[i], turned);
+      rotate(p, layer->rope, k, layer->k_norm, p->positions[i], turned);
       for (int64_t d = 0; d < dim; d += 16) {
         store_as(m->bf16, (char *)p->cache->keys[index] + at, d, 0xffff, v_load(turned + d));
         store_as(m->bf16, (char *)p->cache->values[index] + at, d, 0xffff, v_load(v + d));

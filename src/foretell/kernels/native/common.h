@@ -101,7 +101,7 @@ typedef struct {
   const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* or NULL: not normed */
   const float *attention_after, *mlp_after; /* norms of what attention and MLP return, or NULL */
   int64_t window;                           /* 0: sees everything */
-  int64_t rope;                             /* which of the cache's rotations */
+  int64_t rope, query_rope;                 /* which of the cache's rotations: of keys, of queries */
   const Experts *experts;                   /* in place of gate, up and down, or NULL */
   const Mixer *mixer;                       /* before attention, on the same input, or NULL */
   Matrix gates;                             /* [heads * dim, hidden]: their sigmoid is a factor on what attention mixed */

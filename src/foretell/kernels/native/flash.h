@@ -41,7 +41,7 @@ static void remember(Flash *w, const Layer *layer, int index, int64_t b, int64_t
   const Model *m = p->model;
   const int64_t dim = m->dim, at = ((b * m->kv_heads + kv_head) * p->cache->capacity + slot) * dim * (m->bf16 ? 2 : 4);
   float turned[MAX_DIM];
-  rotate(p, layer, k, layer->k_norm, slot, turned);
+  rotate(p, layer->rope, k, layer->k_norm, slot, turned);
   for (int64_t d = 0; d < dim; d += 16) {
     store_as((int)m->bf16, (char *)p->cache->keys[index] + at, d, 0xffff, v_load(turned + d));
     store_as((int)m->bf16, (char *)p->cache->values[index] + at, d, 0xffff, v_load(v + d));

@@ -184,14 +184,14 @@ static void norm_flat(Pass *p, const Layer *l, int t) {
 }
 
 /* Optional norm, then rotation by position, of one head's vector; x may be y. */
-static void rotate(const Pass *p, const Layer *l, const float *x, const float *weight, int64_t position, float *y) {
+static void rotate(const Pass *p, int64_t rope, const float *x, const float *weight, int64_t position, float *y) {
   const int64_t dim = p->model->dim, half = dim / 2;
   float normed[MAX_DIM];
   if (weight && !p->model->flat) {
     norm_row(0, x, weight, dim, (float)p->model->eps, normed);
     x = normed;
   }
-  const int64_t at = (l->rope * p->cache->capacity + position) * half;
+  const int64_t at = (rope * p->cache->capacity + position) * half;
   const float *cos = p->cache->cos + at, *sin = p->cache->sin + at;
   for (int64_t i = 0; i < half; i += 16) {
     const Lanes lanes = first_lanes(half - i);

@@ -15,13 +15,17 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from foretell.core.errors import ModelError
 from foretell.model.gguf.config import end_ids
 from foretell.model.gguf.file import GGUFFile, listed
+from foretell.model.gguf.patterns import CASED, DEEPSEEK2, DEEPSEEK3
 from foretell.model.tokenizer import PlainTokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_MARKED = (  # Qwen3.5: a letter's marks are part of its word
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Splitting:
     """How a byte-level vocabulary splits text before it merges."""
 
     pattern: str | None = None  # None: GPT-2's
+    before: tuple[str, ...] = ()  # patterns by which text is split before that, one after the other
     digits: bool = False  # every digit apart, before all else
     nfc: bool = False  # normalised first
     whole: bool = False  # a piece that is a token is taken whole, whatever the merges
@@ -39,17 +44,18 @@ _LLAMA3 = Splitting(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole=True, bos=True)
 _SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the models' own tokenizer.json
     ("gpt-2", "olmo", "mpt"): Splitting(),
     ("smollm", "starcoder", "refact", "command-r", "codeshell"): Splitting(digits=True),
+    ("lfm2", "falcon-h1"): _LLAMA3,
+    ("qwen35",): Splitting(_MARKED, nfc=True),
     ("qwen2",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}", nfc=True),
     ("deepseek-r1-qwen",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"): _LLAMA3,
-    ("dbrx", "smaug-bpe"): Splitting(_LLAMA3.pattern),
-    ("tekken",): Splitting(
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        whole=True,
-        bos=True,
-    ),
+    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): Splitting(_LLAMA3.pattern),
+    ("tekken",): Splitting(CASED % ("", "", ""), whole=True, bos=True),
+    ("gpt-4o",): Splitting(CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}")),
+    ("deepseek-llm",): Splitting(r"\p{N}", DEEPSEEK2),
+    ("deepseek-v3",): Splitting(DEEPSEEK3[-1], DEEPSEEK3[:-1]),
 }
+_PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens after which white space stays
 _NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # as a file and as transformers call them
 SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for name in names}
 
@@ -69,14 +75,20 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     kind = file.get("tokenizer.ggml.model")
     if kind == "gpt2":
         inner, bos = _byte_level(file, tokens, types)
-    elif kind == "llama":
+    elif kind in ("llama", "gemma4"):
         inner, bos = _sentencepiece(file, tokens, types), True
     else:
-        raise ModelError(f"{file.name}: its tokenizer is of kind {kind!r}; known: gpt2 (byte-level) and llama")
+        raise ModelError(f"{file.name}: its tokenizer is of kind {kind!r}; known: gpt2 (byte-level), llama and gemma4")
     vocab = inner.get_vocab(with_added_tokens=False)
+    is_phi3 = kind == "llama" and file.get("general.architecture") == "phi3"
+
+    def strips(token: str) -> bool:
+        """Whether white space after a special token is dropped: Phi-3's tokenizer.json says so, files do not."""
+        return is_phi3 and token not in _PHI3_KEEPS
+
     for special, wanted in ((True, CONTROL), (False, USER_DEFINED)):
         chosen = [token for token, type_ in zip(tokens, types, strict=True) if type_ == wanted and token in vocab]
-        added = [AddedToken(token, normalized=False, special=special) for token in chosen]
+        added = [AddedToken(token, normalized=False, special=special, rstrip=strips(token)) for token in chosen]
         (inner.add_special_tokens if special else inner.add_tokens)(added)
     named = {key: _named(file, key, tokens) for key in _NAMES}
     first = named["bos"] if file.get("tokenizer.ggml.add_bos_token", bos) else None
@@ -87,7 +99,10 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
         inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=edges)
     context = file.get("{arch}.context_length")
     special_tokens = {f"{_NAMES[key]}_token": token for key, token in named.items() if token is not None}
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens.values()])
+    named_ones = [
+        AddedToken(token, normalized=False, special=True, rstrip=strips(token)) for token in special_tokens.values()
+    ]
+    inner.add_special_tokens(named_ones)
     return PlainTokenizer(
         inner,
         special_tokens,
@@ -129,13 +144,12 @@ def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[To
         what = f"splits text by rule {pre!r}; known: {', '.join(SPLITTINGS)}" if merges else "lists no merges"
         raise ModelError(f"{file.name}: its tokenizer {what}")
     vocab = {token: index for index, token in enumerate(tokens) if types[index] != UNUSED}
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    inner = Tokenizer(_bpe(file, vocab, pairs, ignore_merges=splitting.whole))
+    inner = Tokenizer(_bpe(file, vocab, [_pair(merge) for merge in merges], ignore_merges=splitting.whole))
     if splitting.nfc:
         inner.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.digits else []
-    if splitting.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    patterns = (*splitting.before, *([] if splitting.pattern is None else [splitting.pattern]))
+    steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
     inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
     inner.decoder = decoders.ByteLevel()
@@ -143,9 +157,10 @@ def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[To
 
 
 def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
-    """BPE over characters with bytes to fall back on. A file has no merges: they follow from the scores of the pieces
-    (sentencepiece: of two adjacent pieces those are joined whose whole has the best score)."""
+    """BPE over characters with bytes to fall back on. Most files have no merges: they follow from the scores of the pieces
+    (sentencepiece: of two adjacent pieces those are joined whose whole has the best score). Gemma 4's have them."""
     gemma = str(file.get("general.architecture")).startswith("gemma")
+    listed_merges = listed(file, "merges", str)
     if gemma:  # the order of pieces, not their scores, is that of merges
         scores = [-float(index) for index in range(len(tokens))]
     else:
@@ -154,7 +169,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
         raise ModelError(f"{file.name}: its tokenizer has {len(tokens)} tokens and {len(scores)} scores")
     vocab = {token: index for index, token in enumerate(tokens)}
     unknown = next((token for token, type_ in zip(tokens, types, strict=True) if type_ == UNKNOWN), None)
-    merges = _merges(vocab, scores)
+    merges = [_pair(merge) for merge in listed_merges] or _merges(vocab, scores)
     inner = Tokenizer(_bpe(file, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", "▁")
     prefix = bool(file.get("tokenizer.ggml.add_space_prefix", not gemma))
@@ -162,6 +177,11 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     ends = [decoders.Strip(" ", 1, 0)] if prefix else []
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
     return inner
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
 
 
 def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:

@@ -60,6 +60,8 @@ class _Pass:
 
     turns: dict[int, tuple[Tensor, Tensor]]
     """cos [B, n, 1, head_dim], flat [1, T, 1, head_dim], and sin, the same, its first half negated."""
+    growths: dict[int, Tensor]
+    """Of rotations whose queries grow with their positions: by what, [B, n, 1, 1], flat [1, T, 1, 1]."""
     masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
     slots: Tensor  # [B, r]; packed [r]
     span: int
@@ -89,6 +91,7 @@ class LeanModel(CausalModel):
         self._group = shape.num_heads // shape.num_kv_heads
         ropes = list(dict.fromkeys(shape.ropes))
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
+        self._growths = [rope.growth for rope in ropes]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
         if shape.traits.is_fused:
             source = split_weights(source, shape, name=name)
@@ -262,6 +265,11 @@ class LeanModel(CausalModel):
             sin = angles.sin() * self._rope_scales[rope]
             sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
             turns[rope] = (angles.cos() * self._rope_scales[rope]).to(dtype), sin.to(dtype)
+        growths = {
+            rope: llama.growth_of(positions[..., None, None], growth).to(dtype)
+            for rope, growth in enumerate(self._growths)
+            if growth is not None
+        }
         masks: dict[int | None, Tensor] = {}
         for window in set(self.shape.windows[first:stop]):
             visible = plan.mask  # [B, 1, n, S]
@@ -274,8 +282,8 @@ class LeanModel(CausalModel):
             masks[window] = F.pad(mask, (0, 0, 0, padding)).repeat(1, 1, self._group, 1)
         if real is not None:
             rows, slots = real // num_nodes, plan.slots.flatten()[real]
-            return _Pass(turns, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
-        return _Pass(turns, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
+            return _Pass(turns, growths, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
+        return _Pass(turns, growths, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
 
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
@@ -287,6 +295,8 @@ class LeanModel(CausalModel):
         cos, sin = shared.turns[layer.rope]
         swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
         qk = torch.addcmul(qk * cos, swapped, sin)
+        if layer.rope in shared.growths:
+            qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
         x = self._add(x, layer.out(self._mix(index, qk, value, shared, cache)), layer.attention_after)
         normed = self._norm(x, layer.mlp_norm)
         if isinstance(layer.mlp, Experts):  # padding would read experts of its own

@@ -215,8 +215,11 @@ class NativeModel(CausalModel):
         return logits
 
     def rotations(self, capacity: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [rotations, capacity, head_dim / 2] of the layers' different rotations."""
-        tables = [llama.rope_table(rope, capacity, self.spec.device) for rope in self._ropes]
+        """Cosines and sines [rotations, capacity, head_dim / 2] of the layers' different rotations: those of keys, and
+        after them those of queries that differ."""
+        device = self.spec.device
+        tables = [llama.rope_table(rope, capacity, device) for rope in self._ropes]
+        tables += [llama.rope_table(rope, capacity, device, of_queries=True) for rope in self._growing]
         cos, sin = (torch.stack(each) for each in zip(*tables, strict=True))
         return cos, sin
 
@@ -375,6 +378,7 @@ class NativeModel(CausalModel):
 
         traits = shape.traits
         self._ropes = list(dict.fromkeys(shape.ropes))
+        self._growing = [rope for rope in self._ropes if rope.growth is not None]
 
         layers = (structures.Layer * shape.num_layers)()
         for index, layer in enumerate(layers):
@@ -392,7 +396,10 @@ class NativeModel(CausalModel):
             if mixer is not None:
                 self._mixers.append(mixers.view_of(mixer, index, source, read, self._tensors))
                 layer.mixer = ctypes.pointer(self._mixers[-1])
-            layer.window, layer.rope = shape.windows[index] or 0, self._ropes.index(shape.ropes[index])
+            rope = shape.ropes[index]
+            layer.window, layer.rope = shape.windows[index] or 0, self._ropes.index(rope)
+            grows = rope.growth is not None
+            layer.query_rope = len(self._ropes) + self._growing.index(rope) if grows else layer.rope
         final_norm = vector(llama.FINAL_NORM, traits.norm_offset)
         self._final_norm = self._tensors[-1]
         return structures.Model(

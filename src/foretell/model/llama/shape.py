@@ -188,12 +188,9 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
         "input_norm": f"{prefix}.input_layernorm.weight",
         "mlp_norm": f"{prefix}.post_attention_layernorm.weight",
     }
-    if traits.norms_after:  # the name that Llama uses in front of the MLP is there what it says
-        norms |= {
-            "attention_after": f"{prefix}.post_attention_layernorm.weight",
-            "mlp_norm": f"{prefix}.pre_feedforward_layernorm.weight",
-            "mlp_after": f"{prefix}.post_feedforward_layernorm.weight",
-        }
+    if traits.norms_after:  # the name that Llama uses in front of the MLP is in most of them what it says
+        keys = ("attention_after", "mlp_norm", "mlp_after")
+        norms |= {key: f"{prefix}.{name}.weight" for key, name in zip(keys, traits.norm_names, strict=True)}
     return {
         **norms,
         "q": f"{attention}.q_proj.weight",
@@ -217,9 +214,19 @@ def bias_name(name: str) -> str:
     return name.removesuffix("weight") + "bias"
 
 
-def rope_table(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [num_positions, head_dim / 2] float32 of positions 0, 1, ..."""
+def rope_table(
+    rope: Rope, num_positions: int, device: torch.device, *, of_queries: bool = False
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [num_positions, head_dim / 2] float32 of positions 0, 1, ...; of_queries: with what those grow by."""
     positions = torch.arange(num_positions, device=device, dtype=torch.float32)
     angles = positions[:, None] * torch.tensor(rope.frequencies, device=device)
     scales = torch.tensor(rope.scales, device=device)
+    if of_queries and rope.growth is not None:
+        scales = scales * growth_of(positions, rope.growth)[:, None]
     return angles.cos() * scales, angles.sin() * scales
+
+
+def growth_of(positions: Tensor, growth: tuple[float, int]) -> Tensor:
+    """What queries at these positions are multiplied by, float32 of any shape (``Rope.growth``)."""
+    beta, length = growth
+    return 1 + beta * torch.log(1 + torch.floor(positions.float() / length))

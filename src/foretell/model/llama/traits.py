@@ -1,8 +1,9 @@
 """What the members of the Llama family have that Llama has not: one value a family, read by ``lean.py`` and ``native.py``.
 
 Llama's layer is x + attention(norm x), x + mlp(norm x). Gemma 2 and 3 norm what attention and MLP return too, OLMo 2 only
-that. Granite scales embeddings, scores, residuals and logits; Gemma scales embeddings and caps with tanh. SmolLM3 rotates
-only some layers, Gemma 3 by two bases, Phi-3 a part of each head. Mixtures of experts: ``mixture.py``.
+that, GLM-4 all four. Granite scales embeddings, scores, residuals and logits; Gemma scales embeddings and caps with tanh.
+SmolLM3 rotates only some layers, Gemma 3 and OLMo 3 by two rotations, Phi-3 and GLM-4 rotate a part of each head,
+GLM-4 in pairs of neighbours; Ministral 3's queries grow with their positions. Mixtures of experts: ``mixture.py``.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,16 @@ class Rope:
 
     frequencies: tuple[float, ...]  # head_dim / 2 of them; 0 leaves a pair as it is
     scale: float = 1.0  # factor on cos and sin of the pairs that are rotated
+    growth: tuple[float, int] | None = None  # (b, n): queries at position p are times 1 + b ln(1 + floor(p / n))
 
     @property
     def scales(self) -> tuple[float, ...]:
         """head_dim / 2 factors on cos and sin."""
         return tuple(self.scale if frequency else 1.0 for frequency in self.frequencies)
+
+
+_SANDWICH = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_GLM4_SANDWICH = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Traits:
     attention_scale: float = 1.0  # on what attention returns
     gate_scale: float = 1.0  # on the MLP's gate
     mlp_scale: float = 1.0  # on what the MLP returns
+    interleaved: bool = False  # values (2i, 2i + 1) of a head are a pair, and not (i, i + half)
+    norm_names: tuple[str, str, str] = _SANDWICH  # after attention, before and after the MLP, where ``norms_after``
 
 
 LLAMA = Traits()
@@ -65,6 +73,9 @@ ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -77,8 +88,9 @@ ARCHITECTURES = {
 """The types that are covered, and their classes."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
-_PARTLY_TURNED = ("phi3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
-_WINDOWED = ("mistral", "phi3", "mixtral")  # every layer has the window
+_PARTLY_TURNED = ("phi3", "glm4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
+_WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the window
+_TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
 _WINDOWLESS = ("llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", *hybrids.TYPES)
 
 
@@ -100,7 +112,7 @@ def unsupported(config: Any) -> str | None:
             return f"rope type {rope['rope_type']!r}; implemented: {', '.join(ROPE_TYPES)}"
         if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind not in _PARTLY_TURNED:
             return f"partial rope ({rope['partial_rotary_factor']})"
-    if len(_rope_entries(config)) > 1 and kind != "gemma3_text":
+    if len(_rope_entries(config)) > 1 and kind not in _TWO_ROPES:
         return "rope parameters differ between layers"
     if head_dim(config) % 2:
         return f"odd head dimension {head_dim(config)}"
@@ -132,7 +144,7 @@ def traits_of(config: Any) -> Traits:
             residual_scale=float(config.residual_multiplier),
             logit_scale=1.0 / float(config.logits_scaling),
         )
-    if kind == "olmo2":
+    if kind in ("olmo2", "olmo3"):
         return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
     if kind == "falcon_h1":  # the factor on attention's input is on queries, keys and values
         scale, inward = config.key_multiplier * head_dim(config) ** -0.5, config.attention_in_multiplier
@@ -144,6 +156,15 @@ def traits_of(config: Any) -> Traits:
             gate_scale=config.mlp_multipliers[0],
             mlp_scale=config.mlp_multipliers[1],
             logit_scale=config.lm_head_multiplier,
+        )
+    if kind == "glm4":
+        return Traits(
+            activation=activation,
+            norms_after=True,
+            norm_names=_GLM4_SANDWICH,
+            is_fused=True,
+            rotated=_rotated(config),
+            interleaved=True,
         )
     is_qwen = kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
     qk_norm = "heads" if is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2") else "all" if kind == "olmoe" else ""
@@ -172,9 +193,10 @@ def biases_of(config: Any) -> frozenset[str]:
     kind = config.model_type
     if kind == "qwen2" or (kind == "qwen2_moe" and config.qkv_bias):
         return frozenset(("q", "k", "v"))
-    if kind in ("mistral", "mixtral", "phi3", "qwen2_moe"):
+    if kind in ("mistral", "ministral3", "mixtral", "phi3", "qwen2_moe"):
         return frozenset()
-    attention = ("q", "k", "v", "o", "gates") if getattr(config, "attention_bias", False) else ()
+    attention = ("q", "k", "v", *(("o", "gates") if kind != "glm4" else ()))
+    attention = attention if getattr(config, "attention_bias", False) else ()
     has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
@@ -183,7 +205,7 @@ def biases_of(config: Any) -> frozenset[str]:
 def ropes_of(config: Any) -> tuple[Rope, ...]:
     """The rotation of each layer, as transformers computes it."""
     num_layers: int = config.num_hidden_layers
-    if config.model_type == "gemma3_text":
+    if config.model_type in _TWO_ROPES:
         by_kind = {kind: _rope(config, kind) for kind in set(config.layer_types)}
         return tuple(by_kind[kind] for kind in config.layer_types)
     still = Rope((0.0,) * (head_dim(config) // 2))
@@ -216,14 +238,15 @@ def max_positions_of(config: Any) -> int:
     return length
 
 
-def rotation_order(dim: int, rotated: int) -> Tensor:
+def rotation_order(dim: int, rotated: int, *, interleaved: bool = False) -> Tensor:
     """[dim] int64: the values of a head in an order in which partial rope is a whole one whose other frequencies are 0.
 
-    Pairs (i, i + rotated / 2) become (i, i + dim / 2), as rotations of whole heads have them. Queries and keys are
-    reordered alike, so that their products stay.
+    Pairs (i, i + rotated / 2), or (2i, 2i + 1) where they are interleaved, become (i, i + dim / 2), as rotations of whole
+    heads have them. Queries and keys are reordered alike, so that their products stay.
     """
     half, rest = rotated // 2, (dim - rotated) // 2
-    parts = (range(half), range(rotated, rotated + rest), range(half, rotated), range(rotated + rest, dim))
+    first, second = (range(0, rotated, 2), range(1, rotated, 2)) if interleaved else (range(half), range(half, rotated))
+    parts = (first, range(rotated, rotated + rest), second, range(rotated + rest, dim))
     return torch.tensor([index for part in parts for index in part])
 
 
@@ -256,4 +279,7 @@ def _rope(config: Any, kind: str | None) -> Rope:
         truncate = bool(config.rope_parameters.get("truncate", True))
         frequencies, scale = scaled_frequencies(rope, rotated, config.max_position_embeddings, truncate=truncate)
     still = [0.0] * (dim // 2 - len(frequencies))
-    return Rope((*frequencies.tolist(), *still), float(scale))
+    beta, growth = rope.get("llama_4_scaling_beta"), None
+    if beta and config.model_type == "ministral3":
+        growth = (float(beta), int(rope["original_max_position_embeddings"]))
+    return Rope((*frequencies.tolist(), *still), float(scale), growth)
