@@ -115,7 +115,7 @@ class TransformersModel(CausalModel):
             reason += f"; and it reads token by token, since otherwise {error}"
             self._tokenwise = True
             check_chain(self, module)
-        because = "its layers read accepted guesses again, one line of them"
+        because = "its layers read accepted guesses again, as a line"
         self.spec = replace(self.spec, reads_again=reason, chains_only=_chains_only(name, module, because))
 
     def _read_trees(self, module: PreTrainedModel) -> None:
