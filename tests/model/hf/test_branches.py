@@ -4,6 +4,7 @@ the tree is read and whatever of it is kept."""
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +27,8 @@ from tests.model.zoo import zoo_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers tells which kernels are not installed
 
-FEW = ("qwen3_5", "kimi_linear", "mamba2", "mamba", "lfm2")
-"""One of each scan, and convolutions alone."""
+FEW = ("qwen3_5", "mamba2", "mamba", "lfm2")
+"""One of each scan (Kimi's is slow), and convolutions alone."""
 OTHERS = tuple(name for name in FAMILIES if name not in (*UNKNOWN, *FEW))
 
 
@@ -35,12 +36,16 @@ def build(family: str) -> TransformersModel:
     return TransformersModel(zoo_module(family) if family == "kimi_linear" else family_module(family), name=family)
 
 
-@pytest.fixture(scope="module", params=(*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)))
+def slow(family: str) -> Any:
+    return pytest.param(family, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=(*FEW, slow("kimi_linear"), *map(slow, OTHERS)))
 def model(request: pytest.FixtureRequest) -> TransformersModel:
     return build(request.param)
 
 
-@pytest.fixture(scope="module", params=FEW)
+@pytest.fixture(scope="module", params=(*FEW, slow("kimi_linear")))
 def one(request: pytest.FixtureRequest) -> TransformersModel:
     return build(request.param)
 
@@ -241,7 +246,7 @@ def test_layers_in_two_ranges(one: TransformersModel) -> None:
     assert grove.worst < EXACT
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "mamba2", "mamba", "lfm2"])
+@pytest.mark.parametrize("family", [slow("qwen3_5"), "mamba2", slow("mamba"), "lfm2"])
 def test_a_kept_branch_leaves_the_states_of_its_text(family: str) -> None:
     """Those of the slow twin, which reads the text token by token."""
     grove = Grove(build(family), (2,))
@@ -268,7 +273,7 @@ def test_a_kept_branch_leaves_the_states_of_its_text(family: str) -> None:
                 torch.testing.assert_close(state, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "mamba2", "mamba", "lfm2"])
+@pytest.mark.parametrize("family", [slow("qwen3_5"), "mamba2", slow("mamba"), "lfm2"])
 def test_in_bfloat16_a_tree_is_as_near_to_float32_as_its_lines(family: str) -> None:
     model = TransformersModel(family_module(family, dtype=torch.bfloat16), name=family)
     assert model.spec.chains_only == ""
