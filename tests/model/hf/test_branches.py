@@ -206,6 +206,15 @@ def test_slots_change_while_a_tree_is_grown(one: TransformersModel) -> None:
         tokens = torch.cat([tokens.gather(1, order), torch.tensor([[7], [9]])], 1)
         grove.read(tokens, grove.plan(settled).nodes(5, 6), settled)
         grove.accept(tokens, [[0, 3, 4, 5], [0, 1, 2]])
+    # The node that was read last comes after all leaves.
+    tokens, grown = grove.tree([[-1, 0, 0]] * 2)
+    grove.read(tokens, grove.plan(grown), grown)
+    base, place = grove.length[:, None], torch.tensor([[0, 1, 4]])
+    grove.target.commit(base + torch.arange(3), base + place)
+    tokens = torch.cat([tokens[:, :2], torch.tensor([[7, 8]] * 2), tokens[:, 2:]], 1)
+    settled = torch.tensor([[-1, 0, 1, 1, 0]] * 2)
+    grove.read(tokens, grove.plan(settled).nodes(2, 4), settled)
+    grove.accept(tokens, [[0, 4], [0, 1, 3]])
     grove.step()
     assert grove.worst < EXACT
 
