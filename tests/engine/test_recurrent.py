@@ -1,5 +1,5 @@
-"""Recurrent and hybrid models in the engine: every drafter of lines gives plain decoding's tokens, alone, in ragged
-batches, with preemption, and with prefixes taken up at their states."""
+"""Recurrent and hybrid models in the engine: every drafter of lines and trees gives plain decoding's tokens, alone, in
+ragged batches, with preemption, and with prefixes taken up at their states."""
 
 import random
 from collections.abc import Iterator
@@ -14,12 +14,15 @@ from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, S
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
+from foretell.draft.shapes import parse_shape
+from foretell.draft.suffix import Suffix
 from foretell.engine import planning
 from foretell.engine.calibrate import Bench, Calibration
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
+from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.recurrent import rewind
@@ -29,7 +32,7 @@ from tests.engine.harness import ToyTokenizer
 from tests.engine.traffic import Traffic
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as kangaroo_head
-from tests.model.recurrent import FAMILIES, family_module
+from tests.model.recurrent import FAMILIES, family_model, family_module
 from tests.model.tiny import VOCAB, tiny_module
 from tests.service.test_service import Mailbox
 from tests.stress import MINUTES
@@ -83,6 +86,27 @@ def drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Method 
         yield {"method": "kangaroo"}, Kangaroo(kangaroo_head(), model)
 
 
+def tree_drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Method | None]]:
+    """Every way of growing a tree: by an attention model, by a recurrent one (the target itself, so that side branches are
+    kept), behind suffix, by the target's own layers, by heads."""
+    near, other = DraftModel(model), DraftModel(TransformersModel(tiny_module("llama")))
+    for shape, draft in (
+        ("sequoia", near),
+        ("dyspec/size=6", near),
+        ("opt_tree/size=6", near),
+        ("eagle2/size=6", other),
+    ):
+        yield {"method": "draft_model", "shape": shape}, draft
+    yield {"method": "recycling", "shape": "static/branching=2x2x1"}, None
+    second = Hybrid(Suffix(), near, shape=parse_shape("opt_tree/size=6", 3), discount=0.9)
+    yield {"method": "hybrid", "second": "draft_model", "model": "m", "second_shape": "opt_tree/size=6"}, second
+    yield {"method": "early_exit", "exit_layer": 1, "shape": "dyspec/size=5"}, EarlyExit(model, 1)
+    yield {"method": "early_exit", "exit_layer": 1, "shape": "static/branching=2x2x1"}, EarlyExit(model, 1)
+    if model.spec.num_layers == 4:
+        yield {"method": "eagle3", "shape": "opt_tree/size=6"}, Eagle3(random_head(EAGLE3), model)
+        yield {"method": "kangaroo", "shape": "opt_tree/size=6"}, Kangaroo(kangaroo_head(), model)
+
+
 def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> None:
     found = [one.token_ids for one in engine.generate_batch(requests, batch_size=batch_size)]
     assert found == expected, engine.speculative
@@ -102,6 +126,19 @@ def test_every_drafter_gives_plain_tokens(target: TransformersModel, temperature
     assert accepted > 20
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_tree_gives_plain_tokens(target: TransformersModel, temperature: float) -> None:
+    plain, requests = Engine(target, speculative="none"), asked(5, temperature, seed=6, most=14)
+    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    accepted = 0
+    for number, (config, method) in enumerate(tree_drafters(target)):
+        engine = Engine(target, speculative={"num_speculative_tokens": 4, **config}, method=method)
+        some = slice(number % 2, None, 2)
+        same(engine, requests[some], 1 if number % 3 == 2 else 3, expected[some])
+        accepted += sum(one.num_accepted_tokens for one in engine.recorder.methods.values())
+    assert accepted > 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str) -> None:
@@ -110,7 +147,7 @@ def test_every_family(family: str) -> None:
     plain, most = Engine(model, speculative="none"), PROMPTS // 2 if MINUTES else 2
     requests = [one for temperature in (0.0, 1.0) for one in asked(most, temperature, most=24 if MINUTES else 16)]
     expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
-    for config, method in drafters(model):
+    for config, method in (*drafters(model), *(() if model.spec.chains_only else tree_drafters(model))):
         engine = Engine(model, speculative={"num_speculative_tokens": 4, **config}, method=method)
         same(engine, requests, 8, expected)
         accepted += sum(one.num_accepted_tokens for one in engine.recorder.methods.values())
@@ -155,16 +192,16 @@ def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPat
 
 
 def test_trees_are_refused_with_the_reason() -> None:
-    hybrid, attention = build("mamba2"), TransformersModel(tiny_module("llama"))
+    hybrid, attention = family_model("mamba2/again"), TransformersModel(tiny_module("llama"))
     with pytest.raises(
-        ConfigError, match=r"'static' branches, and mamba2 keeps a recurrent state.*choose shape 'chain'"
+        ConfigError, match=r"'static' branches, and mamba2/again keeps a recurrent state.*choose shape 'chain'"
     ):
         Engine(hybrid, speculative={"method": "recycling", "shape": "static"})
     config = {"method": "draft_model", "shape": "static/branching=2x1"}
-    with pytest.raises(ConfigError, match="branches, and mamba2 keeps"):
+    with pytest.raises(ConfigError, match="branches, and mamba2/again keeps"):
         Engine(attention, speculative=config, method=DraftModel(hybrid))
     service = Service(Engine(hybrid, NUMBERS, speculative="ngram"))
-    with pytest.raises(ConfigError, match="branches, and mamba2 keeps"):
+    with pytest.raises(ConfigError, match="branches, and mamba2/again keeps"):
         service._choices.method({"method": "recycling", "shape": "static/branching=2x1"})
 
 

@@ -69,7 +69,7 @@ def survey(kind: str) -> Support:
     check_logits(model, module, branches=branches)
     heads = can_carry_heads(model, module)
     note = "as decoder" if getattr(config, "is_decoder", False) else ""
-    found = Support(kind, "transformers", branches, True, heads, note if branches else "recurrent states")
+    found = Support(kind, "transformers", branches, True, heads, "recurrent states" if model._mixers else note)
     for name, fast in FAST.items():
         if unsupported(name, module.config, torch.float32, torch.device("cpu")) is None:
             check_logits(fast.from_hf(module), module, branches=True)
@@ -143,8 +143,8 @@ trees. A model with its own Python code is judged when it is loaded, by the same
 - **heads**: whether a head trained on hidden states (EAGLE-3, Medusa, ...) has what it needs: taps, embedding, norm, head.
 - *as decoder*: the type with `is_decoder: true` (and, of encoder-decoder types, the decoder alone).
 
-Each type is made as a tiny random instance. The logits of every node of a batch of trees (of chains, where a model keeps
-recurrent states) are compared with a plain forward of the same text, before and after ragged commits; a tree read as a
+Each type is made as a tiny random instance. The logits of every node of a batch of trees (of chains, where a model reads no
+trees) are compared with a plain forward of the same text, before and after ragged commits; a tree read as a
 chain must be seen as wrong. `python -m tests.model.survey` writes this page, and the tests hold it to what a run says.
 
 | runs on | trees | chains | heads | types |

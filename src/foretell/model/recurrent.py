@@ -138,6 +138,22 @@ class States:
             for name, inputs in held.items():
                 self.hold(one, inputs.shape[1])[name][at : at + count, : inputs.shape[1]] = inputs[start:stop]
 
+    def move(self, first: int, src: NDArray[Any], dst: NDArray[Any]) -> None:
+        """What is held of the tokens at slots src [B, D] of rows first, first + 1, ... is that of slots dst from now on.
+        All are read before any is written."""
+        rows, at = np.nonzero(src != dst)
+        source, place, rows = src[rows, at], dst[rows, at], rows + first
+        for one, meta in enumerate(self.meta):
+            held = source < meta[rows, READ]  # layers that have not read them have nothing to move
+            if not held.any():
+                continue
+            base = meta[rows[held], BASE]
+            origin, goal = source[held] - base, place[held] - base
+            here = torch.from_numpy(rows[held])
+            for inputs in self.hold(one, int(max(origin.max(), goal.max())) + 1).values():
+                inputs[here, torch.from_numpy(goal)] = inputs[here, torch.from_numpy(origin)]
+            np.maximum.at(meta[:, READ], rows[held], place[held] + 1)
+
     def hold(self, mixer: int, count: int) -> dict[str, Tensor]:
         """What is held of a mixer's tokens, each [R, M, size] (``MixerLayout.held``), with room for count or more."""
         held = self.held[mixer]
@@ -223,9 +239,14 @@ class RecurrentCache(KVCache):
         return spacing
 
     def move(self, src: Tensor, dst: Tensor) -> None:
-        """See ``KVCache.move``. Raises RuntimeError where anything would move: only trees leave gaps."""
-        if not torch.equal(src, dst):
+        """See ``KVCache.move``; what is held of the tokens moves too. Raises RuntimeError where anything would move in a
+        model whose accepted inputs are read again: only trees leave gaps."""
+        if torch.equal(src, dst):
+            return
+        if any(one.rewind is None for one in self.states.layouts):
             raise RuntimeError("slots of a model with recurrent states were to be moved; it reads lines alone")
+        super().move(src, dst)
+        self.states.move(self.first, src.cpu().numpy(), dst.cpu().numpy())
 
     def keep(self, rows: Tensor, used: int | None = None) -> None:
         """See ``KVCache.keep``."""

@@ -10,7 +10,7 @@ import foretell.model.hf.recurrent.again as again
 import foretell.model.hf.recurrent.rewind as rewind
 import foretell.model.hf.recurrent.scans as scans
 from foretell import Engine
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ModelError
 from foretell.core.tree import chain_tree, layout
 from foretell.doctor.machine import look
 from foretell.doctor.warn import about_run
@@ -78,14 +78,13 @@ class Walk:
         self.texts = [self.texts[row] for row in rows]
 
 
-def test_every_family_reads_lines_alone(model: TransformersModel) -> None:
-    assert "recurrent state" in model.spec.chains_only
+def test_every_family_reads_lines(model: TransformersModel) -> None:
+    assert bool(model.spec.chains_only) == (model.spec.name in UNKNOWN)
     assert model._tokenwise == (model.spec.name in TOKENWISE)
     assert all((mixer.rewind is None) == (model.spec.name in UNKNOWN) for mixer in model._mixers)
     assert bool(model.spec.reads_again) == (model.spec.name in UNKNOWN)
     assert ("reads token by token" in model.spec.reads_again) == model._tokenwise
     assert chain_error(model, model.module) < 1e-4
-    assert "branches of a tree" in model.spec.chains_only
 
 
 def test_random_walks(model: TransformersModel) -> None:
@@ -322,16 +321,6 @@ def test_known_mixers_read_nothing_again(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(read) == before + 1
         assert read[-1][1] <= 5
     assert walk.worst < TOLERANCE
-
-
-def test_trees_are_refused() -> None:
-    model = TransformersModel(family_module("lfm2"), name="short")
-    target = Target(model, 1, 32)
-    parent = torch.tensor([[-1, 0, 0]])
-    with pytest.raises(ConfigError, match="choose shape 'chain'"):
-        target.forward(torch.tensor([[3, 4, 5]]), layout(parent, torch.zeros(1, dtype=torch.int64), 32))
-    with pytest.raises(RuntimeError, match="reads lines"):
-        target.commit(torch.tensor([[2]]), torch.tensor([[1]]))
 
 
 def test_a_position_that_was_left_behind_is_an_error() -> None:

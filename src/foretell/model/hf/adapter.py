@@ -33,7 +33,7 @@ from foretell.model.files import WeightFiles, weight_files
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
-from foretell.model.hf.probe import check_chain, check_tree, first_position, inspect_layers
+from foretell.model.hf.probe import check_branches, check_chain, check_tree, first_position, inspect_layers
 from foretell.model.hf.reading import StateCache
 from foretell.model.hf.recurrent.mixers import mixing
 from foretell.model.hf.refusals import check_config, context_length, needs_tower
@@ -95,7 +95,6 @@ class TransformersModel(CausalModel):
             device=self._device,
             weight_bytes=weight_bytes(module),
             eos_token_ids=ends.of_configs(generation, module.config.get_text_config(), module.config),
-            chains_only=_chains_only(name, module) if self._mixers else "",
         )
         if not self._mixers:
             check_tree(self, module)
@@ -104,6 +103,7 @@ class TransformersModel(CausalModel):
         if self._mixers[0].rewind is not None:
             try:
                 check_chain(self, module)
+                self._read_trees(module)
                 return
             except ModelError as error:  # its scan is another than that of this name
                 reason = f"a check at loading failed: {error}"
@@ -115,7 +115,19 @@ class TransformersModel(CausalModel):
             reason += f"; and it reads token by token, since otherwise {error}"
             self._tokenwise = True
             check_chain(self, module)
-        self.spec = replace(self.spec, reads_again=reason)
+        because = "its layers read accepted guesses again, as a line"
+        self.spec = replace(self.spec, reads_again=reason, chains_only=_chains_only(name, module, because))
+
+    def _read_trees(self, module: PreTrainedModel) -> None:
+        """Of a model whose scans are known: whether it reads trees as well."""
+        name = self.spec.name
+        try:
+            check_branches(self, module)
+        except ModelError as error:
+            logger.warning("%s: lines of guesses are read, and no trees: %s", name, error)
+            self.spec = replace(
+                self.spec, chains_only=_chains_only(name, module, f"a check at loading failed: {error}")
+            )
 
     @classmethod
     def load(
@@ -218,6 +230,8 @@ class TransformersModel(CausalModel):
             return
         assert isinstance(cache, RecurrentCache)
         states = StateCache(cache, plan)
+        if states.reading.branches and self.spec.chains_only:
+            raise ConfigError(f"a tree of guesses was given, and {self.spec.chains_only}: choose shape 'chain'")
         with mixing(self._mixers, states, tokenwise=self._tokenwise):
             yield states
 
@@ -289,11 +303,11 @@ class TransformersModel(CausalModel):
         return first, stop
 
 
-def _chains_only(name: str, module: PreTrainedModel) -> str:
+def _chains_only(name: str, module: PreTrainedModel, because: str) -> str:
     kind = getattr(module.config, "model_type", type(module).__name__)
     return (
-        f"{name} keeps a recurrent state ({kind}): it is the sum of one text and cannot follow the branches of a tree "
-        "(lines of guesses it reads)"
+        f"{name} keeps a recurrent state ({kind}) that cannot follow the branches of a tree (lines of guesses it reads), "
+        f"since {because}"
     )
 
 

@@ -126,19 +126,12 @@ def check_tree(model: CausalModel, module: PreTrainedModel) -> None:
     covered here; the tests cover them.
     """
     name = model.spec.name
-    try:
-        expected, tree, exit_error = _compare(model, module)
-    except Exception as error:
-        raise ModelError(f"{name}: {type(module).__name__} cannot be run over a tree ({first_line(error)})") from error
+    expected, tree, exit_error = _compared(model, module, num_trees=1)
     if not bool(expected.isfinite().all()):
         raise ModelError(
             f"{name}: its logits are not finite in {model.spec.dtype}; load it in another dtype (bfloat16 or float32)"
         )
-    errors = [relative_error(one, other) for one, other in zip(tree.flatten(0, 1), expected.flatten(0, 1), strict=True)]
-    # A wrong mask or position shows as 0.2 to 1, and at each of nodes 2, 3 and 4. In half precision rounding alone may
-    # send a token to other experts of a mixture, hence the best of those three; in float32 all nodes must agree.
-    exact = model.spec.dtype in (torch.float32, torch.float64)
-    tree_error, allowed = (max(errors), 1e-3) if exact else (min(errors[2], errors[4], errors[5]), 0.1)
+    tree_error, allowed = _judged(model, tree, expected)
     if tree_error > allowed:
         raise ModelError(
             f"{name}: logits of {type(module).__name__} over a tree differ from plain decoding by {tree_error:.1%} "
@@ -149,6 +142,37 @@ def check_tree(model: CausalModel, module: PreTrainedModel) -> None:
             f"{name}: the exit of {type(module).__name__} is not a function of its last layer's output "
             f"(logits differ by {exit_error:.1%})"
         )
+
+
+@torch.no_grad()
+def check_branches(model: CausalModel, module: PreTrainedModel) -> None:
+    """Raise ModelError where a recurrent model's logits over a tree that comes after a side branch of another are not those
+    of plain decoding."""
+    expected, tree, _ = _compared(model, module, num_trees=2)
+    error, allowed = _judged(model, tree, expected)
+    if not error <= allowed:
+        raise ModelError(
+            f"{model.spec.name}: logits of {type(module).__name__} over a tree differ from plain decoding by {error:.1%} "
+            f"(allowed {allowed:.1%})"
+        )
+
+
+def _compared(model: CausalModel, module: PreTrainedModel, num_trees: int) -> tuple[Tensor, Tensor, float]:
+    """``_compare``; what a model raises over a tree is a ModelError."""
+    try:
+        return _compare(model, module, num_trees)
+    except Exception as error:
+        name, kind = model.spec.name, type(module).__name__
+        raise ModelError(f"{name}: {kind} cannot be run over a tree ({first_line(error)})") from error
+
+
+def _judged(model: CausalModel, tree: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The relative error of a tree's paths [2, 3, V], and how large it may be."""
+    errors = [relative_error(one, other) for one, other in zip(tree.flatten(0, 1), expected.flatten(0, 1), strict=True)]
+    # A wrong mask or position shows as 0.2 to 1, and at each of nodes 2, 3 and 4. In half precision rounding alone may
+    # send a token to other experts of a mixture, hence the best of those three; in float32 all nodes must agree.
+    exact = model.spec.dtype in (torch.float32, torch.float64)
+    return (max(errors), 1e-3) if exact else (min(errors[2], errors[4], errors[5]), 0.1)
 
 
 # Guesses of each step, and how many of them are kept with the root, in each of two rows: some rejected, some not, a lag
@@ -217,19 +241,24 @@ def check_chain(model: CausalModel, module: PreTrainedModel) -> None:
         )
 
 
-def _compare(model: CausalModel, module: PreTrainedModel) -> tuple[Tensor, Tensor, float]:
-    """Logits of both paths run plainly and out of one tree, [2, 3, V] each, and the relative error of ``logits``."""
+def _compare(model: CausalModel, module: PreTrainedModel, num_trees: int) -> tuple[Tensor, Tensor, float]:
+    """Logits of both paths run plainly and out of a tree, [2, 3, V] each, and the relative error of ``logits``. The tree is
+    the last of num_trees; of those before, the second path was kept."""
     device, run = model.spec.device, _plain(module)
-    tokens = probe_tokens(module, NUM_COMMITTED + len(PARENT), device)
-    prompt, nodes = tokens[:NUM_COMMITTED], tokens[NUM_COMMITTED:]
-    expected = run(torch.stack([torch.cat((prompt, nodes[list(path)])) for path in PATHS]))[:, NUM_COMMITTED:]
+    tokens = probe_tokens(module, NUM_COMMITTED + num_trees * len(PARENT), device)
+    text, trees = tokens[:NUM_COMMITTED], tokens[NUM_COMMITTED:].view(num_trees, -1)
     capacity = len(tokens) + 1  # one unused slot, so that the last slot is not the newest token
-    cache = model.new_cache(1, capacity)
+    cache, kept = model.new_cache(1, capacity), torch.tensor([PATHS[1]], device=device)
     nothing = torch.zeros(1, dtype=torch.int64, device=device)
-    model.forward(prompt[None], layout(chain_parent(NUM_COMMITTED, device)[None], nothing, capacity), cache, head=False)
-    plan = layout(torch.tensor(PARENT, device=device)[None], nothing + NUM_COMMITTED, capacity)
-    output = model.forward(nodes[None], plan, cache)
+    model.forward(text[None], layout(chain_parent(NUM_COMMITTED, device)[None], nothing, capacity), cache, head=False)
+    for number, nodes in enumerate(trees):
+        plan = layout(torch.tensor(PARENT, device=device)[None], nothing + len(text), capacity)
+        output = model.forward(nodes[None], plan, cache)
+        if number < num_trees - 1:
+            cache.move(len(text) + kept, len(text) + torch.arange(kept.shape[1], device=device)[None])
+            text = torch.cat((text, nodes[kept[0]]))
     assert output.logits is not None
+    expected = run(torch.stack([torch.cat((text, nodes[list(path)])) for path in PATHS]))[:, len(text) :]
     tree = torch.stack([output.logits[0, list(path)] for path in PATHS])
     return expected, tree, relative_error(model.logits(output.hidden), output.logits)
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.model.hf.attention import SlotCache
 from foretell.model.hf.recurrent.keepers import Keeper
@@ -42,21 +41,30 @@ class Mixer:
 
 
 class Reading:
-    """Where a pass begins and ends in each row, on the host."""
+    """Where a pass begins and ends in each row, on the host.
+
+    A row's pass is a line where its nodes lie at their positions, one after another; then slots before the first are all
+    read on the way to it. Padding has the root's position.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        """Raises ConfigError for a plan that branches."""
         slots, positions, length = plan.slots, plan.positions, plan.length
-        real = positions == slots  # in a line slot is position; padding has the root's position
+        real = positions == slots
         branches = ~real & (positions != length[:, None])
-        counts = real.sum(1)
-        start, count, committed, bad = torch.stack(
-            [slots[:, 0], counts, length, branches.any(1).to(torch.int64)]
+        if slots.shape[1] > 1:
+            branches |= slots != slots[:, :1] + torch.arange(slots.shape[1], device=slots.device)
+        start, count, committed, branching = torch.stack(
+            [slots[:, 0], real.sum(1), length, branches.any(1).to(torch.int64)]
         ).tolist()  # one transfer
-        if any(bad):
-            raise ConfigError("a tree of guesses was given to a model with recurrent states: choose shape 'chain'")
+        self.committed, self.branches = np.array(committed), any(branching)
+        if self.branches:
+            real = (positions != length[:, None]) | (slots == length[:, None])
+            first = torch.where(real, slots, torch.iinfo(torch.int64).max).amin(1)
+            start, count, self.stop = torch.stack(
+                [first, real.sum(1), torch.where(real, slots, -1).amax(1) + 1]
+            ).tolist()
+            self.stop = np.array(self.stop)
         self.start, self.count = np.array(start), np.array(count)
-        self.committed = np.array(committed)
         self.num_nodes = slots.shape[1]
 
 
@@ -81,7 +89,7 @@ class StateCache(SlotCache):
 
     def __init__(self, memory: RecurrentCache, plan: Plan) -> None:
         super().__init__(memory, plan)
-        self.memory = memory
+        self.memory, self.plan = memory, plan
         self.reading = Reading(plan)
         self.open: dict[int, Opened] = {}
         """By layer index: what the mixer that is running now goes on from."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from foretell.model.hf.recurrent.branches import Branches
 from foretell.model.hf.recurrent.scans import SCANS, Scan, narrow_conv
 from foretell.model.recurrent import Key, MixerLayout
 
@@ -32,6 +33,7 @@ class Rewind:
     def __init__(self, module: nn.Module, forward: FunctionType, layout: MixerLayout, scan: Scan | None) -> None:
         self.plain, self.scan = layout, scan
         self.width = 0  # tokens of the call that is running
+        self.branches: Branches | None = None  # where they are nodes of a tree
         self.convs = [key for key in layout.shapes if key != STATE]
         others: dict[str, Callable[..., Any]] = {CONV: self._conv, **({} if scan is None else {scan.function: scan})}
         self._usual = forward.__globals__.get(CONV)
@@ -72,11 +74,21 @@ class Rewind:
     def _conv(
         self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None, **kwargs: Any
     ) -> Tensor:
-        if self.width > NARROW or not isinstance(activation, str | None):
+        named = isinstance(activation, str | None)
+        if self.branches is None and (self.width > NARROW or not named):
             assert self._usual is not None
             whole: Tensor = self._usual(hidden_states, weight, bias, activation=activation, **kwargs)
             return whole
-        return narrow_conv(hidden_states.transpose(1, 2), weight, bias, activation, self.width).transpose(1, 2)
+        if not named:
+            raise TypeError(f"an activation that is no name: {activation!r}")
+        inputs, size = hidden_states.transpose(1, 2), weight.shape[-1]
+        if self.branches is None:
+            first = inputs.shape[1] - self.width - size + 1
+            wide = inputs.float() if inputs.dtype in (torch.bfloat16, torch.float16) else inputs
+            lines = [wide[:, first + at : first + at + self.width] for at in range(size)]
+        else:  # each node's own inputs, one after another
+            lines = list(inputs.reshape(len(inputs), self.width, -1, inputs.shape[2]).unbind(2))[-size:]
+        return narrow_conv(lines, weight, bias, activation, inputs.dtype).transpose(1, 2)
 
 
 def rewind_of(module: nn.Module, layout: MixerLayout) -> Rewind | None:

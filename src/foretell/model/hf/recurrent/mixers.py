@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from foretell.model.hf.attention import RecordingCache
 from foretell.model.hf.reading import Call, Mixer, StateCache
 from foretell.model.hf.recurrent.again import ReadingAgain
+from foretell.model.hf.recurrent.branching import Branching
 from foretell.model.hf.recurrent.held import forwards
 from foretell.model.hf.recurrent.keepers import keeper_of
 from foretell.model.hf.recurrent.known import rewind_of
@@ -26,7 +27,7 @@ def mixing(mixers: Sequence[Mixer], cache: StateCache, *, tokenwise: bool) -> It
     for index, mixer in enumerate(mixers):
         run = mixer.module.forward
         if mixer.rewind is not None:
-            calls.append(Rewinding(index, mixer, run, cache))
+            calls.append((Branching if cache.reading.branches else Rewinding)(index, mixer, run, cache))
         else:
             calls.append(ReadingAgain(index, mixer, run, cache, tokenwise=tokenwise))
     with forwards({call.mixer.module: _forward(call) for call in calls}):

@@ -73,7 +73,8 @@ class Rewinding(Call):
                 self._shift(held, now)
         if now.behind.any():
             states = dict(rewind.after(states, self._held(now, int(now.behind.max())), now.behind))
-        result, inputs = self._run(rewind, hidden, states, now)
+        count = torch.from_numpy(now.count) if now.wide else None
+        result, inputs = self._run(rewind, hidden, HandedInputs(states), count)
         if now.wide:
             last = rewind.inputs_after(states, inputs, now.count)
             self._put(now.other, last if rewind.scan is None else {**last, STATE: rewind.scan.state})
@@ -83,7 +84,7 @@ class Rewinding(Call):
         return result
 
     def _decide(self, meta: Ints) -> Decision:
-        start, rows = self.start, self.rows
+        start = self.start
         is_live = meta[:, LIVE] == start
         meta[is_live, SIDE] ^= 1
         meta[is_live, BASE] = meta[is_live, READ] = start[is_live]
@@ -95,8 +96,17 @@ class Rewinding(Call):
         behind = start - meta[:, BASE]
         wide = int(self.count.max()) > HELD_LIMIT
         meta[:, LIVE] = start + self.count if wide else -1
-        meta[:, READ] = start + (0 if wide else self.count)
-        sides = meta[:, SIDE]
+        meta[:, READ] = start if wide else self._read_up_to(meta, moved, start + self.count)
+        return self._decision(meta, moved, behind, wide=wide)
+
+    def _read_up_to(self, meta: Ints, moved: Ints, stop: Ints) -> Ints:
+        """Where what is held ends. A tree's nodes may be read again one by one, and then those after them are held still;
+        the first pass behind a text begins anew."""
+        anew = (self.start <= self.committed) & (moved > 0)
+        return np.where(anew, stop, np.maximum(meta[:, READ], stop))
+
+    def _decision(self, meta: Ints, moved: Ints, behind: Ints, *, wide: bool) -> Decision:
+        rows, sides = self.rows, meta[:, SIDE]
         together = contiguous(rows) and bool((sides == sides[0]).all())
         line = slice(int(rows[0]), int(rows[-1]) + 1)
         at: Rows = (int(sides[0]), line) if together else (torch.from_numpy(sides), torch.from_numpy(rows))
@@ -105,14 +115,14 @@ class Rewinding(Call):
         return Decision(meta, at, other, held, moved, behind, self.count, wide)
 
     def _run(
-        self, rewind: Rewind, hidden: Tensor, states: Mapping[Key, Tensor], now: Decision
+        self, rewind: Rewind, hidden: Tensor, opened: HandedInputs, count: Tensor | None
     ) -> tuple[Any, dict[str, Tensor]]:
         """What the mixer returns, and what it has kept of the new tokens, by name."""
         layer, scan = self.mixer.layout.layer, rewind.scan
         rewind.width = hidden.shape[1]
-        opened = self.cache.open[layer] = HandedInputs(states)
+        self.cache.open[layer] = opened
         if scan is not None:
-            scan.state, scan.count = states[STATE], torch.from_numpy(now.count) if now.wide else None
+            scan.state, scan.count = opened.states[STATE], count
         try:
             result = rewind.run(hidden, *self.args, **self.kwargs)
         finally:

@@ -10,12 +10,14 @@ the keys); Mamba-2, 2405.21060; Mamba, 2312.00752. All in float32. transformers'
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from foretell.model.hf.recurrent.branches import Branches
 
 CHUNK = 64
 """Tokens read at once; with a decay for each channel a quarter of it, since that takes [n, n, channels] numbers."""
@@ -33,6 +35,8 @@ class Scan(ABC):
         self.state: Tensor = torch.empty(0)  # before the call [b, ...]; after it, where ``count`` is given, behind it
         self.count: Tensor | None = None  # [b] the tokens of each row that are real; None: the state stays as it is
         self.kept: dict[str, Tensor] = {}  # terms of the call's tokens, each [b, n, size]
+        self.branches: Branches | None = None  # where the call's tokens are nodes of a tree; they are read at once
+        self.earlier: Mapping[str, Tensor] = {}  # terms held at that tree's places, each [b, M, size]
 
     @classmethod
     @abstractmethod
@@ -83,6 +87,11 @@ class OuterScan(Scan):
     def _keep(self, left: Tensor, right: Tensor, decay: Tensor) -> None:
         self.kept = {"left": left.flatten(2), "right": right.flatten(2), "decay": decay.flatten(2)}
 
+    def _whole(self, branches: Branches, name: str, new: Tensor) -> Tensor:
+        """[b, M, ...] one kind of terms at all places of a tree, new [b, n, ...] ones of this pass among them."""
+        held = self.earlier[name]
+        return branches.whole(held.view(*held.shape[:2], *new.shape[2:]), new)
+
     def _move(self, at: int, width: int, of: int, left: Tensor, right: Tensor, decay: Tensor) -> None:
         """Go on behind tokens [at, at + width) of a call over ``of``, whose terms are given, [b, width, ...] each."""
         if self.count is None and at + width == of:
@@ -123,6 +132,10 @@ class DeltaScan(OuterScan):
         if pair.shape[1] != self.heads:
             pair = pair.repeat_interleave(self.heads // pair.shape[1], dim=1)
         value, g, beta = (x.float().transpose(1, 2) for x in (value, g.view(*g.shape[:3], self.channels), beta))
+        if self.branches is not None:
+            whole, right = self._read_branches(self.branches, pair, value, g, beta)
+            self._keep(pair[:, :, 0].transpose(1, 2), right.transpose(1, 2), g.transpose(1, 2))
+            return whole.transpose(1, 2).to(dtype), self.state
         outputs, news = [], []
         for at in range(0, num_new, self.chunk):
             part = slice(at, at + self.chunk)
@@ -154,6 +167,27 @@ class DeltaScan(OuterScan):
             system = beta[..., None] * scores[:, :, 0]
             new = torch.linalg.solve_triangular(system, new, upper=False, unitriangular=True)
         return told[:, :, 1] + scores[:, :, 1] @ new, new
+
+    def _read_branches(
+        self, branches: Branches, pair: Tensor, value: Tensor, g: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same of nodes of a tree: the WY form with a mask of ancestors for the causal one. What nodes read before add
+        is known, so the system is of this pass's nodes alone."""
+        keys = self._whole(branches, "left", pair[:, :, 0].transpose(1, 2)).transpose(1, 2)  # [b, h, M, d]
+        path, apart = branches.fading(self._whole(branches, "decay", g.transpose(1, 2)).transpose(1, 2))
+        told = ((pair * path.exp()[:, :, None]).flatten(2, 3) @ self.state).view(*pair.shape[:4], -1)
+        if self.channels == 1:
+            scores = (pair.flatten(2, 3) @ keys.transpose(2, 3)).view(*pair.shape[:4], -1)
+            scores = scores * apart.exp()[:, :, None, ..., 0]
+        else:
+            scores = torch.einsum("bhpnd,bhnmd->bhpnm", pair, apart.exp() * keys[:, :, None])
+        unread = torch.zeros_like(value)
+        known = self._whole(branches, "right", unread.transpose(1, 2)).transpose(1, 2)  # [b, h, M, e]
+        new = beta[..., None] * (value - told[:, :, 0] - scores[:, :, 0] @ known)
+        system = beta[..., None] * branches.of_this_pass(scores[:, :, 0])
+        new = torch.linalg.solve_triangular(system, new, upper=False, unitriangular=True)
+        right = self._whole(branches, "right", new.transpose(1, 2)).transpose(1, 2)
+        return told[:, :, 1] + scores[:, :, 1] @ right, new
 
 
 class KimiScan(DeltaScan):
@@ -200,8 +234,8 @@ class Mamba2Scan(OuterScan):
         dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
         given, B, C = hidden_states.float(), B.float(), C.float()
         stepped, decay = given * dt[..., None], A.float() * dt
-        outputs = []
-        for at in range(0, num_new, self.chunk):
+        outputs = [] if self.branches is None else [self._read_branches(self.branches, stepped, decay, B, C)]
+        for at in range(0, num_new if self.branches is None else 0, self.chunk):
             part = slice(at, at + self.chunk)
             outputs.append(self._read(stepped[:, part], decay[:, part], B[:, part], C[:, part]))
             width = outputs[-1].shape[1]
@@ -215,13 +249,28 @@ class Mamba2Scan(OuterScan):
         batch, count = decay.shape[:2]
         summed = decay.cumsum(1)  # [b, n, h]
         asked = C.transpose(1, 2)  # [b, g, n, e]
-        told = asked @ self.state.view(batch, self.groups, -1, self.columns).transpose(2, 3)  # [b, g, n, h/g * d]
-        told = told.transpose(1, 2).reshape(stepped.shape) * summed.exp()[..., None]
+        told = self._told(asked, summed)
         scores = (asked @ B.permute(0, 2, 3, 1))[:, :, None]  # [b, g, 1, n, n]
         lines = summed.transpose(1, 2).view(batch, self.groups, -1, count)
         apart = (lines[..., None] - lines[..., None, :]).masked_fill(_later(count, decay.device), -torch.inf).exp()
         mixed = (scores * apart).view(batch, self.heads, count, count) @ stepped.transpose(1, 2)
         return told + mixed.transpose(1, 2)
+
+    def _told(self, asked: Tensor, summed: Tensor) -> Tensor:
+        """[b, n, h, d] the state's part, of asked [b, g, n, e] and logarithms of decays [b, n, h]."""
+        told = asked @ self.state.view(len(asked), self.groups, -1, self.columns).transpose(2, 3)  # [b, g, n, h/g * d]
+        return told.transpose(1, 2).reshape(*summed.shape, self.rows) * summed.exp()[..., None]
+
+    def _read_branches(self, branches: Branches, stepped: Tensor, decay: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        """The same of nodes of a tree: the sum of each node's ancestors."""
+        batch, count = decay.shape[:2]
+        path, apart = branches.fading(self._whole(branches, "decay", decay[..., None]).transpose(1, 2))
+        asked = C.transpose(1, 2)  # [b, g, n, e]
+        scores = asked @ self._whole(branches, "right", B).permute(0, 2, 3, 1)  # [b, g, n, M]
+        faded = apart[..., 0].exp().view(batch, self.groups, -1, *scores.shape[2:])  # [b, g, h/g, n, M]
+        left = self._whole(branches, "left", stepped).transpose(1, 2)  # [b, h, M, d]
+        mixed = (scores[:, :, None] * faded).view(batch, self.heads, count, -1) @ left
+        return self._told(asked, path[..., 0].transpose(1, 2)) + mixed.transpose(1, 2)
 
 
 class MambaScan(Scan):
@@ -258,23 +307,43 @@ class MambaScan(Scan):
         given = hidden_states.float().transpose(1, 2)
         left, right, asked = step * given, B.float().transpose(1, 2), C.float().transpose(1, 2)
         self.rates = A.float()
-        state, outputs = self.state, []
-        ends = None if self.count is None else self.count.to(state.device)
-        for at in range(step.shape[1]):
-            before = state
-            state = state * (step[:, at, :, None] * self.rates).exp() + left[:, at, :, None] * right[:, at, None]
-            outputs.append((state @ asked[:, at, :, None])[..., 0])
-            if ends is not None:
-                state = torch.where((at < ends)[:, None, None], state, before)
+        state = self.state
         self.kept = {"step": step, "left": left, "right": right}
-        if ends is not None:
-            self.state = state
-        output = torch.stack(outputs, 2)
+        if self.branches is not None:
+            output = self._read_branches(self.branches, asked)
+        else:
+            outputs = []
+            ends = None if self.count is None else self.count.to(state.device)
+            for at in range(step.shape[1]):
+                before = state
+                state = self._next(state, step[:, at], left[:, at], right[:, at])
+                outputs.append((state @ asked[:, at, :, None])[..., 0])
+                if ends is not None:
+                    state = torch.where((at < ends)[:, None, None], state, before)
+            if ends is not None:
+                self.state = state
+            output = torch.stack(outputs, 2)
         if D is not None:
             output = output + hidden_states.float() * D[:, None]
         if z is not None:
             output = output * F.silu(z.float())
         return output.to(hidden_states.dtype), state
+
+    def _next(self, state: Tensor, step: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return state * (step[..., None] * self.rates).exp() + left[..., None] * right[:, None]
+
+    def _read_branches(self, branches: Branches, asked: Tensor) -> Tensor:
+        """[b, d, n] of nodes of a tree, asked [b, n, e]: decays of each number of a state are too many to hold a pair of
+        nodes, so states are made place by place, each of its parent's."""
+        step, left, right = (branches.whole(self.earlier[name], new) for name, new in self.kept.items())
+        parent, rows = branches.parent.to(step.device) + 1, torch.arange(len(step), device=step.device)
+        states = self.state.new_empty(len(step), step.shape[1] + 1, *self.state.shape[1:])
+        states[:, 0] = self.state
+        for place in range(step.shape[1]):
+            before = states[rows, parent[:, place]]
+            states[:, place + 1] = self._next(before, step[:, place], left[:, place], right[:, place])
+        mine = states[rows[:, None], branches.at.to(step.device) + 1]  # [b, n, d, e]
+        return (mine @ asked[..., None])[..., 0].transpose(1, 2)
 
     def after(self, state: Tensor, terms: Mapping[str, Tensor], count: Tensor | None) -> Tensor:
         """See ``Scan``."""
@@ -296,24 +365,25 @@ class MambaScan(Scan):
 SCANS: tuple[type[Scan], ...] = (DeltaScan, KimiScan, Mamba2Scan, MambaScan)
 
 
-def narrow_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, count: int) -> Tensor:
-    """[b, n, C] the last count outputs of a causal convolution of each channel over inputs [b, m, C], m >= count + K - 1;
-    weight [C, K]. A few tokens: K products of lines, where a convolution routine reads across them."""
+def narrow_conv(
+    lines: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str | None, dtype: torch.dtype
+) -> Tensor:
+    """[b, n, C] of dtype: a causal convolution of each channel, weight [C, K], over n tokens whose K inputs are lines, each
+    [b, n, C], the token's own last. A few tokens: K products of lines, where a convolution routine reads across
+    them."""
     from transformers.activations import ACT2FN
 
-    size = weight.shape[-1]
-    first = inputs.shape[1] - count - size + 1
-    wide = inputs.float() if inputs.dtype in (torch.bfloat16, torch.float16) else inputs
-    weights = weight.to(wide.dtype).t().contiguous()  # [K, C]
-    whole = wide[:, first : first + count] * weights[0]
-    for at in range(1, size):
-        whole = torch.addcmul(whole, wide[:, first + at : first + at + count], weights[at])
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    weights = weight.to(wide).t().contiguous()  # [K, C]
+    whole = lines[0].to(wide) * weights[0]
+    for line, factor in zip(lines[1:], weights[1:], strict=True):
+        whole = torch.addcmul(whole, line.to(wide), factor)
     if bias is not None:
-        whole = whole + bias.to(wide.dtype)
+        whole = whole + bias.to(wide)
     whole = whole.to(weight.dtype)
     if activation is not None:
         whole = ACT2FN[activation](whole)
-    return whole.to(inputs.dtype)
+    return whole.to(dtype)
 
 
 def _later(count: int, device: torch.device) -> Tensor:
