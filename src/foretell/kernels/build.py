@@ -110,6 +110,7 @@ SETTLED = ("disabled by ", "it has no variant ", "the CPU")
 """How reasons begin that are the user's own choice or the machine's nature: nobody is warned of them."""
 _PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # another directory may do
 _warned: list[str] = []
+_files: dict[str, str] = {}  # of the libraries that were loaded, by kernel
 
 
 def load_library(name: str, variant: str | None = None) -> ctypes.CDLL:
@@ -137,6 +138,11 @@ def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
     if missing:
         _say(f"compiled {_shown(missing)} in {perf_counter() - start:.1f} s")
     return libraries
+
+
+def loaded_files() -> list[str]:
+    """The names of the libraries that passes run so far: they change with all that these are built from."""
+    return sorted(file for name, file in _files.items() if name in ("native", *PRODUCTS))
 
 
 def warn_once(line: str, cause: str) -> None:
@@ -198,7 +204,9 @@ def _load(name: str, variant: str) -> ctypes.CDLL:
     try:
         for library in _libraries(name, variant):
             with contextlib.suppress(OSError):  # of a file system from which no code may be run, or for another system
-                return ctypes.CDLL(str(library))
+                loaded = ctypes.CDLL(str(library))
+                _files[name] = library.name
+                return loaded
         raise OSError("what was compiled cannot be loaded; set FORETELL_CACHE to a directory that may hold programs")
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{KERNELS[name].source} could not be built: {_last_line(error)}{_way_out(error)}") from error
