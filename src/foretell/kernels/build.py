@@ -248,7 +248,7 @@ def _libraries(name: str, variant: str) -> Iterator[Path]:
 def _compiled_name(name: str, variant: str) -> tuple[str, str]:
     """The compiler, and the name of what it makes of a kernel. Raises OSError where there is none."""
     compiler = _compiler()
-    version = next(iter(_run([compiler, "--version"]).splitlines()), "")
+    version = _version(compiler, os.stat(compiler).st_mtime_ns)
     return compiler, _file_name(name, variant, compiler, version, platform.machine())
 
 
@@ -357,6 +357,11 @@ def _compiler() -> str:
         if name and (path := shutil.which(name)):
             return path
     raise OSError("no C compiler (cc, gcc or clang) on the PATH; install one, or a wheel that brings the kernels")
+
+
+@cache
+def _version(compiler: str, _changed: int) -> str:
+    return next(iter(_run([compiler, "--version"]).splitlines()), "")
 
 
 def _run(command: list[str]) -> str:
