@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
+from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.corrections import Corrections

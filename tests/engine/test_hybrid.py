@@ -496,10 +496,12 @@ def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: 
     other = LEAST_BYTES if leaders < LEAST_BYTES else LEAST_BYTES - 1
     asked = iter([leaders, 3])
     part: Any = SimpleNamespace(
-        spec=replace(TARGET.spec, weight_bytes=other, max_positions=200), share=lambda value: next(asked)
+        spec=replace(TARGET.spec, weight_bytes=other, max_positions=200),
+        is_shared=True,
+        share=lambda value: next(asked),
     )
     assert tree_size(part) == (2 if leaders < LEAST_BYTES else 3)
-    assert len(timed) == (leaders >= LEAST_BYTES)
+    assert len(timed) == 2 * (leaders >= LEAST_BYTES)
 
 
 def _note_parents(parents: list[list[int]], event: Any) -> None:

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from foretell.cli.starting import let_idle_threads_sleep, uncollected
+from foretell.cli.starting import command, let_idle_threads_sleep, uncollected
 
 
 def main() -> None:
@@ -15,10 +15,11 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks, not an error
     let_idle_threads_sleep()
     try:
-        with uncollected():
-            from foretell.cli.app import app
+        with command():
+            with uncollected():
+                from foretell.cli.app import app
 
-        app(prog_name="foretell")
+            app(prog_name="foretell")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -58,22 +58,18 @@ def faster(run: Callable[[int], object], choices: tuple[int, int], keep: Keep) -
 
 
 def least_seconds(
-    run: Callable[[int], object],
-    choices: tuple[int, ...],
-    *,
-    rounds: int = _MAX_ROUNDS,
-    clock: Callable[[], float] = perf_counter,
+    run: Callable[[int], object], choices: tuple[int, ...], *, rounds: int = _MAX_ROUNDS
 ) -> dict[int, float]:
     """Of ``run`` by choice, in interleaved rounds: for about 0.15 s, or two of them where that takes longer."""
     least = dict.fromkeys(choices, float("inf"))
     for choice in choices:
         run(choice)  # weights and code come into memory
-    began = clock()
+    began = perf_counter()
     for done in range(rounds):
-        if done >= _MIN_ROUNDS and clock() - began > _SECONDS:
+        if done >= _MIN_ROUNDS and perf_counter() - began > _SECONDS:
             break
         for choice in choices:
-            start = clock()
+            start = perf_counter()
             run(choice)
-            least[choice] = min(least[choice], clock() - start)
+            least[choice] = min(least[choice], perf_counter() - start)
     return least
