@@ -1,4 +1,4 @@
-"""What makes a command's start cheaper, and is nobody's business after it."""
+"""What makes a command's start cheaper."""
 
 import gc
 import os

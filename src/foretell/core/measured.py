@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 from foretell.core.cachedir import cache_directory
@@ -123,9 +124,9 @@ def of_passes(
         if all(kept[candidate] <= TOO_SLOW * seconds + 1e-4 for candidate, seconds in now.items()):
             return kept
         log.debug("passes: those of an earlier start took longer than they do now; measuring again")
-    began, before = time.perf_counter(), preemptions()
+    began, before = perf_counter(), preemptions()
     one, other = measure(), measure()
-    rate = (preemptions() - before) / max(time.perf_counter() - began, 1e-9)
+    rate = (preemptions() - before) / max(perf_counter() - began, 1e-9)
     least = {candidate: min(one[candidate], other[candidate]) for candidate in candidates}
     spread = max(max(one[candidate], other[candidate]) / max(least[candidate], 1e-9) for candidate in candidates)
     if spread > MAX_SPREAD or rate > MAX_PREEMPTIONS:
