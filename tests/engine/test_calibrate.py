@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
+from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
-from foretell.planner.files import MAX_AGE_S, cache_file, load
+from foretell.planner.files import load
 from foretell.planner.measure import StepSeconds
 from tests.engine.harness import ToyTokenizer, table
 from tests.service.test_service import Mailbox
@@ -123,7 +124,7 @@ def test_a_kept_table_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     made = calibration()
     made.table()
     assert load(made.key) is not None
-    path = cache_file(made.key)
+    path = file_of(made.key)
     old = {**json.loads(path.read_text(encoding="utf-8")), "time": time.time() - MAX_AGE_S - 1}
     path.write_text(json.dumps(old), encoding="utf-8")
     assert load(made.key) is None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretell.core import measured
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.doctor.candidates import Candidate
 from foretell.doctor.examine import Predicted
@@ -29,7 +31,7 @@ from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
 from foretell.methods.hybrid import size
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, SHARED_SIZE, Hybrid, Mean, Worth, _by_row, shape_of
-from foretell.methods.hybrid.size import LEAST_BYTES, best_size, pass_seconds, tree_size
+from foretell.methods.hybrid.size import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel
@@ -483,6 +485,24 @@ def test_methods_of_one_model_grow_trees_of_one_size(monkeypatch: pytest.MonkeyP
     assert asked == [one, other]
 
 
+def test_a_later_start_finds_the_size_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    monkeypatch.setattr(size, "LEAST_BYTES", 0)
+    monkeypatch.setattr(measured, "preemptions", lambda: 0)
+    timed = []
+
+    def pass_seconds(model: CausalModel, rounds: int) -> dict[int, float]:
+        timed.append(rounds)
+        return dict.fromkeys(WIDTHS, 1e-4) if len(timed) <= 2 else dict(zip(WIDTHS, (1, 3, 4, 5, 6), strict=True))
+
+    monkeypatch.setattr(size, "pass_seconds", pass_seconds)
+    assert [tree_size(TransformersModel(tiny_module("llama"))) for _ in range(2)] == [6, 6]
+    assert timed == [MORE_ROUNDS] * 2
+    (path,) = (tmp_path / "costs").iterdir()
+    path.unlink()
+    assert tree_size(TransformersModel(tiny_module("llama"))) == 2, "what is deleted is measured again"
+
+
 @pytest.mark.parametrize("leaders", [LEAST_BYTES - 1, LEAST_BYTES])
 def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of uneven parts one may be large enough to be timed and another not: the leader's counts."""
@@ -496,10 +516,12 @@ def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: 
     other = LEAST_BYTES if leaders < LEAST_BYTES else LEAST_BYTES - 1
     asked = iter([leaders, 3])
     part: Any = SimpleNamespace(
-        spec=replace(TARGET.spec, weight_bytes=other, max_positions=200), share=lambda value: next(asked)
+        spec=replace(TARGET.spec, weight_bytes=other, max_positions=200),
+        is_shared=True,
+        share=lambda value: next(asked),
     )
     assert tree_size(part) == (2 if leaders < LEAST_BYTES else 3)
-    assert len(timed) == (leaders >= LEAST_BYTES)
+    assert len(timed) == 2 * (leaders >= LEAST_BYTES)
 
 
 def _note_parents(parents: list[list[int]], event: Any) -> None:

@@ -317,6 +317,25 @@ def test_a_compiler_that_takes_too_long_is_ended_with_what_it_called(
     raise AssertionError("the program that was called is still at work")
 
 
+def test_a_compiler_is_asked_for_its_version_once_and_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, asked = tmp_path / "cc", []
+
+    def run(command: list[str]) -> str:
+        asked.append(command)
+        return f"cc {len(asked)}\n"
+
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(build, "_run", run)
+    first = [build._compiled_name("suffix", "baseline") for _ in range(3)]
+    assert (first[0], len(asked)) == (first[2], 1)
+    os.utime(compiler, ns=(1, 1))
+    assert build._compiled_name("suffix", "baseline") != first[0]
+
+
 def test_a_failed_compilation_is_an_error_with_its_words() -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         build._run(["sh", "-c", "echo 'one.c: error: no' >&2; exit 3"])

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.engine.recorder import StepTime
 from foretell.planner import files
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable, isotonic
-from foretell.planner.files import MAX_AGE_S, cache_file, identity, load, save
+from foretell.planner.files import identity, load, save
 from foretell.planner.measure import PLAIN, StepSeconds, depths, grid, measure
 from foretell.planner.run_costs import step_costs
 
@@ -141,9 +142,9 @@ def test_a_table_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load(key) is None
     assert save(table(), key)
     assert load(key) == table()
-    assert cache_file(key).parent == tmp_path / "costs"
-    assert [file.suffix for file in cache_file(key).parent.iterdir()] == [".json"]
-    assert cache_file(identity({"name": "t", "weight_bytes": 6}, {"m": {"depth": 4}})) != cache_file(key)
+    assert file_of(key).parent == tmp_path / "costs"
+    assert [file.suffix for file in file_of(key).parent.iterdir()] == [".json"]
+    assert file_of(identity({"name": "t", "weight_bytes": 6}, {"m": {"depth": 4}})) != file_of(key)
 
 
 def test_a_table_is_of_the_code_that_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +155,9 @@ def test_a_table_is_of_the_code_that_was_timed(tmp_path: Path, monkeypatch: pyte
     other = identity({"name": "t"}, {})
     assert load(other) is None
     stale = time.time() - MAX_AGE_S - 60.0
-    os.utime(cache_file(key), (stale, stale))
+    os.utime(file_of(key), (stale, stale))
     assert save(table(), other)
-    assert list((tmp_path / "costs").iterdir()) == [cache_file(other)], "and old ones do not pile up"
+    assert list((tmp_path / "costs").iterdir()) == [file_of(other)], "and old ones do not pile up"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Kind:
 
 KINDS = {
     "kernels": Kind("compiled C kernels; compiled again at the next start", _kernels),
-    "costs": Kind("measured costs of passes; measured again when a service starts", _within("costs")),
+    "costs": Kind("measured costs of passes; measured again at the next start", _within("costs")),
     "suites": Kind("questions fetched for bench; fetched again when they are named", _within("suites")),
     "models": Kind("models that 'foretell pull' has fetched; 'foretell rm NAME' deletes one", _models, if_named=True),
 }

@@ -4,6 +4,8 @@ import io
 import os
 import sys
 
+from foretell.cli.starting import command, let_idle_threads_sleep, uncollected
+
 
 def main() -> None:
     """Run the command line and exit."""
@@ -11,10 +13,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks, not an error
+    let_idle_threads_sleep()
     try:
-        from foretell.cli.app import app
+        with command():
+            with uncollected():
+                from foretell.cli.app import app
 
-        app(prog_name="foretell")
+            app(prog_name="foretell")
     except KeyboardInterrupt:
         sys.exit(130)
 

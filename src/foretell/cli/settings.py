@@ -13,6 +13,7 @@ import typer
 from foretell.cli import early
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
+from foretell.cli.starting import uncollected
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams, params_of
@@ -57,6 +58,7 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+@uncollected()
 def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any) -> "Engine":
     """The engine of the options of panel "Models". more: of ``Engine.load``; with speculation "auto" costs are measured."""
     quiet()
@@ -93,6 +95,7 @@ def check_revision(target: str, revision: str | None) -> None:
         raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
 
 
+@uncollected()
 def speculation(
     ctx: typer.Context, models: Models, guessing: Guessing, *, has_prediction: bool = False
 ) -> dict[str, Any]:

@@ -54,6 +54,16 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def preemptions() -> int:
+    """How often another process has taken a processor from a thread of this one, so far; 0 where the system does not
+    tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def git_revision(file: Path) -> str | None:
     """The commit that a source file is checked out from, "+changes" where anything differs from it; None outside of one."""
     try:

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import torch
 
+from foretell.core.measured import TOO_SLOW
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.engine.batch import Batch
@@ -24,8 +24,6 @@ from foretell.planner.measure import PLAIN, StepSeconds, measure
 
 logger = logging.getLogger(__name__)
 CHECK_STEPS = 6  # of each kind, before a table from an earlier start is used; the first does not count
-# A table is wrong where it says that many times what a step takes now: it was measured on a busy machine.
-TOO_SLOW = 1.5
 PROMPT_TOKENS = 64  # of each row that steps are measured on
 TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 
@@ -148,17 +146,7 @@ class Calibration:
         }
         self.weightless = frozenset(choice.config.method for choice in weightless)
         self.max_batch, self.time_limit_s = max_batch, time_limit_s
-        described: dict[str, Any] = {
-            "name": spec.name,
-            "architecture": spec.architecture,
-            "implementation": spec.implementation,
-            "dtype": str(spec.dtype),
-            "device": str(spec.device),
-            "weight_bytes": spec.weight_bytes,
-            "num_layers": spec.num_layers,
-            "vocab_size": spec.vocab_size,
-            "max_batch": max_batch,
-        }
+        described = {**spec.described, "max_batch": max_batch}
         self.key = identity(described, {name: choice.config.resolved() for name, choice in self.choices.items()})
 
     def table(self) -> CostTable:

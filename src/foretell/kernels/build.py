@@ -111,6 +111,7 @@ SETTLED = ("disabled by ", "it has no variant ", "the CPU")
 """How reasons begin that are the user's own choice or the machine's nature: nobody is warned of them."""
 _PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # another directory may do
 _warned: list[str] = []
+_files: dict[str, str] = {}  # of the libraries that were loaded, by kernel
 
 
 def load_library(name: str, variant: str | None = None) -> ctypes.CDLL:
@@ -138,6 +139,11 @@ def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
     if missing:
         _say(f"compiled {_shown(missing)} in {perf_counter() - start:.1f} s")
     return libraries
+
+
+def loaded_files() -> list[str]:
+    """The names of the libraries that passes run so far: they change with all that these are built from."""
+    return sorted(file for name, file in _files.items() if name in ("native", *PRODUCTS))
 
 
 def warn_once(line: str, cause: str) -> None:
@@ -199,7 +205,9 @@ def _load(name: str, variant: str) -> ctypes.CDLL:
     try:
         for library in _libraries(name, variant):
             with contextlib.suppress(OSError):  # of a file system from which no code may be run, or for another system
-                return ctypes.CDLL(str(library))
+                loaded = ctypes.CDLL(str(library))
+                _files[name] = library.name
+                return loaded
         raise OSError("what was compiled cannot be loaded; set FORETELL_CACHE to a directory that may hold programs")
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{KERNELS[name].source} could not be built: {_last_line(error)}{_way_out(error)}") from error
@@ -241,7 +249,7 @@ def _libraries(name: str, variant: str) -> Iterator[Path]:
 def _compiled_name(name: str, variant: str) -> tuple[str, str]:
     """The compiler, and the name of what it makes of a kernel. Raises OSError where there is none."""
     compiler = _compiler()
-    version = next(iter(_run([compiler, "--version"]).splitlines()), "")
+    version = _version(compiler, os.stat(compiler).st_mtime_ns)
     return compiler, _file_name(name, variant, compiler, version, platform.machine())
 
 
@@ -350,6 +358,11 @@ def _compiler() -> str:
         if name and (path := shutil.which(name)):
             return path
     raise OSError("no C compiler (cc, gcc or clang) on the PATH; install one, or a wheel that brings the kernels")
+
+
+@cache
+def _version(compiler: str, _changed: int) -> str:
+    return next(iter(_run([compiler, "--version"]).splitlines()), "")
 
 
 def _run(command: list[str]) -> str:

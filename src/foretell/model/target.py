@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,21 @@ class ModelSpec:
         path = os.path.abspath(os.path.expanduser(self.name))
         is_path = self.name.startswith((".", "/", "~")) or os.path.exists(path)
         return (os.path.basename(path) if is_path else "") or self.name
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What decides how long its passes take: the identity for which measured times are kept."""
+        return {
+            "name": self.name,
+            "architecture": self.architecture,
+            "implementation": self.implementation,
+            "weights": self.weights,
+            "dtype": str(self.dtype),
+            "device": str(self.device),
+            "weight_bytes": self.weight_bytes,
+            "num_layers": self.num_layers,
+            "vocab_size": self.vocab_size,
+        }
 
     @property
     def is_quantised(self) -> bool:

@@ -12,7 +12,7 @@ from gguf.constants import GGUFValueType
 
 from foretell.core.errors import ModelError
 from foretell.model.checkpoint import check_files, resolve
-from foretell.model.gguf.file import is_gguf, open_gguf
+from foretell.model.gguf.file import _Reader, is_gguf, open_gguf
 from foretell.model.load import load_config
 from tests.model.gguf.make import write
 from tests.model.tiny import tiny_module
@@ -45,6 +45,24 @@ def test_equals_the_library(whole: Path) -> None:
         assert info.kind == tensor.tensor_type.name
         assert info.shape == tuple(int(size) for size in reversed(tensor.shape))
         assert np.array_equal(file.raw(tensor.name), tensor.data.reshape(-1).view(np.uint8))
+
+
+def test_strings_in_one_loop_are_those_one_by_one(tmp_path: Path) -> None:
+    """Or the same error at the same place."""
+    random, expected = Random(5), ["", "one", "zwei \u00e9", "x" * 300, "\u2581" * 9]
+    good = b"".join(struct.pack("<Q", len(text.encode())) + text.encode() for text in expected)
+    for change in range(300):
+        data, ends = bytearray(good), []
+        for _ in range(min(change, 2)):
+            data[random.randrange(len(data))] = random.choice((0, 1, 255, random.randrange(256)))
+        for method in (_Reader.texts, lambda reader, count: [reader.text() for _ in range(count)]):
+            reader = _Reader(tmp_path / "x", "x", np.frombuffer(bytes(data), np.uint8))
+            try:
+                ends.append((method(reader, len(expected)), reader.at))
+            except ModelError as error:
+                ends.append(str(error))
+        assert ends[0] == ends[1]
+        assert change or ends[0] == (expected, len(good))
 
 
 def test_the_data_is_mapped_not_copied(whole: Path) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.core.measured import measured_now
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import library
 from foretell.model.llama import ahead
-from foretell.model.llama.ahead import NEVER, NODES, choose, faster
+from foretell.model.llama.ahead import CHOICES, NEVER, NODES, choose, faster
 from foretell.model.llama.native import NativeModel
 from tests.model.llama.family import BUSHY, CAPACITY, make_model, prefill, run_tree
 from tests.model.llama.test_threads import Machine
@@ -18,21 +19,37 @@ needs_library = pytest.mark.skipif(library()[0] is None, reason=str(library()[1]
 
 
 @pytest.mark.parametrize(("into_l2", "into_l1", "chosen"), [(1.0, 1.2, 2), (1.2, 1.0, NEVER), (1.0, 1.0, 2)])
-@pytest.mark.parametrize("milliseconds", [1.0, 30.0, 900.0])
+@pytest.mark.parametrize("milliseconds", [1.0, 30.0, 1000.0])
 def test_the_faster_is_chosen_by_its_least_time(
-    into_l2: float, into_l1: float, chosen: int, milliseconds: float
+    into_l2: float, into_l1: float, chosen: int, milliseconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though every fourth pass is disturbed."""
+    """Though every fifth pass is disturbed."""
     seconds = {2: into_l2 * milliseconds / 1000, NEVER: into_l1 * milliseconds / 1000}
-    machine = Machine(seconds, lambda call: 0.0 if call % 4 else milliseconds / 500)
-    assert faster(machine.run, (2, NEVER), clock=machine.clock) == chosen
+    machine = Machine(seconds, lambda call: 0.0 if call % 5 else milliseconds / 500)
+    monkeypatch.setattr(ahead, "perf_counter", machine.clock)
+    assert faster(machine.run, CHOICES, measured_now) == chosen
 
 
-@pytest.mark.parametrize(("milliseconds", "calls"), [(1.0, 26), (30.0, 12), (900.0, 8)])
-def test_it_takes_a_third_of_a_second_or_three_rounds(milliseconds: float, calls: int) -> None:
-    machine = Machine(dict.fromkeys((2, NEVER), milliseconds / 1000))
-    faster(machine.run, (2, NEVER), clock=machine.clock)
+@pytest.mark.parametrize(("milliseconds", "calls"), [(1.0, 28), (30.0, 16), (900.0, 12)])
+def test_it_takes_twice_a_seventh_of_a_second_or_two_rounds(
+    milliseconds: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(dict.fromkeys(CHOICES, milliseconds / 1000))
+    monkeypatch.setattr(ahead, "perf_counter", machine.clock)
+    faster(machine.run, CHOICES, measured_now)
     assert machine.calls == calls
+
+
+def test_what_an_earlier_start_measured_costs_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(dict.fromkeys(CHOICES, 0.001))
+    monkeypatch.setattr(ahead, "perf_counter", machine.clock)
+
+    def keep(candidates: Any, measure: Any, check: Any) -> dict[int, float]:
+        assert check() == {2: pytest.approx(0.001)}
+        return {2: 0.2, NEVER: 0.1}
+
+    assert faster(machine.run, CHOICES, keep) == NEVER
+    assert machine.calls == 2
 
 
 class Watched:
@@ -59,7 +76,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("setting")
 @pytest.mark.parametrize("chosen", [2, NEVER])
 def test_the_first_large_model_of_a_process_decides(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(run: Callable[[int], object], choices: tuple[int, int]) -> int:
+    def measured(run: Callable[[int], object], choices: tuple[int, int], keep: object) -> int:
         for choice in choices:
             run(choice)
         return chosen

@@ -1,6 +1,6 @@
 """How many threads small passes get, by a clock of our own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -50,3 +50,16 @@ def test_a_pass_that_is_not_tiny_takes_all_and_is_not_measured() -> None:
         assert fewest_threads(machine.run, 2, clock=machine.clock) == 2
     assert slow.calls == 2
     assert fast.now < 0.2
+
+
+def test_what_an_earlier_start_measured_costs_two_passes() -> None:
+    machine = Machine({2: 0.0007, 1: 0.001})
+
+    def keep(
+        candidates: tuple[int, ...], measure: object, check: Callable[[], Mapping[int, float]]
+    ) -> dict[int, float]:
+        assert (candidates, check()) == ((2, 1), {1: pytest.approx(0.001)})
+        return {2: 1.0, 1: 1.0}
+
+    assert fewest_threads(machine.run, 2, keep, clock=machine.clock) == 1
+    assert machine.calls == 2

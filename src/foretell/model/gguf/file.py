@@ -81,7 +81,7 @@ def listed(file: GGUFFile, key: str, kind: type[Listed]) -> list[Listed]:
     value = file.get(f"tokenizer.ggml.{key}")
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+    if not isinstance(value, list) or not all(issubclass(each, kind) for each in {type(one) for one in value}):
         shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
         expected = f"expected a list of {kind.__name__}"
         raise ModelError(f"{file.name}: {file.path.name} is damaged: tokenizer.ggml.{key} is {shown}; {expected}")
@@ -204,6 +204,23 @@ class _Reader:
         except UnicodeDecodeError:
             self.fail(f"is damaged: the text at byte {self.at - length} is not UTF-8; download it again")
 
+    def texts(self, count: int) -> list[str]:
+        """Several strings, as ``text`` reads them: a tokenizer's 100,000 without five calls for each."""
+        buffer, at, length_at, found = self.buffer, self.at, struct.Struct("<Q").unpack_from, []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + length_at(buffer, at)[0]
+                if at > len(buffer):
+                    break
+                found.append(str(buffer[start:at], "utf-8"))
+        except (struct.error, UnicodeDecodeError):
+            pass
+        if len(found) < count:  # the slow way says what is wrong, and where
+            return [self.text() for _ in range(count)]
+        self.at = at
+        return found
+
     def value(self, number: int) -> Any:
         """A value of the type of this number."""
         try:
@@ -217,7 +234,8 @@ class _Reader:
         inner, count = self.number("I"), self.number("Q")
         if inner == GGUFValueType.STRING:
             self.need(8 * count)
-            return [self.text() for _ in range(count)]
+            return self.texts(count)
+        format_: str
         try:
             format_ = _FORMATS[GGUFValueType(inner)]
         except (ValueError, KeyError):

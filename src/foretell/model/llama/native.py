@@ -9,7 +9,7 @@ another than without).
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.core.measured import measured_now, of_passes
 from foretell.core.tree import Plan, layout
 from foretell.kernels import structures
+from foretell.kernels.build import loaded_files
 from foretell.kernels.functions import check, native_functions
 from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
@@ -111,7 +113,7 @@ class NativeModel(CausalModel):
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         source = open_weights(path, name=name)
         model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
-        model._threads(1)  # here, and not within the first request
+        model._threads(1, remembered=True)  # here, and not within the first request
         ahead.choose(model, model.native)
         return model
 
@@ -315,7 +317,7 @@ class NativeModel(CausalModel):
             self.native.rows(matrix, ids.data_ptr(), len(ids), self._dequantised.data_ptr())
         return self._dequantised
 
-    def _threads(self, rows: int) -> int:
+    def _threads(self, rows: int, *, remembered: bool = False) -> int:
         """Threads of a pass: as many as torch has; of small passes no more than make them faster on this machine."""
         most = torch.get_num_threads()
         if most == 1 or rows > _SMALL_PASS:
@@ -328,7 +330,9 @@ class NativeModel(CausalModel):
                 self._threads_for[most] = threads
                 self.forward(token, plan, cache)
 
-            self._threads_for[most] = fewest_threads(run, most)
+            subject = {"of": "threads", "kernels": loaded_files(), "model": self.spec.described}
+            keep = partial(of_passes, subject) if remembered else measured_now
+            self._threads_for[most] = fewest_threads(run, most, keep)
         return self._threads_for[most]
 
     def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
