@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
+from foretell.model.gguf.architectures import ARCHITECTURES
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.refusals import check_config
 from foretell.model.llama.lean import LeanModel
@@ -31,6 +32,7 @@ CHAINS = [[-1, 0, 1, 2, 3, 4, 5], [-1, 0, 1, 2, -1, -1, -1], [-1, 0, 1, 2, 3, -1
 KEPT = [[[0, 1, 2], [0, 1, 2, 3], [0]], [[0], [0, 1], [0, 1, 2, 3]], [[0, 1, 2, 3, 4], [0], [0, 1]]]
 """Lines of guesses, and of each row's how many are kept with the root, in each of three steps: the ragged commits."""
 FAST: dict[str, Any] = {"native": NativeModel, "lean": LeanModel}
+GGUF_TYPES = frozenset(architecture.model_type for architecture in ARCHITECTURES.values())
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Support:
     trees: bool = False
     chains: bool = False
     heads: bool = False  # taps, embedding, final norm and head can be used by a trained head
+    lean: bool = False  # runs in lean too
     note: str = ""
 
     @property
@@ -49,8 +52,11 @@ class Support:
         """The beginning of the page's line that lists this type beside those of which the same is true."""
         if not self.implementation:
             return f"- {self.note}: "
-        marks = ["yes" if mark else "–" for mark in (self.trees, self.chains, self.heads)]
-        return f"| {self.implementation}{f', {self.note}' if self.note else ''} | {' | '.join(marks)} | "
+        quantised, in_gguf = self.implementation == "native", self.kind in GGUF_TYPES
+        has = (self.trees, self.chains, self.heads, quantised, in_gguf)
+        runs = f"{self.implementation}{' and lean' if self.lean and self.implementation != 'lean' else ''}"
+        marks = " | ".join("yes" if mark else "–" for mark in has)
+        return f"| {runs}{f', {self.note}' if self.note else ''} | {marks} | "
 
 
 def survey(kind: str) -> Support:
@@ -69,12 +75,13 @@ def survey(kind: str) -> Support:
     check_logits(model, module, branches=branches)
     heads = can_carry_heads(model, module)
     note = "as decoder" if getattr(config, "is_decoder", False) else ""
-    found = Support(kind, "transformers", branches, True, heads, "recurrent states" if model._mixers else note)
-    for name, fast in FAST.items():
-        if unsupported(name, module.config, torch.float32, torch.device("cpu")) is None:
-            check_logits(fast.from_hf(module), module, branches=True)
-            return replace(found, implementation=name)
-    return found
+    note = "recurrent states" if model._mixers else note
+    found = Support(kind, "transformers", branches, True, heads, note=note)
+    runs = [name for name in FAST if unsupported(name, module.config, torch.float32, torch.device("cpu")) is None]
+    if not runs:
+        return found
+    check_logits(FAST[runs[0]].from_hf(module), module, branches=True)
+    return replace(found, implementation=runs[0], trees=True, lean="lean" in runs)
 
 
 def check_logits(model: CausalModel, module: PreTrainedModel, *, branches: bool) -> None:
@@ -141,14 +148,15 @@ trees. A model with its own Python code is judged when it is loaded, by the same
   device, and `transformers` is the unmodified model with our masks, positions and cache.
 - **trees**, **chains**: the shapes of guesses. Without a tree every method still guesses a chain.
 - **heads**: whether a head trained on hidden states (EAGLE-3, Medusa, ...) has what it needs: taps, embedding, norm, head.
+- **quantised**: matrices in 8 or 4 bits, and packed as a GGUF file holds them. **GGUF**: files of this type can be read.
 - *as decoder*: the type with `is_decoder: true` (and, of encoder-decoder types, the decoder alone).
 
 Each type is made as a tiny random instance. The logits of every node of a batch of trees (of chains, where a model reads no
 trees) are compared with a plain forward of the same text, before and after ragged commits; a tree read as a
 chain must be seen as wrong. `python -m tests.model.survey` writes this page, and the tests hold it to what a run says.
 
-| runs on | trees | chains | heads | types |
-| --- | --- | --- | --- | --- |
+| runs on | trees | chains | heads | quantised | GGUF | types |
+| --- | --- | --- | --- | --- | --- | --- |
 """
 
 

@@ -33,7 +33,7 @@ def test_at_least_150_types_work() -> None:
 def test_every_type_is_listed_once() -> None:
     assert set(GROUPS) == set(TYPES)
     with pytest.raises(ValueError, match="llama is listed twice"):
-        groups(TEXT + "| native | yes | yes | yes | `llama` |\n")
+        groups(TEXT + "| native and lean | yes | yes | yes | yes | yes | `llama` |\n")
     assert page([]).partition("\n\n0 of")[0] in TEXT
 
 
