@@ -11,7 +11,7 @@ from gguf.quants import quantize
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from foretell.model.gguf.names import optional, required
+from foretell.model.gguf import architectures
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
@@ -82,8 +82,8 @@ def write(
         down = tensors.pop(f"{prefix}down_proj")
         for key, tensor in (("gate", gate), ("up", up), ("down", down)):
             tensors[f"{prefix}{key}_proj.weight"] = tensor.contiguous()
-    names = dict([*required(ARCHITECTURES.get(config.model_type, arch), config.num_hidden_layers)])
-    names |= dict(optional(config.num_hidden_layers))
+    own = architectures.ARCHITECTURES[ARCHITECTURES.get(config.model_type, arch)]
+    names = dict([*own.required(config.num_hidden_layers), *own.optional(config.num_hidden_layers)])
     for theirs, ours in names.items():
         if ours not in tensors or (theirs == "output.weight" and config.tie_word_embeddings):
             continue

@@ -10,8 +10,8 @@ from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize
 
 from foretell.core.errors import ModelError
+from foretell.model.gguf.architectures import ARCHITECTURES
 from foretell.model.gguf.file import open_gguf
-from foretell.model.gguf.names import REQUIRED, optional, required
 from foretell.model.gguf.weights import GGUFWeights
 from foretell.model.llama.mixture import ExpertWeights, expert_names, mixture_of, router_names
 from foretell.model.packed import BLOCK_KINDS, Packed
@@ -33,12 +33,13 @@ def unpack(packed: Packed) -> torch.Tensor:
     return torch.from_numpy(dequantize(packed.data.numpy(), GGMLQuantizationType[packed.kind]).copy())
 
 
-@pytest.mark.parametrize("arch", REQUIRED)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_names_are_the_library_s(arch: str) -> None:
     """Our table agrees with the gguf library's, name by name."""
     kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == arch)
     names = get_tensor_name_map(kind, 2)
-    for theirs, ours in [*required(arch, 2), *optional(2)]:
+    architecture = ARCHITECTURES[arch]
+    for theirs, ours in [*architecture.required(2), *architecture.optional(2)]:
         stem, _, suffix = ours.rpartition(".")
         found = names.get_name(stem)
         if found is None:
@@ -73,7 +74,7 @@ def test_quantised_tensors_are_the_library_s(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "x.gguf", module, kind=kind)
     source = GGUFWeights(open_gguf(path, name="x"))
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    for theirs, ours in required("llama", module.config.num_hidden_layers):
+    for theirs, ours in ARCHITECTURES["llama"].required(module.config.num_hidden_layers):
         tensor = tensors[theirs]
         expected = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), np.float32))
         if ".attn_q." in theirs or ".attn_k." in theirs:

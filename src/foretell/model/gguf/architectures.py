@@ -1,0 +1,20 @@
+"""The architectures of GGUF files that are read."""
+
+from foretell.core.errors import ModelError, nearest
+from foretell.model.gguf.architecture import Architecture
+from foretell.model.gguf.decoders import DECODERS
+from foretell.model.gguf.file import GGUFFile
+
+ARCHITECTURES: dict[str, Architecture] = {**DECODERS}
+"""``general.architecture`` -> what it is made of. Each family has a module of its own."""
+
+
+def architecture_of(file: GGUFFile) -> Architecture:
+    """The architecture of a file. Raises ModelError for one that cannot be read."""
+    name = str(file.get("general.architecture"))
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"{file.name}: {file.path.name} holds a model of architecture {name!r}"
+            f"{nearest(name, ARCHITECTURES)} (of GGUF files; save_pretrained directories run nearly all)"
+        )
+    return ARCHITECTURES[name]
