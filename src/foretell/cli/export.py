@@ -89,14 +89,16 @@ def export(
 
 
 def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | None") -> None:
-    """Write a head as a GGUF file, which holds its target's vocabulary. Raises ConfigError without a target that is here."""
+    """Write a head as a GGUF file, in which its target's vocabulary is. Raises ConfigError without a target here."""
     from foretell.core.errors import ConfigError
     from foretell.methods.common import formats
     from foretell.model.checkpoint import resolve
     from foretell.model.gguf.write_heads import vocabulary_of
 
     if target is None or spec is None:
-        raise ConfigError("a GGUF file of a head holds its target's vocabulary: give the target's directory or GGUF file as --target")
+        raise ConfigError(
+            "a GGUF file of a head holds its target's vocabulary: give the target's directory or GGUF file as --target"
+        )
     formats.save_gguf(head, out, vocabulary_of(resolve(target), name=target, size=spec.vocab_size), target=spec)
 
 

@@ -42,7 +42,7 @@ class Head(nn.Module, ABC):
     """The name by which configurations and the command line know it."""
     config: HeadConfig
     packed: Mapping[str, Packed] = MappingProxyType({})
-    """Matrices by the names of parameters that hold their values, as a file has them in blocks: native heads decode them."""
+    """Matrices in a file's blocks, which native heads decode, by the names of the parameters that hold their values."""
 
     @property
     @abstractmethod

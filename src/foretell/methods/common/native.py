@@ -72,8 +72,8 @@ class Memory:
         """Put a head's matrices into one stretch of huge pages, in the order in which they are listed.
 
         weights: one of ``WEIGHTS``. "same": as they are: those of ``Head.packed`` in their blocks, of others the module's
-        parameters become views, so that nothing is stored twice. "int8": rounded as Q8_0 is, and those of ``packed`` as they
-        are; but for embeddings, of which a row is read. The module keeps its own."""
+        parameters become views, so that nothing is stored twice. "int8": rounded as Q8_0 is, but for those of ``packed``,
+        and for embeddings, of which a row is read; the module keeps its own."""
         self.functions = heads.head_functions()
         self.lock = threading.Lock()
         self._kept: list[object] = []

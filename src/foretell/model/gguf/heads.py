@@ -6,9 +6,8 @@ writes target ids where checkpoints have offsets (``d2t``), and reorders the row
 Llama's, for its own RoPE. All of that is undone here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,14 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError, nearest
-from foretell.kernels.dequantise import can_dequantise, dequantise_into
-from foretell.model.gguf.config import _decimal, _rope, _whole
+from foretell.kernels.dequantise import can_dequantise
+from foretell.model.gguf.architecture import Change
+from foretell.model.gguf.decoders import turned
 from foretell.model.gguf.file import GGUFFile, open_gguf
-from foretell.model.gguf.weights import _order
-from foretell.model.packed import BLOCK_KINDS, Packed
+from foretell.model.gguf.rope import read_rope
+from foretell.model.gguf.values import decimal, refuse, whole
+from foretell.model.gguf.weights import Entry, GGUFWeights
+from foretell.model.packed import Packed
 
 _LAYER = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -34,6 +36,7 @@ _LAYER = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+Adjust = Callable[[GGUFFile, str, tuple[str, ...]], Change | None]
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WHOLE_NUMBERS = {"I64": np.int64, "I32": np.int32}
 
@@ -124,29 +127,37 @@ def read_head(path: Path, *, name: str) -> HeadFile:
             f"{name}: {path.name} holds a model of architecture {kind!r}{nearest(kind, NAMES)}, and no draft head; a "
             "model of its own drafts by method 'draft_model', the MTP module inside a target's file by method 'mtp'"
         )
-    num_layers = _whole(file, "block_count")
+    num_layers = whole(file, "block_count")
     names = _known(file, kind, num_layers)
-    heads = {"attn_q": _whole(file, "attention.head_count") if kind == "eagle3" else None}
-    heads["attn_k"] = _whole(file, "attention.head_count_kv", heads["attn_q"]) if kind == "eagle3" else None
-    tensors: dict[str, Tensor] = {}
-    packed: dict[str, Packed] = {}
-    for theirs, ours in names.items():
-        info, count = file.tensors[theirs], heads.get(theirs.split(".")[-2] if "." in theirs else "")
-        if ours == "d2t":
-            tensors[ours] = _offsets(file)
-            continue
-        raw = file.raw(theirs)
-        order = None if count is None else _order(file, theirs, count)
-        if order is not None:
-            raw = raw.reshape(len(order), -1)[order.numpy()].reshape(-1)
-        tensors[ours] = torch.empty(info.shape, dtype=_DTYPES.get(info.kind, torch.float32))
-        dequantise_into(info.kind, raw, tensors[ours])
-        if info.kind in BLOCK_KINDS and len(info.shape) == 2:
-            data = torch.from_numpy(raw).view(prod(info.shape[:-1]), -1)
-            packed[ours] = Packed(info.kind, (info.shape[0], info.shape[1]), data)
+    floats = {theirs: ours for theirs, ours in names.items() if theirs != "d2t"}
+    source = PartWeights(file, floats, turned if kind == "eagle3" else None)
+    tensors = {ours: source.stored(ours) for ours in source.names}
+    if "d2t" in names:
+        tensors["d2t"] = _offsets(file)
+    packed = {ours: found for ours in source.names if (found := source.packed(ours)) is not None}
     config = (_eagle3 if kind == "eagle3" else _dflash)(file, num_layers, tensors)
     file.release()
     return HeadFile(config, tensors, packed)
+
+
+class PartWeights(GGUFWeights):
+    """Tensors of a file that are no whole model."""
+
+    def __init__(self, file: GGUFFile, known: Mapping[str, str], adjust: Adjust | None) -> None:
+        """known: theirs -> ours; adjust: as ``Architecture.adjust``."""
+        self._file = file
+        parts: dict[str, tuple[str, ...]] = {}
+        for theirs, ours in known.items():
+            parts[ours] = (*parts.get(ours, ()), theirs)
+        self._entries = {
+            ours: Entry(names, (adjust and adjust(file, ours, names)) or Change()) for ours, names in parts.items()
+        }
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor in the dtype that it is stored in, float32 where that is in blocks."""
+        parts, change = self._entries[name]
+        dtype = _DTYPES.get(self._file.tensors[parts[0]].kind, torch.float32)
+        return self.read(name, torch.float32 if change.undo is not None else dtype, torch.device("cpu"))
 
 
 def _known(file: GGUFFile, kind: str, num_layers: int) -> dict[str, str]:
@@ -171,7 +182,9 @@ def _known(file: GGUFFile, kind: str, num_layers: int) -> dict[str, str]:
     for theirs in known:
         stored = file.tensors[theirs].kind
         if theirs == "d2t" and stored not in _WHOLE_NUMBERS:
-            raise ModelError(f"{where}: tensor d2t is {stored}; expected the target's ids as {'or '.join(_WHOLE_NUMBERS)}")
+            raise ModelError(
+                f"{where}: tensor d2t is {stored}; expected the target's ids as {'or '.join(_WHOLE_NUMBERS)}"
+            )
         if theirs != "d2t" and (stored in _WHOLE_NUMBERS or not can_dequantise(stored)):
             raise ModelError(f"{where}: tensor {theirs} is {stored}, which cannot be dequantised")
     return known
@@ -186,20 +199,20 @@ def _offsets(file: GGUFFile) -> Tensor:
 
 def _layer(file: GGUFFile, num_layers: int) -> dict[str, Any]:
     """The decoder layers' keys, as transformers writes them."""
-    hidden, heads = _whole(file, "embedding_length"), _whole(file, "attention.head_count")
-    head_dim = _whole(file, "attention.key_length", _whole(file, "rope.dimension_count", hidden // heads))
+    hidden, heads = whole(file, "embedding_length"), whole(file, "attention.head_count")
+    head_dim = whole(file, "attention.key_length", whole(file, "rope.dimension_count", hidden // heads))
     _only(file, "attention.value_length", head_dim)
     _only(file, "rope.dimension_count", head_dim)
     return {
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": _whole(file, "feed_forward_length"),
+        "intermediate_size": whole(file, "feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _whole(file, "attention.head_count_kv", heads),
+        "num_key_value_heads": whole(file, "attention.head_count_kv", heads),
         "head_dim": head_dim,
         "num_hidden_layers": num_layers,
-        "rms_norm_eps": _decimal(file, "attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(file, head_dim, _whole(file, "context_length", 1 << 20)),
+        "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
+        "rope_parameters": read_rope(file, head_dim, whole(file, "context_length", 1 << 20)),
         "vocab_size": _vocabulary(file),
     }
 
@@ -207,25 +220,21 @@ def _layer(file: GGUFFile, num_layers: int) -> dict[str, Any]:
 def _vocabulary(file: GGUFFile) -> int:
     """Tokens of the target."""
     tokens = file.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, list) and tokens else _whole(file, "vocab_size")
+    return len(tokens) if isinstance(tokens, list) and tokens else whole(file, "vocab_size")
 
 
 def _layers_read(file: GGUFFile) -> list[int]:
     """The hidden states that the head reads, as the file counts them."""
     found = file.get("{arch}.target_layers")
     if not isinstance(found, list) or not found or not all(type(each) is int for each in found):
-        arch = file.get("general.architecture")
-        raise ModelError(
-            f"{file.name}: {file.path.name} states {arch}.target_layers = {found!r}; expected a list of layer numbers"
-        )
+        refuse(file, "target_layers", "expected a list of layer numbers")
     return found
 
 
 def _flag(file: GGUFFile, key: str, default: bool) -> bool:
     value = file.get(f"{{arch}}.{key}", default)
     if type(value) is not bool:
-        arch = file.get("general.architecture")
-        raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; expected true or false")
+        refuse(file, key, "expected true or false")
     return value
 
 
@@ -233,8 +242,7 @@ def _only(file: GGUFFile, key: str, allowed: Any) -> None:
     """Refuse a value that is not implemented here."""
     value = file.get(f"{{arch}}.{key}", allowed)
     if value != allowed:
-        arch = file.get("general.architecture")
-        raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; only {allowed!r} is supported")
+        refuse(file, key, f"only {allowed!r} is supported")
 
 
 def _eagle3(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -256,7 +264,7 @@ def _eagle3(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
         "architectures": ["LlamaForCausalLMEagle3"],
         **_layer(file, num_layers),
         "draft_vocab_size": tensors["lm_head.weight"].shape[0],
-        "target_hidden_size": _whole(file, "target_hidden_size"),
+        "target_hidden_size": whole(file, "target_hidden_size"),
         "norm_before_residual": _flag(file, "norm_before_residual", default=False),
         "norm_before_fc": before,
         "eagle_aux_hidden_state_layer_ids": _layers_read(file),
@@ -280,7 +288,7 @@ def _dflash(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
     kind, causal = "dspark" if is_spark else "dflash", _flag(file, "attention.causal", default=False)
     own: dict[str, Any] = {
         "mask_token_id": mask,
-        "block_size": _whole(file, "block_size"),
+        "block_size": whole(file, "block_size"),
         "sample_from_anchor": _flag(file, "sample_from_anchor", default=is_spark),
     }
     if is_spark:

@@ -19,7 +19,9 @@ from foretell.model.llama.weights import WeightSource
 from foretell.model.packed import BLOCK_KINDS, Packed
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """What one tensor is made of."""
+
     parts: tuple[str, ...]  # names in the file, of which Change.undo makes one tensor
     change: Change
 
@@ -70,7 +72,7 @@ class GGUFWeights(WeightSource):
             parts[ours] = (*parts.get(ours, ()), theirs)
         adjust = architecture.adjust
         self._entries = {
-            ours: _Entry(names, (adjust and adjust(file, ours, names)) or Change()) for ours, names in parts.items()
+            ours: Entry(names, (adjust and adjust(file, ours, names)) or Change()) for ours, names in parts.items()
         }
 
     @property

@@ -27,8 +27,8 @@ _PAIRS = ("attn_q", "attn_k")
 def write_head(
     path: Path, head: HeadFile, vocabulary: Mapping[str, Any], *, method: str, context: int | None = None
 ) -> None:
-    """Write a head, whole or not at all. config: of the layouts that ``read_head`` gives. vocabulary: ``tokenizer.*`` of the
-    target (see ``vocabulary_of``). method: the head's, for messages. context: the longest text of the target.
+    """Write a head, whole or not at all. config: of the layouts that ``read_head`` gives. vocabulary: ``tokenizer.*`` of
+    the target (see ``vocabulary_of``). method: the head's, for messages. context: the longest text of the target.
 
     Matrices keep their dtype, vectors become float32, as their converter has it. Raises ConfigError where llama.cpp has no
     place for the head, or path holds another model; OSError where it cannot be written.
@@ -84,14 +84,16 @@ def vocabulary_of(path: Path, *, name: str, size: int) -> dict[str, Any]:
     model, added = found.get("model") or {}, {int(each["id"]): each for each in found.get("added_tokens") or ()}
     if model.get("type") != "BPE":
         raise ModelError(f"{name}: its tokenizer is of type {model.get('type')!r}; only BPE goes into a GGUF file")
-    by_id = {index: token for token, index in model["vocab"].items()} | {key: each["content"] for key, each in added.items()}
+    by_id = {index: token for token, index in model["vocab"].items()} | {
+        key: each["content"] for key, each in added.items()
+    }
     types = [
         UNUSED if index not in by_id else _NORMAL if index not in added
         else CONTROL if added[index].get("special") else USER_DEFINED
         for index in range(size)
     ]  # fmt: skip
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    out = {
+    out: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2" if "ByteLevel" in json.dumps(found.get("pre_tokenizer")) else "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": [by_id.get(index, f"[PAD{index}]") for index in range(size)],
@@ -116,7 +118,10 @@ def _kind(config: Mapping[str, Any], method: str) -> str:
     named = str((config.get("architectures") or [config.get("speculators_model_type")])[0])
     if named in ("LlamaForCausalLMEagle3",):
         return "eagle3"
-    if config.get("speculators_model_type") in ("dflash", "dspark") or named in ("DFlashDraftModel", "DSparkDraftModel"):
+    if config.get("speculators_model_type") in ("dflash", "dspark") or named in (
+        "DFlashDraftModel",
+        "DSparkDraftModel",
+    ):
         return "dflash"
     told = {
         "Eagle3Qwen3ForCausalLM": "its eagle3 has no norms of queries and keys",
@@ -174,7 +179,8 @@ def _factors(values: Mapping[str, Any], config: Mapping[str, Any]) -> Tensor | N
     turns *= rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).float()
+    factors: Tensor = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return factors.float()
 
 
 def _eagle3(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
