@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.rope import FREQS, LONG, SHORT
 
 LINEARS = {
     "attn_q": "self_attn.q_proj",
@@ -22,7 +23,6 @@ LINEARS = {
 BIASES = {f"{theirs}.bias": f"{ours}.bias" for theirs, ours in LINEARS.items()}
 WHOLE = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 HEAD = {"output.weight": "lm_head.weight"}  # absent where the head is the embedding
-FACTORS = ("rope_freqs.weight",)
 
 
 class Change(NamedTuple):
@@ -30,13 +30,15 @@ class Change(NamedTuple):
 
     order: Tensor | None = None  # [rows] int64, where each row is in the file, whose blocks can stay packed; None: at i
     undo: Callable[[list[Tensor]], Tensor] | None = None  # of the file's tensors in float32, one a name; None: as it is
-    shape: tuple[int, ...] | None = None  # of what undo returns; None: that of the file's
+    shape: tuple[int, ...] | None = None  # of the whole; None: that of the file's
+    columns: Tensor | None = None  # [columns] int64, where each column is in the file; None: at i
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One architecture. Tables go from names in the file to transformers'; several names that go to one of transformers'
-    are joined by its ``Change.undo``, which has them in the table's order."""
+    are joined by its ``Change``, which has them in the table's order: by undo, or, without, as rows below each other, of
+    which order says where each is."""
 
     model_type: str
     class_name: str
@@ -50,7 +52,7 @@ class Architecture:
     whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)  # of no layer
     whole_may: Mapping[str, str] = field(default_factory=lambda: HEAD)
     adjust: Callable[[GGUFFile, str, tuple[str, ...]], Change | None] | None = None  # (file, ours, theirs)
-    ignored: tuple[str, ...] = FACTORS  # tensors that are read as part of the configuration
+    ignored: tuple[str, ...] = (FREQS, SHORT, LONG)  # tensors that are read as part of the configuration
     prefix: str = "model.layers"
 
     def required(self, num_layers: int, file: GGUFFile | None = None) -> Iterator[tuple[str, str]]:

@@ -4,8 +4,12 @@ from foretell.core.errors import ModelError, nearest
 from foretell.model.gguf.architecture import Architecture
 from foretell.model.gguf.decoders import DECODERS
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.gemmas import GEMMAS
+from foretell.model.gguf.hybrids import HYBRIDS
+from foretell.model.gguf.latent import LATENT
+from foretell.model.gguf.mixtures import MIXTURES
 
-ARCHITECTURES: dict[str, Architecture] = {**DECODERS}
+ARCHITECTURES: dict[str, Architecture] = {**DECODERS, **GEMMAS, **MIXTURES, **LATENT, **HYBRIDS}
 """``general.architecture`` -> what it is made of. Each family has a module of its own."""
 
 

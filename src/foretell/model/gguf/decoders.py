@@ -1,4 +1,4 @@
-"""Architectures of the Llama family, and its mixtures of experts of Qwen."""
+"""Dense architectures: the Llama family and its kin."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from foretell.core.errors import ModelError
 from foretell.model.gguf.architecture import LINEARS, Architecture, Change
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.rope import read_rope
-from foretell.model.gguf.values import decimal, depth, whole
+from foretell.model.gguf.values import decimal, depth, each, refuse, whole
 
 _LINEAR_WEIGHTS = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in LINEARS.items()}
 ATTENTION = {
@@ -34,51 +34,51 @@ EXPERTS = {  # all of a layer in one tensor
     "ffn_up_exps.weight": "mlp.experts.up_proj.weight",
     "ffn_down_exps.weight": "mlp.experts.down_proj.weight",
 }
-_SHARED_EXPERT = {
-    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",  # a vector
-    "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
-    "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
-    "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
-}
-_GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees the whole text
-_GEMMA_27B_LAYERS = 62
+_OLMO3_PATTERN = 4  # every fourth layer of OLMo 3 sees the whole text
+_NO_ROPE_STEP = 4  # every fourth layer of SmolLM3 is not rotated
 
 
-def sizes(file: GGUFFile) -> dict[str, Any]:
-    """What all of them state: sizes, heads that are rotated as a whole, the epsilon and the rotation. Raises ModelError
-    where they contradict each other, or q."""
+def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False) -> dict[str, Any]:
+    """What all of them state: sizes, heads, the epsilon and the rotation. partial: of a part of a head; fused: q, k and v
+    are one tensor. Raises ModelError where they contradict each other, or q."""
     arch = file.get("general.architecture")
     hidden, heads = whole(file, "embedding_length"), whole(file, "attention.head_count")
+    kv_heads = whole(file, "attention.head_count_kv", heads)
     head_dim = whole(file, "attention.key_length", hidden // heads)
     values = whole(file, "attention.value_length", head_dim)
-    turned = whole(file, "rope.dimension_count", head_dim)
-    if values != head_dim or turned != head_dim:
+    rotated = whole(file, "rope.dimension_count", head_dim)
+    if values != head_dim or (rotated != head_dim and not partial):
         raise ModelError(
-            f"{file.name}: heads of {head_dim} values of which {turned} are rotated, beside {values} of v; {arch} "
+            f"{file.name}: heads of {head_dim} values of which {rotated} are rotated, beside {values} of v; {arch} "
             "models have the same number of all three"
         )
-    found = file.tensors["blk.0.attn_q.weight"].shape
-    if found != (heads * head_dim, hidden):
+    if rotated > head_dim or rotated % 2:
+        refuse(file, "rope.dimension_count", f"expected an even number up to {head_dim}, the values of a head")
+    name, rows = ("attn_qkv", heads + 2 * kv_heads) if fused else ("attn_q", heads)
+    found, expected = file.tensors[f"blk.0.{name}.weight"].shape, (rows * head_dim, hidden)
+    if found != expected:
         raise ModelError(
-            f"{file.name}: tensor blk.0.attn_q.weight has shape {found}; {file.path.name} states {heads} heads of "
-            f"{head_dim} values and a width of {hidden}, so expected {(heads * head_dim, hidden)}"
+            f"{file.name}: tensor blk.0.{name}.weight has shape {found}; {file.path.name} states {heads} heads of "
+            f"{head_dim} values and a width of {hidden}, so expected {expected}"
         )
     context = whole(file, "context_length")
     return {
         "hidden_size": hidden,
         "num_hidden_layers": depth(file)[0],
         "num_attention_heads": heads,
-        "num_key_value_heads": whole(file, "attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
-        "rope_parameters": read_rope(file, head_dim, context),
-    }
+        "rope_parameters": {
+            **read_rope(file, rotated, context), **({"partial_rotary_factor": rotated / head_dim} if partial else {}),
+        },
+    }  # fmt: skip
 
 
-def dense(file: GGUFFile) -> dict[str, Any]:
+def dense(file: GGUFFile, **options: bool) -> dict[str, Any]:
     """The same and the width of MLPs."""
-    return {**sizes(file), "intermediate_size": whole(file, "feed_forward_length")}
+    return {**sizes(file, **options), "intermediate_size": whole(file, "feed_forward_length")}
 
 
 def _llama(file: GGUFFile) -> dict[str, Any]:
@@ -86,40 +86,80 @@ def _llama(file: GGUFFile) -> dict[str, Any]:
     return {**dense(file), **{key: f"blk.0.{name}.bias" in file.tensors for key, name in biases.items()}}
 
 
-def _gemma3(file: GGUFFile) -> dict[str, Any]:
-    found = dense(file)
-    num_layers, context, head_dim = found["num_hidden_layers"], found["max_position_embeddings"], found["head_dim"]
-    usual = found["hidden_size"] // found["num_attention_heads"]
-    window = whole(file, "attention.sliding_window", 0) or None
-    full = [window is None or (layer + 1) % _GEMMA_PATTERN == 0 for layer in range(num_layers)]
-    local = {"rope_type": "default", "rope_theta": decimal(file, "rope.freq_base_swa", 10000.0)}
+def _olmo2(file: GGUFFile) -> dict[str, Any]:
+    """OLMo 2; with windows it is OLMo 3, whose layers with one are rotated without scaling."""
+    found = {**dense(file), "attention_bias": False}
+    window = whole(file, "attention.sliding_window", 0)
+    if not window:
+        return found
+    num_layers, context = found["num_hidden_layers"], found["max_position_embeddings"]
+    pattern = [(layer + 1) % _OLMO3_PATTERN != 0 for layer in range(num_layers)]
+    base = decimal(file, "rope.freq_base_swa", found["rope_parameters"]["rope_theta"])
     return {
         **found,
-        "layer_types": ["full_attention" if each else "sliding_attention" for each in full],
-        "sliding_window": window or context,
-        "query_pre_attn_scalar": usual if num_layers == _GEMMA_27B_LAYERS else head_dim,
-        "final_logit_softcapping": file.get("{arch}.final_logit_softcapping"),
-        "rope_parameters": {"full_attention": found["rope_parameters"], "sliding_attention": local},
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": min(window, context),
+        "layer_types": layer_types(file, num_layers, pattern),
+        "rope_parameters": {
+            "full_attention": found["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": base},
+        },
     }
 
 
-def _experts(file: GGUFFile) -> dict[str, Any]:
-    """Mixtures of experts of Qwen. Every layer has experts."""
-    arch = file.get("general.architecture")
-    inner = whole(file, "expert_feed_forward_length", 0) or file.tensors["blk.0.ffn_gate_exps.weight"].shape[-2]
-    found = {
-        **sizes(file),
-        "num_experts": whole(file, "expert_count"),
-        "num_experts_per_tok": whole(file, "expert_used_count"),
-        "moe_intermediate_size": inner,
-        "intermediate_size": whole(file, "feed_forward_length", 0) or inner,  # read by no layer
-        # llama.cpp takes these where a file does not say
-        "norm_topk_prob": bool(file.get("{arch}.expert_weights_norm", arch == "qwen3moe")),
-        "decoder_sparse_step": 1,
+def layer_types(file: GGUFFile, num_layers: int, usual: list[bool]) -> list[str]:
+    """Kinds of layers: which ones have a window, by the file's list, or as usual where it has none."""
+    key = "attention.sliding_window_pattern"
+    listed = isinstance(file.get(f"{{arch}}.{key}"), list)
+    slides = each(file, key, num_layers, bool) if listed else usual
+    return ["sliding_attention" if one else "full_attention" for one in slides]
+
+
+def _granite(file: GGUFFile) -> dict[str, Any]:
+    scales = {
+        "attention_multiplier": ("attention.scale", 1.0),
+        "embedding_multiplier": ("embedding_scale", 1.0),
+        "residual_multiplier": ("residual_scale", 1.0),
+        "logits_scaling": ("logit_scale", 1.0),
     }
-    if arch == "qwen2moe":
-        found["shared_expert_intermediate_size"] = file.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
-    return found
+    return {**_llama(file), **{ours: decimal(file, *stated) for ours, stated in scales.items()}}
+
+
+def _smollm3(file: GGUFFile) -> dict[str, Any]:
+    found = _llama(file)
+    rotates = [int((layer + 1) % _NO_ROPE_STEP != 0) for layer in range(found["num_hidden_layers"])]
+    return {**found, "no_rope_layers": rotates, "use_sliding_window": False, "sliding_window": None}
+
+
+def _phi3(file: GGUFFile) -> dict[str, Any]:
+    found = dense(file, partial=True, fused=True)
+    original = whole(file, "rope.scaling.original_context_length", found["max_position_embeddings"])
+    window = whole(file, "attention.sliding_window", 0) or None
+    return {**found, "original_max_position_embeddings": original, "sliding_window": window}
+
+
+def _mistral3(file: GGUFFile) -> dict[str, Any]:
+    """Ministral 3, whose queries grow with their positions; without that it is Mistral."""
+    found = {**dense(file), "sliding_window": None}
+    if not file.get("{arch}.attention.temperature_scale"):
+        return {**found, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    original = found["rope_parameters"].get("original_max_position_embeddings", found["max_position_embeddings"])
+    growth = {
+        "llama_4_scaling_beta": decimal(file, "attention.temperature_scale"),
+        "original_max_position_embeddings": original,
+    }
+    return {**found, "rope_parameters": found["rope_parameters"] | growth}
+
+
+def _glm4(file: GGUFFile) -> dict[str, Any]:
+    sections = file.get("{arch}.rope.dimension_sections")
+    if sections:
+        raise ModelError(
+            f"{file.name}: glm4.rope.dimension_sections is {sections}: GLM-4V, whose positions are those of images, is not "
+            "supported; expected a GLM-4 of text alone"
+        )
+    return {**dense(file, partial=True), "attention_bias": "blk.0.attn_q.bias" in file.tensors}
 
 
 def turned(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
@@ -131,35 +171,45 @@ def turned(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
     num_heads = file.get("{arch}.attention.head_count")
     if part == "attn_k":
         num_heads = file.get("{arch}.attention.head_count_kv", num_heads)
-    rows = file.tensors[theirs[0]].shape[0]
+    return Change(order=turned_rows(file, theirs[0], num_heads))
+
+
+def turned_rows(file: GGUFFile, name: str, num_heads: Any) -> Tensor:
+    """[rows] where each row of a tensor of q or k is in the file. Raises ModelError as ``turned``."""
+    rows = file.tensors[name].shape[0]
     if type(num_heads) is not int or num_heads < 1 or rows % (2 * num_heads):
         raise ModelError(
-            f"{file.name}: tensor {theirs[0]} has {rows} rows, which are not {num_heads!r} heads of an even size"
+            f"{file.name}: tensor {name} has {rows} rows, which are not {num_heads!r} heads of an even size"
         )
-    return Change(order=torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1))
+    return torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
-def offset_norms(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
-    """Norms of Gemma, to which llama.cpp's converter adds the 1 that transformers' code adds."""
-    return Change(undo=_less_one) if ours.endswith("norm.weight") else None
-
-
-def _less_one(parts: list[Tensor]) -> Tensor:
-    return parts[0] - 1.0
-
+_PHI3 = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_qkv.weight": "self_attn.qkv_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    **FFN_NORM,
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_GLM4 = {
+    **ATTENTION,
+    "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+    **FFN_NORM,
+    "ffn_up.weight": "mlp.gate_up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+    "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+}
+_OLMO2 = {theirs: ours for theirs, ours in SANDWICH.items() if theirs not in ("attn_norm.weight", "ffn_norm.weight")}
 
 DECODERS = {
     "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, _llama, adjust=turned),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", {**LLAMA, **QKV_BIASES}, dense),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", {**LLAMA, **QK_NORMS}, dense),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", {**SANDWICH, **QK_NORMS}, _gemma3, adjust=offset_norms),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        "Qwen2MoeForCausalLM",
-        {**ATTENTION, **FFN_NORM, **EXPERTS, **_SHARED_EXPERT, **QKV_BIASES},
-        _experts,
-    ),
-    "qwen3moe": Architecture(
-        "qwen3_moe", "Qwen3MoeForCausalLM", {**ATTENTION, **FFN_NORM, **EXPERTS, **QK_NORMS}, _experts
-    ),
+    "granite": Architecture("granite", "GraniteForCausalLM", LLAMA, _granite, adjust=turned),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", LLAMA, _smollm3, adjust=turned),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", LLAMA, _mistral3, may={}, adjust=turned),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", {**_OLMO2, **QK_NORMS}, _olmo2, may={}),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, _phi3, may={}),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, _glm4, may=QKV_BIASES),
 }

@@ -107,26 +107,47 @@ class GGUFWeights(WeightSource):
         if change.undo is not None:
             held = [torch.empty(self._file.tensors[part].shape) for part in parts]
             for part, values in zip(parts, held, strict=True):
-                self._dequantise(part, change.order, values)
+                self._fill((part,), change.order, values)
             out.copy_(change.undo(held))
-        elif out.device.type == "cpu" and out.is_contiguous():
-            self._dequantise(parts[0], change.order, out)
+        elif out.device.type == "cpu" and out.is_contiguous() and change.columns is None:
+            self._fill(parts, change.order, out)
         else:
             values = torch.empty(out.shape, dtype=out.dtype)
-            self._dequantise(parts[0], change.order, values)
-            out.copy_(values)
+            self._fill(parts, change.order, values)
+            out.copy_(values if change.columns is None else values.index_select(-1, change.columns))
 
-    def _dequantise(self, part: str, order: Tensor | None, out: Tensor) -> None:
-        raw: NDArray[np.uint8] = self._file.raw(part)
-        if order is not None:
-            raw = raw.reshape(len(order), -1)[order.numpy()].reshape(-1)
-        dequantise_into(self._file.tensors[part].kind, raw, out)
+    def _fill(self, parts: tuple[str, ...], order: Tensor | None, out: Tensor) -> None:
+        """Dequantise the rows of parts below each other, in order."""
+        infos = [self._file.tensors[part] for part in parts]
+        raw = self._rows(parts, order)
+        if raw is not None:
+            dequantise_into(infos[0].kind, raw.reshape(-1), out)
+            return
+        held = [torch.empty(info.shape, dtype=out.dtype) for info in infos]
+        for part, info, values in zip(parts, infos, held, strict=True):
+            dequantise_into(info.kind, self._file.raw(part), values)
+        joined = torch.cat([values.flatten(0, -2) for values in held])
+        out.copy_((joined if order is None else joined[order]).view(out.shape))
+
+    def _rows(self, parts: tuple[str, ...], order: Tensor | None) -> NDArray[np.uint8] | None:
+        """[rows, bytes] of parts below each other, in order, the mapping itself where it is so; None where they are not
+        stored alike. Each value of a vector is a row."""
+        infos = [self._file.tensors[part] for part in parts]
+        if len({(info.kind, info.shape[-1]) for info in infos}) > 1:
+            return None
+        found = [
+            self._file.raw(part).reshape(prod(info.shape[: max(1, len(info.shape) - 1)]), -1)
+            for part, info in zip(parts, infos, strict=True)
+        ]
+        joined = found[0] if len(found) == 1 else np.concatenate(found)
+        return joined if order is None else joined[order.numpy()]
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``: only what is asked for is ever in memory."""
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
-        if change.order is not None or change.undo is not None or len(info.shape) < 2:
+        is_moved = change.order is not None or change.columns is not None or change.undo is not None or len(parts) > 1
+        if is_moved or len(info.shape) < 2:
             return super().reader(name)
         raw = self._file.raw(parts[0]).reshape(prod(info.shape[:-1]), -1)
         dtype = torch.bfloat16 if info.kind == "BF16" else torch.float32
@@ -143,12 +164,30 @@ class GGUFWeights(WeightSource):
         self._file.release()
 
     def packed(self, name: str) -> Packed | None:
-        """See ``WeightSource.packed``: the mapped bytes themselves, but for q and k of Llama, whose rows of blocks are
-        copied in order. Of stacks of matrices all rows below each other."""
+        """See ``WeightSource.packed``: the mapped bytes themselves, but where rows of blocks stand in another order or in
+        several tensors, or blocks of a row in another order: copies then. Of stacks of matrices all rows below each other.
+        """
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
         if info.kind not in BLOCK_KINDS or len(info.shape) < 2 or change.undo is not None:
             return None
-        rows, columns = prod(info.shape[:-1]), info.shape[-1]
-        data = torch.from_numpy(self._file.raw(parts[0])).view(rows, -1)
-        return Packed(info.kind, (rows, columns), data if change.order is None else data[change.order])
+        raw = self._rows(parts, change.order)
+        if raw is None:
+            return None
+        data = torch.from_numpy(raw)
+        if change.columns is not None:
+            blocks = whole_blocks(change.columns, BLOCK_KINDS[info.kind].values)
+            if blocks is None:
+                return None
+            data = data.view(len(raw), len(blocks), -1)[:, blocks].flatten(1)
+        return Packed(info.kind, (len(raw), info.shape[-1]), data)
+
+
+def whole_blocks(columns: Tensor, size: int) -> Tensor | None:
+    """[columns / size] where each block of a row is, of where each column is; None where blocks are torn apart."""
+    if len(columns) % size:
+        return None
+    blocks = columns.view(-1, size)
+    starts = blocks[:, 0]
+    is_whole = torch.equal(blocks, starts[:, None] + torch.arange(size)) and not bool((starts % size).any())
+    return starts // size if is_whole else None

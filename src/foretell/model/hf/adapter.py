@@ -308,7 +308,13 @@ def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str,
     mixture = mixture_of(config)
     if mixture is not None:  # transformers stacks experts itself, of checkpoints that have them one by one
         source = ExpertWeights(source, mixture, name=name)
-    tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
+    tensors: dict[str, Tensor] = {}
+    for key in source.names:
+        tensor, place = source.read(key, dtype, torch.device("cpu")), key.partition(".experts.")
+        if tensor.dim() == 3 and place[2].endswith(".weight"):
+            tensors |= {f"{place[0]}.experts.{index}.{place[2]}": one for index, one in enumerate(tensor)}
+        else:
+            tensors[key] = tensor
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
 
 
