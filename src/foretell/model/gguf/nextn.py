@@ -1,7 +1,8 @@
 """The module for multi-token prediction inside a target's GGUF file: ``blk.N.nextn.*`` and the decoder layer of that block,
 N the number of the target's own layers (llama.cpp's ``nextn_predict_layers``).
 
-The layer is one of the target's own kinds, so names and changes are those of its architecture.
+The layer is one of the target's own kinds, so its names are those of the architecture, and what their converter changes in
+any tensor, the module's norms among them, the architecture undoes.
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def read_nextn(file: GGUFFile) -> NextnTensors:
     first = f"blk.{layer}."
     held = {name.removeprefix(first) for name in file.tensors if name.startswith(first)}
     inner = _layer_of(file, architecture, layer, held)
-    known = {**{theirs: f"{first}{ours}" for theirs, ours in OWN.items()}, **inner}
+    known = {**{theirs: f"{first}{ours}.weight" for theirs, ours in OWN.items()}, **inner}
     strange = sorted(held - known.keys() - {*_COPIES})
     if strange:
         raise ModelError(f"{where} has tensor {first}{strange[0]}, which no MTP head of this architecture has here")
@@ -73,13 +74,13 @@ def read_nextn(file: GGUFFile) -> NextnTensors:
         raise ModelError(f"{where} lacks tensor {missing[0]} of its MTP head; download it again")
     names = {f"{first}{theirs}": ours for theirs, ours in known.items() if theirs in held}
     if "nextn.shared_head_norm.weight" not in held:  # llama.cpp takes the model's final norm for it
-        names["output_norm.weight"] = f"{first}shared_head.norm"
+        names["output_norm.weight"] = f"{first}shared_head.norm.weight"
     unread = [theirs for theirs in names if theirs not in file.tensors or not can_dequantise(file.tensors[theirs].kind)]
     if unread:
         raise ModelError(f"{where}: tensor {unread[0]} of its MTP head cannot be read")
     source = PartWeights(file, names, architecture.adjust)
     found = {ours.removeprefix(first): source.stored(ours) for ours in source.names}
-    own = {ours: found.pop(ours) for ours in OWN.values()}
+    own = {ours: found.pop(f"{ours}.weight") for ours in OWN.values()}
     file.release()
     return NextnTensors(
         str(file.get("general.architecture")), own, _stacks(found), count, source.kinds & frozenset(BLOCK_KINDS)

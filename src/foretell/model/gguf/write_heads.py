@@ -33,7 +33,7 @@ def write_head(
     Matrices keep their dtype, vectors become float32, as their converter has it. Raises ConfigError where llama.cpp has no
     place for the head, or path holds another model; OSError where it cannot be written.
     """
-    if path.exists() and not (is_gguf(path) and _architecture(path) in NAMES):
+    if path.exists() and not _is_head(path):
         raise ConfigError(f"{path} is there, and holds no draft head; choose another file")
     config = head.config
     kind = _kind(config, method)
@@ -109,8 +109,11 @@ def vocabulary_of(path: Path, *, name: str, size: int) -> dict[str, Any]:
     return out
 
 
-def _architecture(path: Path) -> str:
-    return str(open_gguf(path, name=str(path)).get("general.architecture"))
+def _is_head(path: Path) -> bool:
+    try:
+        return is_gguf(path) and open_gguf(path, name=str(path)).get("general.architecture") in NAMES
+    except ModelError:
+        return False
 
 
 def _kind(config: Mapping[str, Any], method: str) -> str:
