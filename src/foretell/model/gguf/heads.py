@@ -22,7 +22,7 @@ from foretell.model.gguf.decoders import turned
 from foretell.model.gguf.file import GGUFFile, open_gguf
 from foretell.model.gguf.rope import read_rope
 from foretell.model.gguf.values import decimal, refuse, whole
-from foretell.model.gguf.weights import Entry, GGUFWeights
+from foretell.model.gguf.weights import GGUFWeights
 from foretell.model.packed import Packed
 
 _LAYER = {
@@ -146,12 +146,7 @@ class PartWeights(GGUFWeights):
     def __init__(self, file: GGUFFile, known: Mapping[str, str], adjust: Adjust | None) -> None:
         """known: theirs -> ours; adjust: as ``Architecture.adjust``."""
         self._file = file
-        parts: dict[str, tuple[str, ...]] = {}
-        for theirs, ours in known.items():
-            parts[ours] = (*parts.get(ours, ()), theirs)
-        self._entries = {
-            ours: Entry(names, (adjust and adjust(file, ours, names)) or Change()) for ours, names in parts.items()
-        }
+        self._enter(known, adjust)
 
     def stored(self, name: str) -> Tensor:
         """A tensor in the dtype that it is stored in, float32 where that is in blocks."""
