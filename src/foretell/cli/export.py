@@ -14,6 +14,7 @@ from foretell.cli.output import as_json
 from foretell.model.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
+    from foretell.methods.common.head import Head
     from foretell.model.target import ModelSpec
 
 HeadDir = Annotated[
@@ -21,10 +22,17 @@ HeadDir = Annotated[
 ]
 
 
+GGUF = "gguf"
+"""The layout that is a file."""
+SUMMARY = "EAGLE-3, DFlash and DSpark as one file (llama.cpp)"
+
+
 def export(
     head: HeadDir,
     to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help="'list' shows them and their readers.")] = "list",
-    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where the head goes.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Where the head goes: a directory; of 'gguf' a file.")
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -33,7 +41,7 @@ def export(
     ] = None,
     json_: o.Json = False,
 ) -> None:
-    """Write a head in another layout, for another engine. No tensor changes.
+    """Write a head in another layout, for another engine; 'gguf' writes a file for llama.cpp. No tensor changes.
 
     With a target that is here (a directory, or 'bundled'), the head is checked against it, and missing keys of other
     tools' files are derived from it.
@@ -53,14 +61,15 @@ def export(
                 f"--out {out} is given and no layout to write: add --to, one of {', '.join(formats.LAYOUTS)}"
             )
         if json_:
-            layouts = {layout.name: layout.summary for layout in formats.LAYOUTS.values()}
+            layouts = {layout.name: layout.summary for layout in formats.LAYOUTS.values()} | {GGUF: SUMMARY}
             typer.echo(as_json({"layouts": layouts}, pretty=sys.stdout.isatty()), nl=False)
             return
         for layout in formats.LAYOUTS.values():
             typer.echo(f"{layout.name:12} {layout.summary}")
+        typer.echo(f"{GGUF:12} {SUMMARY}")
         return
     if out is None:
-        raise ConfigError("--out is missing; expected the directory to write")
+        raise ConfigError("--out is missing; expected the directory to write, or of 'gguf' the file")
     path = resolve(head)
     known = formats.describe_target(path)
     spec = None if target is None else find_target(target)
@@ -68,12 +77,29 @@ def export(
     if spec is not None:
         loaded.check_target(spec, name=head)
     about = spec if spec is not None else known
-    formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
+    if to == GGUF:
+        _save_gguf(loaded, out, target, spec)
+    else:
+        formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
     wrote = {"out": out, "layout": to, "head": loaded.method, "parameters": loaded.num_parameters}
     if json_:
         typer.echo(as_json(wrote, pretty=sys.stdout.isatty()), nl=False)
     else:
         typer.echo(f"{out}: {loaded.method}, {loaded.num_parameters:,} parameters, layout {to}")
+
+
+def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | None") -> None:
+    """Write a head as a GGUF file, in which its target's vocabulary is. Raises ConfigError without a target here."""
+    from foretell.core.errors import ConfigError
+    from foretell.methods.common import formats
+    from foretell.model.checkpoint import resolve
+    from foretell.model.gguf.write_heads import vocabulary_of
+
+    if target is None or spec is None:
+        raise ConfigError(
+            "a GGUF file of a head holds its target's vocabulary: give the target's directory or GGUF file as --target"
+        )
+    formats.save_gguf(head, out, vocabulary_of(resolve(target), name=target, size=spec.vocab_size), target=spec)
 
 
 def vllm_args(

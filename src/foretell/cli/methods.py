@@ -100,7 +100,7 @@ def _kinds() -> dict[str, Any]:
             name: called({key: option_kind(key, default) for key, default in recipe_of(name).options.items()})
             for name in learned
         },
-        "layouts": [*LAYOUTS],
+        "layouts": [*LAYOUTS, "gguf"],
     }
 
 

@@ -39,6 +39,8 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.keys import Keys
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
 from foretell.methods.common.marker import marker
+from foretell.model.packed import Packed
+from foretell.model.source import is_file
 from foretell.model.target import ModelSpec
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "detect",
     "load",
     "save",
+    "save_gguf",
 ]
 
 LAYOUTS: dict[str, Layout] = {
@@ -105,14 +108,29 @@ def save(
     replace(Path(path), files, stale=[file for file in HOLDERS if file != chosen.weights])
 
 
+def save_gguf(
+    head: Head, path: str | Path, vocabulary: Mapping[str, Any], *, target: ModelSpec | TargetInfo | None = None
+) -> None:
+    """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``model.gguf.write_heads.vocabulary_of`` the
+    target. Raises ConfigError for a head that these do not have, or a path that holds another model."""
+    from foretell.model.gguf.heads import HeadFile
+    from foretell.model.gguf.write_heads import write_head
+
+    layout, about = default_layout(head), _about(target, None)
+    tensors = {layout.outward(name, head.config): tensor.detach().cpu() for name, tensor in head.state_dict().items()}
+    file = HeadFile(layout.describe(head, about), tensors, {})
+    write_head(Path(path), file, vocabulary, method=head.method, context=about.max_positions)
+
+
 def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:
-    """Read a head from a directory in any of LAYOUTS; its weights keep the dtype that they were stored in.
+    """Read a head from a directory in any of LAYOUTS, or from a GGUF file; its weights keep the dtype that they were stored
+    in, and quantised ones are dequantised, and kept in ``Head.packed`` too.
 
     num_layers: of the target, from which some files' defaults follow. name: used in messages. Raises ModelError for a
     directory without a head, and for every tensor or key that is missing, unexpected or wrong.
     """
     called = str(path) if name is None else name
-    config, tensors, layout = _open(Path(path), called)
+    config, tensors, layout, packed = _open(Path(path), called)
     held = {layout.inward(key): tensor for key, tensor in tensors.items() if layout.inward(key) not in layout.ignored}
     found = Found(called, Keys(config, called), held, num_layers)
     try:
@@ -121,6 +139,7 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
         message = str(error)
         raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
     fill(head, found.tensors, name=called)
+    head.packed = {layout.inward(key): matrix for key, matrix in packed.items() if layout.inward(key) in found.tensors}
     return head
 
 
@@ -131,6 +150,8 @@ def detect(path: str | Path) -> Layout:
 
 def describe_target(path: str | Path) -> TargetInfo:
     """The target recorded in a directory, for which its head was trained."""
+    if is_file(Path(path)):
+        return TargetInfo()  # a GGUF file says of the sizes alone what its target is
     keys = Keys(read_config(Path(path), name=str(path)), str(path))
     said = keys.inner(MARKER).inner("target")
     verifier = keys.inner("speculators_config").inner("verifier")
@@ -150,18 +171,24 @@ def describe_target(path: str | Path) -> TargetInfo:
 
 def describe_extra(path: str | Path) -> dict[str, Any]:
     """What ``save`` was given as extra; empty where there was none."""
-    found = marker(read_config(Path(path), name=str(path))).get("extra")
+    found = None if is_file(Path(path)) else marker(read_config(Path(path), name=str(path))).get("extra")
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Layout]:
+def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Layout, dict[str, Packed]]:
+    if is_file(path):
+        from foretell.model.gguf.heads import read_head
+
+        file = read_head(path, name=name)
+        claimed = next(layout for layout in LAYOUTS.values() if layout.claims(file.config, file.tensors))
+        return file.config, file.tensors, claimed, file.packed
     config = read_config(path, name=name)
     prefer = next((layout.weights for layout in LAYOUTS.values() if layout.claims(config, {})), "model.safetensors")
     tensors = read_tensors(path, name=name, prefer=prefer)
     kind = config.get("speculators_model_type")
     for layout in LAYOUTS.values():
         if layout.claims(config, tensors) and kind in (None, layout.speculators):
-            return config, tensors, layout
+            return config, tensors, layout, {}
     said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
     known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
     whole = ""

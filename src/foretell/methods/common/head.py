@@ -5,6 +5,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.methods.common.sizes import check_sizes
+from foretell.model.packed import Packed
 from foretell.model.target import ModelSpec
 
 
@@ -39,6 +41,8 @@ class Head(nn.Module, ABC):
     method: ClassVar[str]
     """The name by which configurations and the command line know it."""
     config: HeadConfig
+    packed: Mapping[str, Packed] = MappingProxyType({})
+    """Matrices in a file's blocks, which native heads decode, by the names of the parameters that hold their values."""
 
     @property
     @abstractmethod
@@ -81,6 +85,7 @@ def with_weights(head: AnyHead, weights: Mapping[str, Tensor]) -> AnyHead:
     """A copy of a head, frozen, with other values of its parameters, in the head's dtype. Buffers (maps, calibration) are
     the head's own."""
     made = copy.deepcopy(head).eval().requires_grad_(requires_grad=False)
+    made.packed = MappingProxyType({})
     for name, parameter in made.named_parameters():
         parameter.data = weights[name].to(parameter.device, parameter.dtype, copy=True)
     return made

@@ -16,8 +16,9 @@ AnyHead = TypeVar("AnyHead", bound=Head)
 def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.dtype | None = None) -> AnyHead:
     """The head of this name: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
 
-    It lies on the target's device, its parameters in dtype (None: the target's), frozen, in eval mode. Raises ModelError
-    where there is none, where it is of another kind, and where it was not made for a target of this size.
+    It lies on the target's device, its parameters in dtype (None: the target's, and ``packed`` is kept), frozen, in eval
+    mode. Raises ModelError where there is none, where it is of another kind, and where it was not made for a target of this
+    size.
     """
     head = formats.load(resolve(name), num_layers=spec.num_layers, name=name)
     if not isinstance(head, kind) or head.method != kind.method:  # a kind may build on another
@@ -27,6 +28,8 @@ def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.d
         )
     head.check_target(spec, name=name)
     head.to(spec.device).eval().requires_grad_(requires_grad=False)
+    if dtype is not None:
+        head.packed = {}  # values of its own: it may be trained
     for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32
         parameter.data = parameter.data.to(dtype or spec.dtype)
         if parameter.dtype == torch.float16 and not bool(parameter.data.isfinite().all()):

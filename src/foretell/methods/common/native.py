@@ -7,7 +7,7 @@ rounding: sums have another order, and numbers between two matrices are not roun
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from foretell.methods.common.sizes import check_ids
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import HEAD_DIMS, NativeModel
 from foretell.model.llama.weights import TensorWeights
+from foretell.model.packed import Packed
 from foretell.model.target import CausalModel
 
 WEIGHTS = ("auto", "same", "int8")
@@ -56,9 +57,12 @@ def rounding(weights: str, model: CausalModel) -> str:
     return weights if weights != "auto" else "same" if model.spec.dtype == torch.float32 else "int8"
 
 
-def runs_as(reason: str | None) -> str:
+def runs_as(reason: str | None, head: Head) -> str:
     """``Method.runs_as`` of a head, given why it does not run natively."""
-    return "native" if reason is None else f"torch: {reason}"
+    kinds = "+".join(sorted({matrix.kind for matrix in head.packed.values()}))
+    if reason is None:
+        return f"native, {kinds}" if kinds else "native"
+    return f"torch: {reason}" + (f"; its {kinds} matrices are dequantised" if kinds else "")
 
 
 class Memory:
@@ -67,8 +71,9 @@ class Memory:
     def __init__(self, head: nn.Module, weights: str = "same") -> None:
         """Put a head's matrices into one stretch of huge pages, in the order in which they are listed.
 
-        weights: one of ``WEIGHTS``. "same": as they are; the module's parameters become views, so nothing is stored twice.
-        "int8": rounded as Q8_0 is, but for embeddings, of which a row is read; the module keeps its own."""
+        weights: one of ``WEIGHTS``. "same": as they are: those of ``Head.packed`` in their blocks, of others the module's
+        parameters become views, so that nothing is stored twice. "int8": rounded as Q8_0 is, but for those of ``packed``,
+        and for embeddings, of which a row is read; the module keeps its own."""
         self.functions = heads.head_functions()
         self.lock = threading.Lock()
         self._kept: list[object] = []
@@ -77,14 +82,19 @@ class Memory:
         self.weights = weights
         embeddings = {id(module.weight) for module in head.modules() if isinstance(module, nn.Embedding)}
         matrices = {name: each for name, each in head.named_parameters() if each.dim() == 2}
-        if weights == "int8":
-            rounded = {name: each for name, each in matrices.items() if id(each) not in embeddings}
-            dtype = next(iter(matrices.values())).dtype
-            made = read_matrices(
-                TensorWeights(rounded), list(rounded), weights="int8", dtype=dtype, allocate=huge_pages
-            )
+        blocks: Mapping[str, Packed] = head.packed if isinstance(head, Head) else {}
+        for kind in ("auto", *(["int8"] if weights == "int8" else [])):
+            chosen = {
+                name: each
+                for name, each in matrices.items()
+                if id(each) not in embeddings and (name in blocks) == (kind == "auto")
+            }
+            if not chosen:
+                continue
+            source, dtype = _InBlocks(chosen, blocks), next(iter(matrices.values())).dtype
+            made = read_matrices(source, list(chosen), weights=kind, dtype=dtype, allocate=huge_pages)
             self._kept.append(made)
-            self._matrices = {id(each): made.held[name] for name, each in rounded.items()}
+            self._matrices |= {id(each): made.held[name] for name, each in chosen.items()}
         plain = [each for each in matrices.values() if id(each) not in self._matrices]
         sizes = [-(-each.nbytes // 64) * 64 for each in plain]
         arena = huge_pages(sum(sizes))
@@ -131,6 +141,18 @@ class Memory:
             self._scratch = huge_pages(num_bytes + 64)
         address = self._scratch.data_ptr()
         return address + -address % 64
+
+
+class _InBlocks(TensorWeights):
+    """Parameters, some of which a file has in blocks."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], blocks: Mapping[str, Packed]) -> None:
+        super().__init__(tensors)
+        self._blocks = blocks
+
+    def packed(self, name: str) -> Packed | None:
+        """See ``WeightSource.packed``."""
+        return self._blocks.get(name)
 
 
 def layer_of(

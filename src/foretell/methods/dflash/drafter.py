@@ -239,7 +239,7 @@ class DFlash(Method):
     @property
     def runs_as(self) -> str:
         """See ``Method``."""
-        return runs_as(self.not_native)
+        return runs_as(self.not_native, self.head)
 
     @property
     def taps(self) -> tuple[int, ...]:

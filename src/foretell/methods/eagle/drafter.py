@@ -313,7 +313,7 @@ class _Eagle(Method):
     @property
     def runs_as(self) -> str:
         """See ``Method``."""
-        return runs_as(self.not_native)
+        return runs_as(self.not_native, self.head)
 
     @property
     def foresees(self) -> bool:

@@ -144,7 +144,7 @@ class Medusa(Method):
     @property
     def runs_as(self) -> str:
         """See ``Method``."""
-        return runs_as(self.not_native)
+        return runs_as(self.not_native, self.head)
 
     @property
     def taps(self) -> tuple[int, ...]:

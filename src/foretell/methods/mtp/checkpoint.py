@@ -22,6 +22,9 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.model.files import weight_files
+from foretell.model.gguf.file import open_gguf
+from foretell.model.gguf.nextn import OWN, read_nextn
+from foretell.model.source import is_file
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ MTP_LAYOUTS = (
         hidden_first=True,
     ),
 )  # fmt: skip
+_DEEPSEEK, _QWEN, _ = MTP_LAYOUTS
+_AS_QWEN = ("qwen3next", "qwen35", "qwen35moe")
+"""GGUF architectures whose module feeds on its normed output; all files have DeepSeek's names."""
 _COPIES = re.compile(r"embed_tokens\.weight|shared_head\.head\.weight|lm_head\.weight|.*rotary_emb\.inv_freq")
 
 
@@ -69,6 +75,7 @@ class MTPTensors:
     own: dict[str, Tensor]  # by the layout's names, each a ".weight"
     block: dict[str, Tensor]  # the decoder layer's, by its own names
     num_modules: int  # how many the checkpoint has, the others unread
+    dequantised: str = ""  # block kinds of matrices of a GGUF file: "Q4_K+Q6_K"
 
 
 def find(names: Iterable[str]) -> tuple[MTPLayout, str, int] | None:
@@ -87,8 +94,11 @@ def find(names: Iterable[str]) -> tuple[MTPLayout, str, int] | None:
 
 
 def read(path: Path, *, name: str) -> MTPTensors:
-    """The tensors of a directory's first MTP module, as they are stored. Raises ModelError where it has none, and where
+    """The tensors of the first MTP module of a directory or GGUF file, as they are stored. Raises ModelError where it has
+    none, and where
     tensors are missing, damaged, or of a kind that is not read."""
+    if is_file(path):
+        return _read_gguf(path, name=name)
     files = _files(path, name=name)
     found = find(files)
     if found is None:
@@ -115,6 +125,15 @@ def read(path: Path, *, name: str) -> MTPTensors:
     if missing:
         raise ModelError(f"{name}: its MTP head lacks tensor {missing[0]}; download the checkpoint again")
     return MTPTensors(layout, own, block, count)
+
+
+def _read_gguf(path: Path, *, name: str) -> MTPTensors:
+    """Those of ``blk.N.nextn``, by the names of the family's layout."""
+    found = read_nextn(open_gguf(path, name=name))
+    layout = _QWEN if found.architecture in _AS_QWEN else _DEEPSEEK
+    names = layout.embedding_norm, layout.hidden_norm, layout.projection, layout.last_norm
+    own = {ours: found.own[theirs] for ours, theirs in zip(names, OWN.values(), strict=True)}
+    return MTPTensors(layout, own, found.block, found.num_modules, "+".join(sorted(found.kinds)))
 
 
 def _example(layout: MTPLayout) -> str:

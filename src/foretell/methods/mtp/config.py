@@ -12,6 +12,8 @@ from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.trained import MTPDirectory, MTPHead
 from foretell.model.checkpoint import resolve
+from foretell.model.gguf.file import open_gguf
+from foretell.model.gguf.nextn import has_trunk
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class MTPConfig(HeadMethodConfig):
     capabilities = MTP.capabilities
 
     num_speculative_tokens: int = 3  # a module is trained for one guess, and feeds on itself for the next ones
-    model: str | None = None  # hub id or directory that holds the module; None: the target's own
+    model: str | None = None  # hub id, directory or GGUF file that holds the module; None: the target's own
 
     def load(self, loader: Loader) -> Method:
         """Read the module."""
@@ -34,4 +36,6 @@ class MTPConfig(HeadMethodConfig):
         from foretell.model.hf.one_layer import text_config
 
         tensors = checkpoint.read(path, name=name)
-        return MTP(CheckpointMTPHead(tensors, text_config(path, name=name), spec, name=name), loader.target)
+        alone = path.is_file() and not has_trunk(open_gguf(path, name=name))  # its layer is as the target's then
+        of, called = (resolve(spec.name), spec.name) if alone else (path, name)
+        return MTP(CheckpointMTPHead(tensors, text_config(of, name=called), spec, name=name), loader.target)

@@ -45,9 +45,10 @@ class MTP(Method):
         """What the module is."""
         head = self.head
         if not isinstance(head, CheckpointMTPHead):
-            return runs_as(self.not_native)
+            return runs_as(self.not_native, self.head)
         more = f", the first of {head.num_modules}" if head.num_modules > 1 else ""
-        return f"torch: the checkpoint's own {type(head.layer).__name__}{more}"
+        blocks = f"; its {head.dequantised} matrices are dequantised" if head.dequantised else ""
+        return f"torch: the checkpoint's own {type(head.layer).__name__}{more}{blocks}"
 
     @property
     def taps(self) -> tuple[int, ...]:

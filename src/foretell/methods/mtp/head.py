@@ -34,7 +34,7 @@ class CheckpointMTPHead(PairHead):
         super().__init__()
         self.config = HeadConfig(spec.hidden_size, spec.vocab_size)
         self.layout: MTPLayout = tensors.layout
-        self.num_modules = tensors.num_modules
+        self.num_modules, self.dequantised = tensors.num_modules, tensors.dequantised
         self._last = spec.num_layers - 1
         own = {key: tensor.to(spec.device, spec.dtype) for key, tensor in tensors.own.items()}
         width = spec.hidden_size

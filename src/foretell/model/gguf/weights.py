@@ -1,6 +1,6 @@
 """The tensors of a GGUF file under transformers' names: as floats, or packed as the file holds them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -65,12 +65,18 @@ class GGUFWeights(WeightSource):
                 f"{file.name}: tensor {unreadable[0]} is {kind}, which cannot be dequantised; kinds that are decoded "
                 f"packed: {', '.join(BLOCK_KINDS)}"
             )
+        self._enter(known, architecture.adjust)
+
+    def _enter(
+        self, known: Mapping[str, str], adjust: Callable[[GGUFFile, str, tuple[str, ...]], Change | None] | None
+    ) -> None:
+        """known: theirs -> ours; adjust: as ``Architecture.adjust``."""
         parts: dict[str, tuple[str, ...]] = {}
         for theirs, ours in known.items():
             parts[ours] = (*parts.get(ours, ()), theirs)
-        adjust = architecture.adjust
         self._entries = {
-            ours: _Entry(names, (adjust and adjust(file, ours, names)) or Change()) for ours, names in parts.items()
+            ours: _Entry(names, (adjust and adjust(self._file, ours, names)) or Change())
+            for ours, names in parts.items()
         }
 
     @property

@@ -11,7 +11,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Qwen2Config
 from foretell.core.errors import ModelError, first_line
 from foretell.model.files import read_json
 from foretell.model.hf.split import find_layers
-from foretell.model.source import read_config
+from foretell.model.source import is_file, read_config
 from foretell.model.target import ModelSpec
 
 _BORROWED = {"mimo": Qwen2Config}
@@ -19,8 +19,8 @@ _BORROWED = {"mimo": Qwen2Config}
 
 
 def text_config(path: Path, *, name: str) -> Any:
-    """The text configuration of a checkpoint whose decoder layer transformers can build. Raises ModelError."""
-    raw = read_json(path / "config.json", name=name)
+    """The text configuration of a checkpoint or GGUF file whose decoder layer transformers can build. Raises ModelError."""
+    raw = {} if is_file(path) else read_json(path / "config.json", name=name)
     kind = raw.get("model_type")
     if kind in _BORROWED:
         known = {key: value for key, value in raw.items() if key not in ("auto_map", "architectures", "model_type")}

@@ -1,0 +1,161 @@
+"""Draft heads in files of llama.cpp's: read as the directories that they were made of, written as its converter does."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foretell.core.errors import ConfigError, ModelError
+from foretell.methods.common import formats
+from foretell.methods.common.head import with_weights
+from foretell.methods.common.load import load_head
+from foretell.methods.common.native import Memory
+from foretell.methods.common.rope import RopeScaling
+from foretell.methods.dflash.head import DFlashHead
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretell.model.gguf.file import open_gguf
+from foretell.model.gguf.write_heads import vocabulary_of
+from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.quantise import FORMAT_OF, FORMATS
+from tests.methods.gguf.record import HEADS, HIDDEN, SIZES, TARGET, head_of, open_data, save_target
+from tests.methods.gguf.rewrite import rewrite
+from tests.model.tiny import VOCAB, tiny_module
+
+KINDS: dict[str, Any] = {"eagle3": Eagle3Head, "dflash": DFlashHead, "dspark": DFlashHead}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_file_of_their_converter_is_the_head_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    wanted, found = head_of(name), formats.load(open_data(name, tmp_path))
+    assert found.config == wanted.config
+    assert found.state_dict().keys() == wanted.state_dict().keys()
+    for key, tensor in wanted.state_dict().items():
+        assert torch.equal(found.state_dict()[key], tensor), key
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_ours_holds_what_theirs_does(name: str, tmp_path: Path) -> None:
+    """Tensors by name, kind, shape and bytes, and all keys that a head or its target's vocabulary has."""
+    save_target(tmp_path / "target")
+    vocabulary = vocabulary_of(tmp_path / "target", name="target", size=VOCAB)
+    formats.save_gguf(head_of(name), tmp_path / "ours.gguf", vocabulary, target=TARGET)
+    theirs, ours = open_gguf(open_data(name, tmp_path), name="a"), open_gguf(tmp_path / "ours.gguf", name="b")
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for key, info in theirs.tensors.items():
+        assert (ours.tensors[key].kind, ours.tensors[key].shape) == (info.kind, info.shape), key
+        if key == "rope_freqs.weight":  # they compute in float32
+            assert np.allclose(ours.raw(key).view(np.float32), theirs.raw(key).view(np.float32), rtol=1e-6)
+        else:
+            assert ours.raw(key).tobytes() == theirs.raw(key).tobytes(), key
+    told = {"general.", "tokenizer.ggml.pre", "tokenizer.chat", "tokenizer.ggml.add_", "tokenizer.ggml.merges"}
+    for key, value in theirs.metadata.items():
+        if not key.startswith(tuple(told)):
+            assert ours.metadata.get(key) == value, key
+
+
+def test_every_scaling_of_frequencies_comes_back(tmp_path: Path) -> None:
+    for scaling in (RopeScaling("linear", 4.0), RopeScaling("yarn", 4.0, 64, attention_factor=1.1386294361119891)):
+        head = Eagle3Head(
+            Eagle3HeadConfig(HIDDEN, VOCAB, **SIZES, draft_vocab_size=9, layer_ids=(0, 1, 2), rope_scaling=scaling)
+        )
+        formats.save_gguf(head, tmp_path / "head.gguf", {"tokenizer.ggml.model": "none"}, target=TARGET)
+        assert formats.load(tmp_path / "head.gguf").config == head.config
+
+
+def damaged(path: Path, name: str, change: dict[str, Any]) -> Path:
+    return rewrite(open_data(name, path), path / "damaged.gguf", **change)
+
+
+ZEROS = np.zeros((4, 4), np.float32)
+FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "lost": (
+        "eagle3",
+        {"tensors": {"blk.0.attn_k.weight": None}},
+        r"lacks 1 of its 12 tensors \(the first: blk.0.attn_k",
+    ),
+    "sinks": ("dflash", {"tensors": {"blk.1.attn_sinks.weight": ZEROS}}, "blk.1.attn_sinks.weight: attention sinks"),
+    "dflash2": ("dflash", {"tensors": {"blk.0.attn_conv_base": ZEROS}}, "attn_conv_base: DFlash2's convolutions"),
+    "selector": ("dflash", {"tensors": {"selector_hidden.weight": ZEROS}}, "DFlash2's selector"),
+    "strange": ("eagle3", {"tensors": {"blk.0.attn_q.scale": ZEROS}}, "has tensor blk.0.attn_q.scale: another variant"),
+    "layers": ("dflash", {"keys": {"dflash.block_count": 99}}, "dflash.block_count is 99, for 2"),
+    "no layers read": ("eagle3", {"keys": {"eagle3.target_layers": None}}, "target_layers = None; expected a list"),
+    "flag": (
+        "eagle3",
+        {"keys": {"eagle3.norm_before_residual": 1}},
+        "norm_before_residual = 1; expected true or false",
+    ),
+    "norm": ("eagle3", {"keys": {"eagle3.norm_before_fc": True}}, "norm_before_fc = True and has no tensor enc.output"),
+    "head": ("eagle3", {"tensors": {"output.weight": None}}, "has no output.weight"),
+    "map": ("eagle3", {"tensors": {"d2t": np.zeros(40, np.float32)}}, "d2t is F32; expected the target's ids"),
+    "width": ("eagle3", {"keys": {"eagle3.target_hidden_size": 64}}, "target_hidden_size is 64 in config.json"),
+    "mask": ("dflash", {"keys": {"tokenizer.ggml.mask_token_id": None}}, "mask_token_id = None; expected the id"),
+    "scale": ("dflash", {"keys": {"dflash.logit_scale": 2.0}}, "dflash.logit_scale = 2.0; only 1.0 is supported"),
+    "rotated": ("dflash", {"keys": {"dflash.rope.dimension_count": 8}}, "rope.dimension_count = 8; only 16"),
+    "assistant": (
+        "dflash",
+        {"keys": {"general.architecture": "gemma4-assistant"}},
+        "'gemma4-assistant': it attends to",
+    ),
+    "model": ("dflash", {"keys": {"general.architecture": "qwen3"}}, "holds a model of architecture 'qwen3'"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_or_newer_file_is_refused_in_one_line(fault: str, tmp_path: Path) -> None:
+    name, change, message = FAULTS[fault]
+    with pytest.raises(ModelError, match=message) as told:
+        formats.load(damaged(tmp_path, name, change), name="head.gguf")
+    assert "\n" not in str(told.value)
+
+
+def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
+    spec = LeanModel.from_hf(tiny_module("qwen3", num_hidden_layers=4)).spec
+    path = open_data("eagle3", tmp_path)
+    with pytest.raises(ModelError, match=r"reads the output of target layer 4, and .* has layers 0 to 3$"):
+        load_head(str(path), spec, Eagle3Head)
+    with pytest.raises(ModelError, match="holds an eagle3 head, and a dflash head is needed"):
+        load_head(str(path), spec, DFlashHead)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_matrices_in_blocks_stay_so_in_native_heads(kind: str, tmp_path: Path) -> None:
+    """Products of the packed matrix are those of its values, rows of q and k in the head's order."""
+    matrices = ("fc.weight", "blk.0.attn_q.weight", "blk.0.attn_output.weight", "output.weight")
+    path = damaged(tmp_path, "eagle3", {"kinds": dict.fromkeys(matrices, kind)})
+    head = formats.load(path).requires_grad_(requires_grad=False)
+    names = {"fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.o_proj.weight", "lm_head.weight"}
+    assert head.packed.keys() == names
+    memory = Memory(head)
+    for name in names:
+        linear: Any = head.get_submodule(name.removesuffix(".weight"))
+        matrix = memory.matrix(linear)
+        assert matrix.format == FORMATS[FORMAT_OF[kind]].number
+        x = torch.randn(3, linear.in_features, generator=torch.Generator().manual_seed(0))
+        found = memory.product(matrix, x, linear.out_features)
+        assert torch.allclose(found, linear(x), rtol=0.02, atol=0.02 * float(linear(x).abs().max())), name
+    changed = with_weights(head, {key: 2 * value for key, value in head.named_parameters()})
+    assert not changed.packed
+
+
+def test_llama_cpp_has_no_place_for_it(tmp_path: Path) -> None:
+    base: dict[str, Any] = {**SIZES, "draft_vocab_size": 9, "layer_ids": (0, 1, 2)}
+    out = tmp_path / "head.gguf"
+    for change, told in (
+        ({"layer_ids": (0, 1)}, "2 tapped layers"), ({"fc_norm": True}, "norm of each tapped layer"),
+        ({"norm_output": True}, "norm_output"), ({"num_layers": 2}, "2 layers"), ({"qk_norm": True}, "norms of queries"),
+        ({"attention_bias": True}, "attention_bias"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=told):
+            formats.save_gguf(Eagle3Head(Eagle3HeadConfig(HIDDEN, VOCAB, **{**base, **change})), out, {}, target=TARGET)
+        assert not out.exists()
+
+
+def test_no_other_file_is_written_over(tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf"
+    out.write_bytes(b"something")
+    with pytest.raises(ConfigError, match="holds no draft head"):
+        formats.save_gguf(head_of("eagle3"), out, {}, target=TARGET)
+    assert out.read_bytes() == b"something"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
