@@ -9,7 +9,8 @@
  *  - Commits. A pass never changes what is committed. It keeps the terms of its nodes (inputs of the convolution, k, u, decay)
  *    at their slots, which `foretell_move` moves as it moves keys and values; the next pass adds those in [base, length) to
  *    the state that it reads anyway. A later pass over the same tree rebuilds a parent's state from the terms on its path.
- *  - Prompts. Lines of more than HELD nodes are committed at once, and none of their terms are kept.
+ *  - Prompts. Lines of a pass that no logits are asked of are committed at once where it has more than HELD nodes a row, and
+ *    none of their terms are kept. Guesses may stand padded in as many nodes: what makes a prompt is that nobody reads it.
  */
 #ifndef FORETELL_MIXER_H
 #define FORETELL_MIXER_H
@@ -50,7 +51,7 @@ static int64_t find_parents(Pass *p, int64_t b) {
     if (above[i] >= 0) last[above[i]] = (int32_t)i;
     rebuilt |= above[i] == FROM_EARLIER;
     is_line &= count == i && above[i] == (i ? i - 1 : FROM_BASE);
-    count++;
+    count = i + 1;
   }
   int32_t free = 1 + (int32_t)rebuilt; /* buffer 0 has the committed state, 1 what is rebuilt */
   for (int64_t i = 0; i < p->nodes; i++) {
@@ -59,24 +60,24 @@ static int64_t find_parents(Pass *p, int64_t b) {
     const int takes = above[i] == FROM_BASE ? !rebuilt : above[i] >= 0 && last[above[i]] == i;
     kept[i] = takes ? (above[i] >= 0 ? kept[above[i]] : 0) : free++;
   }
-  p->counts[b] = count, p->lines[b] = is_line;
+  p->counts[b] = count, p->wide[b] = is_line;
   return 0;
 }
 
-/* Before a pass with mixers: parents, whether it is a prompt's, and whether every state that it goes on from is there. */
-static int64_t find_all_parents(Pass *p, int64_t first, int64_t stop) {
-  int wide = p->nodes > HELD;
+/* Before a pass with mixers: parents, which rows are prompts' lines, and whether every state that it goes on from is there. A
+ * root alone may stand for a row whose prompt has ended: it is not committed. */
+static int64_t find_all_parents(Pass *p, int64_t first, int64_t stop, int is_read) {
+  const int may_commit = p->nodes > HELD && !is_read && first == 0 && stop == p->model->num_layers;
   for (int64_t b = 0; b < p->batch; b++) {
     const int64_t problem = find_parents(p, b);
     if (problem) return problem;
-    wide &= p->lines[b] || !p->counts[b];
+    p->wide[b] = may_commit && p->wide[b] && p->counts[b] > 1;
   }
-  p->wide = wide;
   for (int64_t l = first; l < stop; l++) {
     const MixerState *s = &p->cache->states[l];
     for (int64_t b = 0; p->model->layers[l].mixer && b < p->batch; b++) {
       const int64_t *meta = s->meta + b * META, begin = p->length[b];
-      const int64_t end = wide ? begin : p->slots[b * p->nodes] + p->nodes;
+      const int64_t end = p->wide[b] ? begin : p->slots[b * p->nodes] + p->counts[b];
       if (p->counts[b] && (meta[BASE] > begin || meta[READ] < begin)) return 6;
       if (p->counts[b] && end - meta[BASE] > s->room) return 7;
     }
@@ -92,8 +93,8 @@ static void settle_states(Pass *p, int64_t first, int64_t stop) {
       if (!p->counts[b]) continue;
       const int64_t end = p->slots[b * p->nodes] + p->nodes;
       const int64_t read = meta[BASE] == p->length[b] ? MAX(meta[READ], end) : end;
-      meta[BASE] = p->length[b] + (p->wide ? p->counts[b] : 0);
-      meta[READ] = p->wide ? meta[BASE] : read;
+      meta[BASE] = p->length[b] + (p->wide[b] ? p->counts[b] : 0);
+      meta[READ] = p->wide[b] ? meta[BASE] : read;
     }
 }
 
@@ -132,7 +133,7 @@ static void convolve(Pass *p, const Mixer *x, const MixerState *s, int64_t a, in
         const Lanes lanes = first_lanes(b1 - c);
         v_store_some(own + c, lanes, v_mul(v_load_some(lanes, own + c), v_load_some(lanes, in + 2 * C + c)));
       }
-      if (!p->wide) memcpy(terms_of(s, x, b, p->slots[row]) + a, own + a, (b1 - a) * sizeof(float));
+      if (!p->wide[b]) memcpy(terms_of(s, x, b, p->slots[row]) + a, own + a, (b1 - a) * sizeof(float));
       const float *recent[MAX_TAPS];
       recent_inputs(p, x, s, b, i, recent);
       for (int64_t c = a; c < b1; c += 16) {
@@ -147,7 +148,7 @@ static void convolve(Pass *p, const Mixer *x, const MixerState *s, int64_t a, in
       }
     }
     /* The state moves on: its last inputs are those before the length, or before the end of a prompt's line. */
-    const int64_t end = p->counts[b] ? moved + (p->wide ? p->counts[b] : 0) : 0;
+    const int64_t end = p->counts[b] ? moved + (p->wide[b] ? p->counts[b] : 0) : 0;
     for (int64_t k = 0; end && k < before; k++) { /* position base + end - before + k, from an equal or a later place */
       const int64_t at = end - before + k;
       float *to = s->conv + (b * before + k) * C;
@@ -307,7 +308,7 @@ static void prepare(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int
       continue;
     }
     factors(x, p->projected + row * p->ld_projected, h, &factor[2 * i], &factor[2 * i + 1]);
-    if (p->wide) continue;
+    if (p->wide[b]) continue;
     float *term = terms_of(s, x, b, p->slots[row]);
     term[decay_at(x) + h] = factor[2 * i];
     if (h % each == 0)
@@ -328,9 +329,9 @@ static void scan(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_
     const Lanes l0 = first_lanes(E - c), l1 = E - c > 16 ? first_lanes(E - c - 16) : 0;
     load_columns(x, state, c, buffers);
     for (int64_t slot = base; slot < length; slot++) apply_slot(x, s, b, slot, h, c, buffers, buffers);
-    if (base < length && !p->wide) store_columns(x, buffers, c, state);
+    if (base < length && !p->wide[b]) store_columns(x, buffers, c, state);
     for (int64_t i = 0; i < p->nodes; i++) {
-      const int64_t row = first + i, kept = p->wide ? 0 : p->kept[row];
+      const int64_t row = first + i, kept = p->wide[b] ? 0 : p->kept[row];
       if (p->above[row] == IS_PADDING) continue;
       const float *from = parent_state(p, x, s, b, i, h, c, buffers), *in = p->conved + row * p->ld_conved;
       const float *k = in + x->k_at + group, *q = in + x->q_at + group, *v = in + x->v_at + h * E + c;
@@ -340,11 +341,11 @@ static void scan(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_
                                             : walk(0, from, to, R, factor[2 * i], factor[2 * i + 1], k, q, v0, v1);
       v_store_some(out, l0, v_fma(skip, v0, w.out[0]));
       v_store_some(out + 16, l1, v_fma(skip, v1, w.out[1]));
-      if (p->wide) continue;
+      if (p->wide[b]) continue;
       float *u = terms_of(s, x, b, p->slots[row]) + news_at(x) + h * E + c;
       v_store_some(u, l0, w.u[0]), v_store_some(u + 16, l1, w.u[1]);
     }
-    if (p->wide) store_columns(x, buffers, c, state);
+    if (p->wide[b]) store_columns(x, buffers, c, state);
   }
 }
 

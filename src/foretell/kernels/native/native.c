@@ -76,7 +76,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
   place(p, scratch);
   const int mixes = first < stop && cache->states;
   if (mixes) {
-    const int64_t problem = find_all_parents(p, first, stop);
+    const int64_t problem = find_all_parents(p, first, stop, logits != NULL);
     if (problem) return problem;
   }
 #pragma omp parallel num_threads(p->threads)
