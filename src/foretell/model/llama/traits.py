@@ -174,7 +174,8 @@ def biases_of(config: Any) -> frozenset[str]:
         return frozenset(("q", "k", "v"))
     if kind in ("mistral", "mixtral", "phi3", "qwen2_moe"):
         return frozenset()
-    attention = ("q", "k", "v", "o", "gates") if getattr(config, "attention_bias", False) else ()
+    biased = kind != "nemotron_h" and getattr(config, "attention_bias", False)  # transformers gives that one none
+    attention = ("q", "k", "v", "o", "gates") if biased else ()
     has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
