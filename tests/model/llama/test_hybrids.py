@@ -64,13 +64,13 @@ def test_logits_are_those_of_transformers(case: str) -> None:
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("case", KINDS)
 def test_rounded_weights_are_near(case: str, form: str) -> None:
-    """As far from float32 as such weights are in a model of attention alone."""
+    """Random models are chaotic; what would be read wrongly has nothing in common with float32's logits."""
     text, rows = draw(random.Random(0), 20), []
     for options in ({}, FORMATS[form]):
         model = native_hybrid(case, **options)
         rows.append(Texts(model, [[]]).logits([text], line(20).tolist())[0])
-    error = (rows[1] - rows[0]).abs().mean() / rows[0].std()
-    assert 0 < error < {"bf16": 0.05, "int8": 0.05, "int4": 0.6}[form]
+    likeness = torch.nn.functional.cosine_similarity(rows[0], rows[1]).mean()
+    assert {"bf16": 0.98, "int8": 0.85, "int4": 0.6}[form] < likeness < 0.999999
 
 
 @pytest.mark.parametrize("form", FORMATS)
