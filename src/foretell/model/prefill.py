@@ -11,6 +11,8 @@ from foretell.model.target import Target
 
 PREFILL_CHUNK = 512
 """Most tokens of a row that one pass reads: bounds the memory of a mask, and the delay of decode steps."""
+READ_ALONE = 128
+"""Tokens of a row from which on the last ones, where their logits are wanted, have a pass of their own."""
 
 
 def round_up(x: int, multiple: int) -> int:
@@ -42,11 +44,17 @@ def feed(
     and the outputs [B, n, T * H] of those layers. Chunks start at the same places whatever the batch, as long as the
     cache has a chunk of room.
     """
+    longest = max(map(len, missing))
+    if head and longest > READ_ALONE:  # last tokens together, so that none is committed for good: guesses follow it
+        most = [max(0, len(tokens) - 1) for tokens in missing]
+        rest = [tokens[:count] for tokens, count in zip(missing, most, strict=True)]
+        feed(target, rest, filled, head=False, span_multiple=span_multiple, taps=taps, on_chunk=on_chunk)
+        missing = [tokens[count:] for tokens, count in zip(missing, most, strict=True)]
+        filled, longest = [at + count for at, count in zip(filled, most, strict=True)], 1
     device = target.spec.device
     capacity = target.cache.capacity
     logits: Tensor | None = None
     done = 0
-    longest = max(map(len, missing))
     while done < longest:
         start = [min(at + done, at + len(tokens)) for at, tokens in zip(filled, missing, strict=True)]
         # Padding of short rows is written after them and must find room there too.

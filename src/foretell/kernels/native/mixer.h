@@ -32,26 +32,37 @@ INLINE int64_t keys_at(const Mixer *x) { return x->channels; }
 INLINE int64_t news_at(const Mixer *x) { return keys_at(x) + x->groups * x->rows; }
 INLINE int64_t decay_at(const Mixer *x) { return news_at(x) + x->heads * x->columns; }
 
+/* The node of row b's first i that has a slot of the tree; -1: none. */
+static int64_t node_at(const Pass *p, int64_t b, int64_t i, int64_t at) {
+  const int64_t *slots = p->slots + b * p->nodes, guess = i - (slots[i] - p->length[b] - at);
+  if (guess >= 0 && guess < i && slots[guess] == p->length[b] + at) return guess; /* slots one after the other */
+  for (int64_t j = i - 1; j >= 0; j--)
+    if (slots[j] == p->length[b] + at) return j;
+  return -1;
+}
+
 /* The parents of row b's nodes, and in which buffer the state of each is kept: a node that is its parent's last child takes
- * the parent's place, a leaf keeps none. Returns 0, or what foretell_forward returns. */
+ * the parent's place, a leaf keeps none. A pass may read any nodes of a tree, parents first. Returns 0, or what
+ * foretell_forward returns. */
 static int64_t find_parents(Pass *p, int64_t b) {
-  const int64_t first = b * p->nodes, length = p->length[b], start = p->slots[first] - length;
+  const int64_t first = b * p->nodes, length = p->length[b];
   int32_t *above = p->above + first, *kept = p->kept + first, *last = p->last_child + first;
-  int64_t count = 0, rebuilt = 0, is_line = start == 0;
+  int64_t end = length, rebuilt = 0, is_line = 1;
   for (int64_t i = 0; i < p->nodes; i++) {
     const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
-    const int64_t at = start + i;
-    if (p->slots[first + i] != length + at || at >= p->tree_nodes) return 2;
+    const int64_t at = p->slots[first + i] - length;
+    if (at >= p->tree_nodes) return 2;
     int64_t j = at - 1;
     while (j >= 0 && !sees[j * p->stride_t]) j--;
-    above[i] = (int32_t)(j >= start ? j - start : j >= 0 ? FROM_EARLIER : at == 0 ? FROM_BASE : IS_PADDING);
+    const int64_t parent = j >= 0 ? node_at(p, b, i, j) : -1;
+    above[i] = (int32_t)(parent >= 0 ? parent : j >= 0 ? FROM_EARLIER : at == 0 ? FROM_BASE : IS_PADDING);
     last[i] = -1;
     if (above[i] >= 0 && above[above[i]] == IS_PADDING) above[i] = IS_PADDING;
     if (above[i] == IS_PADDING) continue;
     if (above[i] >= 0) last[above[i]] = (int32_t)i;
     rebuilt |= above[i] == FROM_EARLIER;
-    is_line &= count == i && above[i] == (i ? i - 1 : FROM_BASE);
-    count = i + 1;
+    is_line &= at == i && end == length + i && above[i] == (i ? i - 1 : FROM_BASE);
+    end = MAX(end, length + at + 1);
   }
   int32_t free = 1 + (int32_t)rebuilt; /* buffer 0 has the committed state, 1 what is rebuilt */
   for (int64_t i = 0; i < p->nodes; i++) {
@@ -60,7 +71,7 @@ static int64_t find_parents(Pass *p, int64_t b) {
     const int takes = above[i] == FROM_BASE ? !rebuilt : above[i] >= 0 && last[above[i]] == i;
     kept[i] = takes ? (above[i] >= 0 ? kept[above[i]] : 0) : free++;
   }
-  p->counts[b] = count, p->wide[b] = is_line;
+  p->counts[b] = end - length, p->wide[b] = is_line;
   return 0;
 }
 
@@ -77,7 +88,7 @@ static int64_t find_all_parents(Pass *p, int64_t first, int64_t stop, int is_rea
     const MixerState *s = &p->cache->states[l];
     for (int64_t b = 0; p->model->layers[l].mixer && b < p->batch; b++) {
       const int64_t *meta = s->meta + b * META, begin = p->length[b];
-      const int64_t end = p->wide[b] ? begin : p->slots[b * p->nodes] + p->counts[b];
+      const int64_t end = p->wide[b] ? begin : begin + p->counts[b];
       if (p->counts[b] && (meta[BASE] > begin || meta[READ] < begin)) return 6;
       if (p->counts[b] && end - meta[BASE] > s->room) return 7;
     }
@@ -91,7 +102,7 @@ static void settle_states(Pass *p, int64_t first, int64_t stop) {
     for (int64_t b = 0; p->model->layers[l].mixer && b < p->batch; b++) {
       int64_t *meta = p->cache->states[l].meta + b * META;
       if (!p->counts[b]) continue;
-      const int64_t end = p->slots[b * p->nodes] + p->nodes;
+      const int64_t end = p->length[b] + p->counts[b];
       const int64_t read = meta[BASE] == p->length[b] ? MAX(meta[READ], end) : end;
       meta[BASE] = p->length[b] + (p->wide[b] ? p->counts[b] : 0);
       meta[READ] = p->wide[b] ? meta[BASE] : read;
@@ -101,15 +112,15 @@ static void settle_states(Pass *p, int64_t first, int64_t stop) {
 /* The inputs that the convolution of node i reads before its own, nearest first: of the nodes on its path, then of committed
  * tokens, some of which lie in the convolution's state. */
 static void recent_inputs(const Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t i, const float **found) {
-  const int64_t first = b * p->nodes, length = p->length[b], start = p->slots[first] - length, base = s->meta[b * META + BASE];
+  const int64_t first = b * p->nodes, length = p->length[b], base = s->meta[b * META + BASE];
   const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
-  int64_t at = start + i;
+  int64_t at = p->slots[first + i] - length;
   for (int64_t d = 0; d < x->taps - 1; d++) {
     do at--;
     while (at >= 0 && !sees[at * p->stride_t]);
     const int64_t slot = length + at;
-    if (at >= start) found[d] = p->projected + (first + at - start) * p->ld_projected + x->conv_at;
-    else if (slot >= base) found[d] = terms_of(s, x, b, slot);
+    if (at >= 0 && p->wide[b]) found[d] = p->projected + (first + at) * p->ld_projected + x->conv_at;
+    else if (slot >= base) found[d] = terms_of(s, x, b, slot); /* this pass's too: parents come first */
     else found[d] = s->conv + (b * (x->taps - 1) + slot - base + x->taps - 1) * x->channels;
   }
 }
@@ -286,11 +297,11 @@ static void store_columns(const Mixer *x, const float *buffer, int64_t c, float 
 /* The state of node i's parent: in a buffer, or made anew of the terms on its path. */
 static const float *parent_state(const Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t i, int64_t h,
                                  int64_t c, float *buffers) {
-  const int64_t first = b * p->nodes, length = p->length[b], start = p->slots[first] - length, size = x->rows * WIDE;
+  const int64_t first = b * p->nodes, length = p->length[b], at = p->slots[first + i] - length, size = x->rows * WIDE;
   const int64_t above = p->above[first + i];
   const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
   const float *from = buffers + (above >= 0 ? p->kept[first + above] : 0) * size;
-  for (int64_t j = 0; above == FROM_EARLIER && j < start; j++) {
+  for (int64_t j = 0; above == FROM_EARLIER && j < at; j++) {
     if (!sees[j * p->stride_t]) continue;
     apply_slot(x, s, b, length + j, h, c, from, buffers + size);
     from = buffers + size;

@@ -40,7 +40,8 @@ typedef struct {
   float *buffers, *factor;      /* of each thread: states of nodes; decay and beta of a head at every node */
   Rows mixer_rows;              /* what was scanned */
   int32_t *above, *kept, *last_child; /* [rows] of a node: its parent; buffer of its state or -1; last child or -1 */
-  int64_t *counts, *wide;       /* [batch] nodes up to the last that is not padding; whether they are a prompt's line, committed at once */
+  int64_t *counts, *wide;       /* [batch] slots of the tree up to the last that the pass reads, 0: all is padding; whether
+                                 * they are a prompt's line, which is committed at once */
   int64_t ld_projected, ld_conved, ld_scanned, ld_buffers;
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   int threads;
