@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,28 @@ def test_bits_do_not_depend_on_threads(case: str, form: str) -> None:
         found.append(rows.logits([tokens], [parent]))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_pass_reads_any_nodes_of_a_tree(case: str) -> None:
+    """Drafters read a level at a time, in the slots that its nodes will have: apart, and parents in this pass or another."""
+    model, rng = native_hybrid(case), random.Random(8)
+    rows, plain = Texts(model, [draw(rng, 6), draw(rng, 3)]), Plain(model)
+    rows.read(8)
+    for parts in ([[0], [1, 4, 5], [2, 3, 7, 8], [6, 9]], [[0, 3, 4, 9], [1, 2, 5], [6, 7, 8]], [[0, 2, 5], [1, 3, 4, 6, 7, 8, 9]]):
+        parent, tokens = [-1, 0, 0, 0, 3, 0, 1, 2, 2, 4], [draw(rng, 10) for _ in range(2)]
+        plan, ids = rows.plan([parent, parent]), torch.tensor(tokens)
+        for part in parts:
+            here = replace(
+                plan, ancestry=plan.ancestry[:, part], slots=plan.slots[:, part], positions=plan.positions[:, part], real=None
+            )
+            logits = model.forward(ids[:, part], here, rows.cache).logits
+            assert logits is not None
+            for place, node in enumerate(part):
+                for row in range(2):
+                    path = [tokens[row][i] for i in path_of(parent, node)]
+                    assert torch.equal(logits[row, place], plain.after(rows.texts[row] + path)), (part, node)
+        rows.commit(tokens, [path_of(parent, rng.choice((4, 7, 9))) for _ in range(2)])
 
 
 @pytest.mark.parametrize("case", KINDS)
