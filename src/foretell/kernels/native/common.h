@@ -28,7 +28,6 @@ enum {
   MAX_DIM = 256,        /* largest head dimension */
   MAX_EXPERTS = 1024,   /* of a layer */
   GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
-  HELD = 128,           /* nodes of a row from which on a line is a prompt's: mixers commit it at once */
   MAX_TAPS = 8,         /* inputs of a convolution */
   WIDE = 32,            /* columns of a state that a thread walks at a time */
 };

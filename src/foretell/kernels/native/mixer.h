@@ -9,7 +9,7 @@
  *  - Commits. A pass never changes what is committed. It keeps the terms of its nodes (inputs of the convolution, k, u, decay)
  *    at their slots, which `foretell_move` moves as it moves keys and values; the next pass adds those in [base, length) to
  *    the state that it reads anyway. A later pass over the same tree rebuilds a parent's state from the terms on its path.
- *  - Prompts. Lines of known text, and any of more than HELD nodes, are committed at once, and none of their terms are kept.
+ *  - Prompts. Lines of known text (Plan.known) are committed at once, and none of their terms are kept.
  */
 #ifndef FORETELL_MIXER_H
 #define FORETELL_MIXER_H
@@ -35,40 +35,39 @@ INLINE int64_t keys_at(const Mixer *x) { return x->channels; }
 INLINE int64_t news_at(const Mixer *x) { return keys_at(x) + x->groups * x->rows; }
 INLINE int64_t decay_at(const Mixer *x) { return news_at(x) + x->heads * x->columns; }
 
-/* The node of row b's pass that stands at tree slot `at`, of those up to node i; -1: none, an earlier pass has read it. */
-INLINE int64_t node_at(const Pass *p, int64_t b, int64_t i, int64_t at) {
-  const int64_t *slots = p->slots + b * p->nodes, slot = p->length[b] + at;
-  while (i >= 0 && slots[i] > slot) i--;
-  return i >= 0 && slots[i] == slot ? i : -1;
+/* The node of row b's first i that stands at tree slot `at`; -1: none, an earlier pass has read it. */
+static int64_t node_at(const Pass *p, int64_t b, int64_t i, int64_t at) {
+  const int64_t *slots = p->slots + b * p->nodes, slot = p->length[b] + at, guess = i + slot - slots[i];
+  if (guess >= 0 && guess < i && slots[guess] == slot) return guess; /* slots one after the other */
+  while (--i >= 0 && slots[i] != slot) {}
+  return i;
 }
 
 /* The parents of row b's nodes, and in which buffer the state of each is kept: a node that is its parent's last child takes
- * the parent's buffer, a leaf keeps none. Slots ascend. Returns 0, or what foretell_forward returns. */
+ * the parent's buffer, a leaf keeps none. Parents stand first. Returns 0, or what foretell_forward returns. */
 static int64_t find_parents(Pass *p, int64_t b) {
   const int64_t first = b * p->nodes, length = p->length[b];
   int32_t *above = p->above + first, *kept = p->kept + first, *last = p->last_child + first;
-  int64_t count = 0, is_line = 1;
+  p->counts[b] = 0, p->ends[b] = length;
   for (int64_t i = 0; i < p->nodes; i++) {
     const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
     const int64_t at = p->slots[first + i] - length;
-    if (at >= p->tree_nodes || (i && p->slots[first + i] <= p->slots[first + i - 1])) return 2;
+    if (at >= p->tree_nodes) return 2;
     int64_t j = at - 1;
     while (j >= 0 && !sees[j * p->stride_t]) j--;
-    const int64_t node = j < 0 ? -1 : node_at(p, b, i - 1, j);
+    const int64_t node = j < 0 ? -1 : node_at(p, b, i, j);
     above[i] = (int32_t)(node >= 0 ? node : j >= 0 ? FROM_EARLIER : at == 0 ? FROM_BASE : IS_PADDING);
     last[i] = -1;
     if (above[i] >= 0 && above[above[i]] == IS_PADDING) above[i] = IS_PADDING;
     if (above[i] == IS_PADDING) continue;
     if (above[i] >= 0) last[above[i]] = (int32_t)i;
-    is_line &= count == i && at == i && above[i] == (i ? i - 1 : FROM_BASE);
-    count++;
+    p->counts[b]++, p->ends[b] = MAX(p->ends[b], length + at + 1);
   }
   int32_t free = 1; /* buffer 0 has what is rebuilt */
   for (int64_t i = 0; i < p->nodes; i++) {
     const int takes = above[i] >= 0 && last[above[i]] == i;
     kept[i] = last[i] < 0 ? -1 : takes ? kept[above[i]] : free++;
   }
-  p->counts[b] = count, p->lines[b] = is_line;
   return 0;
 }
 
@@ -76,7 +75,7 @@ static int64_t find_parents(Pass *p, int64_t b) {
 static void line_up(Pass *p, int64_t b, int64_t count) {
   for (int64_t i = 0; i < p->nodes; i++)
     p->above[b * p->nodes + i] = (int32_t)(i >= count ? IS_PADDING : i ? i - 1 : FROM_BASE);
-  p->counts[b] = count;
+  p->counts[b] = count, p->ends[b] = p->length[b] + count;
 }
 
 /* Whether all of row b's nodes go on from a state after `base` tokens. A drafter feeds its root as text, and then nodes after
@@ -95,7 +94,7 @@ static int follow(const Pass *p, int64_t b, int64_t base) {
 
 /* Before a pass with mixers: parents, whether it is a prompt's, and whether every state that it goes on from is there. */
 static int64_t find_all_parents(Pass *p, const int64_t *known, int64_t first, int64_t stop) {
-  int wide = known || p->nodes > HELD;
+  p->wide = known != 0;
   for (int64_t b = 0; b < p->batch; b++) {
     if (known) {
       if (known[b] < 0 || known[b] > p->nodes || p->slots[b * p->nodes] != p->length[b]) return 2;
@@ -104,14 +103,12 @@ static int64_t find_all_parents(Pass *p, const int64_t *known, int64_t first, in
     }
     const int64_t problem = find_parents(p, b);
     if (problem) return problem;
-    wide &= p->lines[b] || !p->counts[b];
   }
-  p->wide = wide;
   for (int64_t l = first; l < stop; l++) {
     const MixerState *s = &p->cache->states[l];
     for (int64_t b = 0; p->model->layers[l].mixer && b < p->batch; b++) {
       const int64_t *meta = s->meta + b * META, begin = p->length[b];
-      const int64_t end = wide ? begin : p->slots[(b + 1) * p->nodes - 1] + 1;
+      const int64_t end = p->wide ? begin : p->ends[b];
       if (p->counts[b] && (meta[READ] < begin || !follow(p, b, meta[BASE]))) return 6;
       if (p->counts[b] && end - meta[BASE] > s->room) return 7;
     }
@@ -125,9 +122,8 @@ static void settle_states(Pass *p, int64_t first, int64_t stop) {
     for (int64_t b = 0; p->model->layers[l].mixer && b < p->batch; b++) {
       int64_t *meta = p->cache->states[l].meta + b * META;
       if (!p->counts[b]) continue;
-      const int64_t end = p->slots[(b + 1) * p->nodes - 1] + 1;
-      const int64_t read = meta[BASE] >= p->length[b] ? MAX(meta[READ], end) : end;
-      meta[BASE] = MAX(meta[BASE], p->length[b] + (p->wide ? p->counts[b] : 0));
+      const int64_t read = meta[BASE] >= p->length[b] ? MAX(meta[READ], p->ends[b]) : p->ends[b];
+      meta[BASE] = MAX(meta[BASE], p->wide ? p->ends[b] : p->length[b]);
       meta[READ] = p->wide ? meta[BASE] : read;
     }
 }
@@ -141,7 +137,7 @@ static void recent_inputs(const Pass *p, const Mixer *x, const MixerState *s, in
   for (int64_t d = 0; d < x->taps - 1; d++) {
     do at--;
     while (at >= 0 && !sees[at * p->stride_t]);
-    const int64_t slot = length + at, node = at < 0 ? -1 : node_at(p, b, i - 1, at);
+    const int64_t slot = length + at, node = at < 0 ? -1 : node_at(p, b, i, at);
     if (node >= 0) found[d] = p->projected + (first + node) * p->ld_projected + x->conv_at;
     else if (slot >= base) found[d] = terms_of(s, x, b, slot);
     else found[d] = s->conv + (b * (x->taps - 1) + slot - base + x->taps - 1) * x->channels;

@@ -40,9 +40,9 @@ typedef struct {
   float *buffers, *factor;      /* of each thread: states of nodes; decay and beta of a head at every node */
   Rows mixer_rows;              /* what was scanned */
   int32_t *above, *kept, *last_child; /* [rows] of a node: its parent; buffer of its state or -1; last child or -1 */
-  int64_t *counts, *lines;      /* [batch] nodes that are not padding; whether they are a line from the root on */
+  int64_t *counts, *ends;       /* [batch] nodes that are not padding; the slot after the last of them */
   int64_t ld_projected, ld_conved, ld_scanned, ld_buffers;
-  int wide;                     /* a prompt's lines, which are committed at once */
+  int wide;                     /* lines of known text, which are committed at once */
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   int threads;
   atomic_uint arrived;

@@ -62,7 +62,7 @@ static int64_t place(Pass *p, char *base) {
     PLACE(kept, rows * 4);
     PLACE(last_child, rows * 4);
     PLACE(counts, rows * 8);
-    PLACE(lines, rows * 8);
+    PLACE(ends, rows * 8);
     at += place_rows(&p->mixer_rows, rows, m->scanned, p->threads, base + at);
   }
   PLACE(run, rows * 8);

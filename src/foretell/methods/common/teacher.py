@@ -6,7 +6,7 @@ may be kept (``methods.common.kept``).
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -97,7 +97,7 @@ class Teacher:
         num_rows, num_tokens = batch.tokens.shape
         target = Target(self.model, num_rows, num_tokens)
         tree = chain_tree(batch.tokens, batch.length)
-        plan = layout(tree.parent, torch.zeros_like(batch.length), num_tokens)
+        plan = replace(layout(tree.parent, torch.zeros_like(batch.length), num_tokens), known=batch.length.cpu())
         return target.forward(batch.tokens, plan, taps=tuple(taps), head=head)
 
 

@@ -111,7 +111,6 @@ def _state_space(config: Any) -> Mixer:
         factors = [config.ssm_in_multiplier * factor for factor in config.ssm_multipliers]
         scales = () if set(factors) == {1.0} else tuple(zip(sizes, factors, strict=True))
     normed = not falcon or config.mamba_rms_norm
-    by_group = falcon or config.model_type == "granitemoehybrid"
     return Mixer(
         "state_space",
         config.hidden_size,
@@ -120,7 +119,7 @@ def _state_space(config: Any) -> Mixer:
         groups=groups,
         rows=config.mamba_d_state,
         columns=dim,
-        norm_size=(inner // groups if by_group else inner) if normed else 0,
+        norm_size=inner // groups if normed else 0,
         gate_first=not (falcon and config.mamba_norm_before_gate),
         norm_eps=config.rms_norm_eps,
         step_limits=(float(config.time_step_limit[0]), float(config.time_step_limit[1])),

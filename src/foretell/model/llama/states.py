@@ -108,7 +108,7 @@ class HybridCache(RecurrentCache, NativeCache):
 
     def make_room(self, slots: Tensor) -> None:
         """Make room for the terms of a pass over slots [B, n]."""
-        last = slots[:, -1].numpy() + 1
+        last = slots.amax(1).numpy() + 1
         for mixer in range(len(self._layers)):
             bases = self.states.meta[mixer, self.first : self.first + self.num_rows, BASE]
             self.states.hold(mixer, int((last - bases).max()))

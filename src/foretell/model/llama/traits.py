@@ -195,8 +195,9 @@ def biases_of(config: Any) -> frozenset[str]:
         return frozenset(("q", "k", "v"))
     if kind in ("mistral", "ministral3", "mixtral", "phi3", "qwen2_moe"):
         return frozenset()
-    attention = ("q", "k", "v", *(("o", "gates") if kind != "glm4" else ()))
-    attention = attention if getattr(config, "attention_bias", False) else ()
+    # GLM-4 has none at the output, and transformers gives Nemotron-H's attention none at all.
+    biased = kind != "nemotron_h" and getattr(config, "attention_bias", False)
+    attention = ("q", "k", "v", *(("o", "gates") if kind != "glm4" else ())) if biased else ()
     has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
