@@ -67,8 +67,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", {**_NEMOTRON, "n_groups": 2, "mamba_head_dim": 40}),
     "nemotron_h-bias": (
         "nemotron_h",
-        {**_NEMOTRON, "ssm_state_size": 12, "conv_kernel": 3, "time_step_min": 0.4, "use_bias": True, "attention_bias": True,
-         "mlp_bias": True,
+        {**_NEMOTRON, "ssm_state_size": 12, "conv_kernel": 3, "time_step_min": 0.4, "use_bias": True,
+         "attention_bias": True, "mlp_bias": True,
          "tie_word_embeddings": True, "layer_norm_epsilon": 1e-3},
     ),
     "granite_hybrid": (
