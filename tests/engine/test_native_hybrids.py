@@ -62,7 +62,7 @@ def near(case: str) -> NativeModel:
 
 
 def ways(model: NativeModel, case: str) -> Iterator[tuple[dict[str, Any], Method | None]]:
-    """Every drafter, over trees where it grows them: of hybrids, of attention, of texts, of heads, of the target's layers."""
+    """Every drafter, over trees where it grows them: of hybrids, attention, texts, heads, the target's own layers."""
     for shape in SHAPES:
         yield {"method": "draft_model", "shape": shape}, DraftModel(near(case))
     yield {"method": "draft_model", "shape": "opt_tree/size=9"}, DraftModel(attention())
@@ -177,9 +177,16 @@ def test_prompts_of_every_length_in_one_batch(case: str) -> None:
     model = native_hybrid(case, max_position_embeddings=2048)
     rng = random.Random(0)
     params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=1, ignore_eos=True)
-    requests = [Request([rng.randrange(3, VOCAB) for _ in range(count)], params) for count in (1, 620, 130, 2, 514, 129)]
+    requests = [
+        Request([rng.randrange(3, VOCAB) for _ in range(count)], params) for count in (1, 620, 130, 2, 514, 129)
+    ]
     expected = expected_of(model, requests)
-    same(run(model, ({"method": "draft_model", "shape": "opt_tree/size=5"}, DraftModel(near(case)))), requests, 6, expected)
+    same(
+        run(model, ({"method": "draft_model", "shape": "opt_tree/size=5"}, DraftModel(near(case)))),
+        requests,
+        6,
+        expected,
+    )
     same(run(model, ({"method": "ngram"}, None)), requests, 4, expected)
 
 

@@ -67,7 +67,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", {**_NEMOTRON, "n_groups": 2, "mamba_head_dim": 40}),
     "nemotron_h-bias": (
         "nemotron_h",
-        {**_NEMOTRON, "ssm_state_size": 12, "conv_kernel": 3, "time_step_min": 0.4, "use_bias": True, "attention_bias": True, "mlp_bias": True,
+        {**_NEMOTRON, "ssm_state_size": 12, "conv_kernel": 3, "time_step_min": 0.4, "use_bias": True,
+         "attention_bias": True, "mlp_bias": True,
          "tie_word_embeddings": True, "layer_norm_epsilon": 1e-3},
     ),
     "granite_hybrid": (
@@ -171,7 +172,9 @@ class Texts:
         """The layout of a tree after what is committed."""
         return layout(torch.as_tensor(parent), torch.tensor(self.length), self.capacity)
 
-    def logits(self, tokens: Sequence[Sequence[int]], parent: Sequence[Sequence[int]], cuts: Sequence[int] = ()) -> Tensor:
+    def logits(
+        self, tokens: Sequence[Sequence[int]], parent: Sequence[Sequence[int]], cuts: Sequence[int] = ()
+    ) -> Tensor:
         """[B, N, V] of a tree, read in the parts that begin at 0 and at cuts."""
         plan, ids, ends = self.plan(parent), torch.tensor(tokens), [*cuts, len(tokens[0])]
         found = []
@@ -185,7 +188,10 @@ class Texts:
     def commit(self, tokens: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> None:
         """Accept the nodes of each row's path: ragged, padded with a slot that does not move."""
         depth = max(map(len, paths))
-        src = [[done + i for i in path] + [done] * (depth - len(path)) for done, path in zip(self.length, paths, strict=True)]
+        src = [
+            [done + i for i in path] + [done] * (depth - len(path))
+            for done, path in zip(self.length, paths, strict=True)
+        ]
         dst = [
             [done + i for i in range(len(path))] + [done] * (depth - len(path))
             for done, path in zip(self.length, paths, strict=True)

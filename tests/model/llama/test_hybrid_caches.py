@@ -157,10 +157,7 @@ def test_bytes_of_a_row_are_those_of_its_memory(model: NativeModel) -> None:
     cache = model.new_cache(4, 64)
     assert isinstance(cache, HybridCache)
     held = [
-        memory
-        for each in (cache.states.tensors, cache.states.held)
-        for tensors in each
-        for memory in tensors.values()
+        memory for each in (cache.states.tensors, cache.states.held) for tensors in each for memory in tensors.values()
     ]
     assert 4 * cache.bytes_per_row == sum(memory.numel() * memory.element_size() for memory in held)
 

@@ -97,7 +97,13 @@ def test_nodes_of_trees_at_length(case: str) -> None:
         rows.read(129)
         for _ in range(12):
             nodes = rng.choice((1, 2, 5, 16, 40))
-            step(rows, plain, rng, nodes=nodes, cuts=sorted(rng.sample(range(1, nodes), min(nodes - 1, rng.randrange(4)))))
+            step(
+                rows,
+                plain,
+                rng,
+                nodes=nodes,
+                cuts=sorted(rng.sample(range(1, nodes), min(nodes - 1, rng.randrange(4)))),
+            )
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -180,16 +186,24 @@ def test_bits_do_not_depend_on_threads(case: str, form: str) -> None:
 
 @pytest.mark.parametrize("case", KINDS)
 def test_a_pass_reads_any_nodes_of_a_tree(case: str) -> None:
-    """Drafters read a level at a time, in the slots that its nodes will have: apart, and parents in this pass or another."""
+    """Drafters read levels, in the slots that their nodes will have: apart, parents in this pass or another."""
     model, rng = native_hybrid(case), random.Random(8)
     rows, plain = Texts(model, [draw(rng, 6), draw(rng, 3)]), Plain(model)
     rows.read(8)
-    for parts in ([[0], [1, 4, 5], [2, 3, 7, 8], [6, 9]], [[0, 3, 4, 9], [1, 2, 5], [6, 7, 8]], [[0, 2, 5], [1, 3, 4, 6, 7, 8, 9]]):
+    for parts in (
+        [[0], [1, 4, 5], [2, 3, 7, 8], [6, 9]],
+        [[0, 3, 4, 9], [1, 2, 5], [6, 7, 8]],
+        [[0, 2, 5], [1, 3, 4, 6, 7, 8, 9]],
+    ):
         parent, tokens = [-1, 0, 0, 0, 3, 0, 1, 2, 2, 4], [draw(rng, 10) for _ in range(2)]
         plan, ids = rows.plan([parent, parent]), torch.tensor(tokens)
         for part in parts:
             here = replace(
-                plan, ancestry=plan.ancestry[:, part], slots=plan.slots[:, part], positions=plan.positions[:, part], real=None
+                plan,
+                ancestry=plan.ancestry[:, part],
+                slots=plan.slots[:, part],
+                positions=plan.positions[:, part],
+                real=None,
             )
             logits = model.forward(ids[:, part], here, rows.cache).logits
             assert logits is not None
