@@ -173,8 +173,8 @@ ARCHITECTURES: dict[str, Tiny] = {
         "DeepseekV3Config", {**_LATENT, **_ROUTED, "num_mtp_layers": 0}, "deepseek-v3", (),
         {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     ),
-    "deepseek2-lite": Tiny(
-        "DeepseekV2Config", {**_LATENT, **_ROUTED, "q_lora_rank": None, "n_shared_experts": 2}, "deepseek-llm", (),
+    "deepseek2-v2": Tiny(
+        "DeepseekV2Config", {**_LATENT, **_ROUTED, "n_shared_experts": 2}, "deepseek-llm", (),
         {"scoring_func": "softmax"},
     ),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from tests.model.gguf.oracle.table import ARCHITECTURES, VOCAB
 from tests.model.gguf.oracle.tokens import SPECIAL, TEXTS, tokenizer_of
 
 CLOSE = 1e-4  # of the largest logit
-SAME = {"gemma4moe": "gemma4", "deepseek2-lite": "deepseek2"}  # checkpoints of one architecture
+SAME = {"gemma4moe": "gemma4", "deepseek2-v2": "deepseek2"}  # checkpoints of one architecture
 
 
 @pytest.mark.parametrize("label", labels(quantised=False))

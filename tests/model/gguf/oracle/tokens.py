@@ -109,7 +109,7 @@ def pieces() -> tuple[str, ...]:
     counted = Tokenizer(models.BPE())
     counted.normalizer = normalizers.Replace(" ", "\u2581")
     known = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
-    room = VOCAB - 4 - len(known)
+    room = VOCAB - len(known)  # gemma4 wants a token for every row
     trainer = trainers.BpeTrainer(
         vocab_size=room, limit_alphabet=room // 2, show_progress=False, special_tokens=[], max_token_length=6
     )
