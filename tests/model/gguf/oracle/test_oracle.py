@@ -11,18 +11,20 @@ from tests.model.gguf.oracle.table import ARCHITECTURES, VOCAB
 from tests.model.gguf.oracle.tokens import SPECIAL, TEXTS, tokenizer_of
 
 CLOSE = 1e-4  # of the largest logit
-SAME = {"gemma4moe": "gemma4", "deepseek2-lite": "deepseek2"}  # checkpoints of one architecture
+TABLE = 2e-3  # the same for Gemma: llama.cpp reads GELU from a table of float16
+SAME = {"gemma4moe": "gemma4", "deepseek2-v2": "deepseek2"}  # checkpoints of one architecture
 
 
 @pytest.mark.parametrize("label", labels(quantised=False))
 def test_transformers_computes_llama_cpp_s_logits(label: str) -> None:
     kept = case(label)
-    assert kept.noise < CLOSE * kept.largest
+    bound = (TABLE if label.startswith("gemma") else CLOSE) * kept.largest
+    assert kept.noise < bound
     with torch.no_grad():
         for index, tokens in enumerate(kept.sequences):
             logits = checkpoint(kept.name)(input_ids=torch.tensor([tokens])).logits[0]
-            assert kept.apart(index, logits) < CLOSE * kept.largest
-            assert kept.apart(index, logits.roll(1, 0)) > 1000 * CLOSE * kept.largest  # a check that can fail
+            assert kept.apart(index, logits) < bound
+            assert kept.apart(index, logits.roll(1, 0)) > 100 * bound  # a check that can fail
 
 
 @pytest.mark.parametrize("label", labels())
