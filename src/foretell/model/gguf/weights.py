@@ -186,6 +186,5 @@ def whole_blocks(columns: Tensor, size: int) -> Tensor | None:
     if len(columns) % size:
         return None
     blocks = columns.view(-1, size)
-    starts = blocks[:, 0]
-    is_whole = torch.equal(blocks, starts[:, None] + torch.arange(size)) and not bool((starts % size).any())
-    return starts // size if is_whole else None
+    is_whole = torch.equal(blocks, blocks[:, :1] + torch.arange(size))
+    return blocks[:, 0] // size if is_whole else None
