@@ -11,10 +11,12 @@ import json
 import lzma
 import os
 import random
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ HERE = Path(__file__).parent
 LENGTHS = (24, 72)
 COLUMNS = range(0, VOCAB, 10)
 NATIVE: dict[str, dict[str, Any]] = {
-    "one": {}, "two": {"threads": 2}, "alone": {"ubatch": 1}, "plain": {"repack": False}, "flash": {"flash": True},
+    "one": {}, "two": {"threads": 2}, "alone": {"ubatch": 1}, "plain": {"repack": False},
     "default": {"flash": True, "cache": "f16", "threads": 2},
 }  # fmt: skip
 """Ways to run the build for this machine; "default" is as a user runs it, with a cache of float16: said, not tolerated."""
@@ -100,12 +102,35 @@ def run(arguments: list[str], **environment: str) -> None:
         raise Refused("\n".join(done.stderr.strip().splitlines()[-4:]))
 
 
+def convert(arguments: list[str]) -> None:
+    """Run convert.py in a fork of this process, which has torch and transformers already. Raises Refused like ``run``."""
+    with tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if not child:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            code = 1
+            try:
+                sys.argv = [str(HERE / "convert.py"), *arguments]
+                runpy.run_path(sys.argv[0], run_name="__main__")
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        if status:
+            said.seek(0)
+            raise Refused("\n".join(said.read().strip().splitlines()[-4:]))
+
+
 def theirs(request: dict[str, Any], build: Path, folder: Path) -> dict[str, Any]:
     """library.py's answer by a build."""
     (folder / "request.json").write_text(json.dumps(request))
     out = folder / "answer.npz"
-    place = {"LLAMA_CPP_LIB_PATH": str(build), "LD_LIBRARY_PATH": str(build)}
-    run([str(HERE / "library.py"), str(folder / "request.json"), str(out)], **place)
+    where = {"LLAMA_CPP_LIB_PATH": str(build), "LD_LIBRARY_PATH": str(build), "OMP_WAIT_POLICY": "passive"}
+    run([str(HERE / "library.py"), str(folder / "request.json"), str(out)], **where)
     return dict(np.load(out)) if "ways" in request else {}
 
 
@@ -130,7 +155,7 @@ def record(label: str, file: Path, name: str, builds: tuple[Path, Path], folder:
     for index, tokens in enumerate(sequences()):
         places = positions(len(tokens))
         one = answer[f"one/{index}"]
-        others = [answer[f"{way}/{index}"] for way in NATIVE if way not in ("one", "flash", "default")]
+        others = [answer[f"{way}/{index}"] for way in NATIVE if way not in ("one", "default")]
         others += [portable[f"{way}/{index}"] for way in PLAIN]
         noise = max(noise, *(float(np.abs(other - one).max()) for other in others))
         default = max(default, float(np.abs(answer[f"default/{index}"] - one).max()))
@@ -167,8 +192,7 @@ def make(name: str, source: Path, builds: tuple[Path, Path], keep: Path | None) 
             file = files[kind] = folder / f"{label}.gguf"
             try:
                 if kind in ("F32", "F16", "BF16"):
-                    steps = [str(HERE / "convert.py"), str(source), entry.pre, str(folder / "checkpoint"), str(file)]
-                    run([*steps, kind.lower(), *entry.flags])
+                    convert([str(source), entry.pre, str(folder / "checkpoint"), str(file), kind.lower(), *entry.flags])
                 else:
                     ask = {"file": str(files["F32"]), "quantise": str(file), "kind": kind}
                     theirs(ask, builds[0], folder)
@@ -198,6 +222,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(ARCHITECTURES))
     chosen = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
+    torch.set_num_threads(1)  # a fork would have none of its threads
     for name in chosen.names:
         make(name, chosen.source, (chosen.native, chosen.portable), chosen.keep)
 

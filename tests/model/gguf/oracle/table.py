@@ -169,9 +169,13 @@ ARCHITECTURES: dict[str, Tiny] = {
          "rope_parameters": {key: value for key, value in _YARN.items() if not key.startswith(("mscale", "llama"))}},
         "gpt-4o", ("MXFP4_MOE",),
     ),
-    "deepseek2": Tiny("DeepseekV3Config", {**_LATENT, **_ROUTED, "num_mtp_layers": 0}, "deepseek-v3", ("Q4_0",)),
+    "deepseek2": Tiny(
+        "DeepseekV3Config", {**_LATENT, **_ROUTED, "num_mtp_layers": 0}, "deepseek-v3", (),
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    ),
     "deepseek2-lite": Tiny(
-        "DeepseekV2Config", {**_LATENT, **_ROUTED, "q_lora_rank": None, "n_shared_experts": 2}, "deepseek-llm"
+        "DeepseekV2Config", {**_LATENT, **_ROUTED, "q_lora_rank": None, "n_shared_experts": 2}, "deepseek-llm", (),
+        {"scoring_func": "softmax"},
     ),
 }  # fmt: skip
 
