@@ -17,9 +17,10 @@ from foretell.model.gguf.weights import GGUFWeights, whole_blocks
 from foretell.model.load import load_config
 from tests.model.gguf.make import _add
 from tests.model.gguf.oracle import case
+from tests.model.gguf.test_weights import unpack
 
 CPU = torch.device("cpu")
-KEYS, VALUES = 2, 4  # heads
+KEYS, VALUES = 2, 6  # heads
 HIDDEN = 32
 LAYER = "model.layers.0.linear_attn."
 OTHERS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -76,19 +77,21 @@ def delta_net(path: Path, arch: str, size: int, kinds: dict[str, str]) -> GGUFFi
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_columns_of_a_delta_net_s_output(tmp_path: Path, size: int) -> None:
-    """transformers' heads 0, 1 | 2, 3 (of k 0 | 1) lie at 0, 2, 1, 3; blocks of 32 stay whole in heads of 32 alone."""
+    """With three heads of v for each head of k, transformers' heads 0 to 5 lie at 0, 2, 4, 1, 3, 5; blocks of 32 stay whole
+    in heads of 32 alone, and can be multiplied as they are by an input in their order."""
     file = delta_net(tmp_path / "x.gguf", "qwen35", size, {"ssm_out": "Q8_0"})
     source, name = GGUFWeights(file), f"{LAYER}out_proj.weight"
     plain = GGUFWeights(delta_net(tmp_path / "plain.gguf", "qwen35", size, {}))
     theirs = torch.from_numpy(drawn(HIDDEN, VALUES * size)).view(HIDDEN, VALUES, size)
-    assert torch.equal(plain.read(name, torch.float32, CPU), theirs[:, [0, 2, 1, 3]].reshape(HIDDEN, -1))
+    assert torch.equal(plain.read(name, torch.float32, CPU), theirs[:, [0, 2, 4, 1, 3, 5]].reshape(HIDDEN, -1))
     found, packed = source.read(name, torch.float32, CPU), source.packed(name)
     assert torch.allclose(found, plain.read(name, torch.float32, CPU), atol=0.03)
     assert (packed is not None) == (size == 32)
     if packed is not None:
-        from tests.model.gguf.test_weights import unpack
-
         assert torch.equal(unpack(packed), found)
+    stored, order = source.packed_columns(name) or pytest.fail("it is packed in its own order")
+    assert torch.equal(unpack(stored), found[:, order])
+    assert source.packed_columns(f"{LAYER}in_proj_z.weight") is None
 
 
 def test_blocks_that_are_torn_apart_are_not_whole() -> None:
@@ -107,10 +110,10 @@ def test_q_k_v_and_z_of_two_kinds_of_blocks(tmp_path: Path, gate: str) -> None:
     qkv, z = (torch.from_numpy(drawn(*file.tensors[f"blk.0.attn_{part}.weight"].shape)) for part in ("qkv", "gate"))
     heads = [
         torch.cat((qkv[16 * k : 16 * k + 16], qkv[32 + 16 * k : 48 + 16 * k],
-                   qkv[64 + 32 * k : 96 + 32 * k], z[32 * k : 32 * k + 32]))
+                   qkv[64 + 48 * k : 112 + 48 * k], z[48 * k : 48 * k + 48]))
         for k in range(KEYS)
     ]  # fmt: skip
-    assert torch.allclose(found, torch.cat(heads), atol=0.3)
+    assert torch.allclose(found, torch.cat(heads), atol=0.5)
     assert float((found - torch.cat(heads[::-1])).abs().mean()) > 0.5  # a check that can fail
     assert (packed is not None) == (gate == "Q8_0")
     assert source.shape("model.layers.0.mlp.shared_expert_gate.weight") == (1, HIDDEN)

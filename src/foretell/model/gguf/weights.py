@@ -171,20 +171,30 @@ class GGUFWeights(WeightSource):
         """See ``WeightSource.packed``: the mapped bytes themselves, but where rows of blocks stand in another order or in
         several tensors, or blocks of a row in another order: copies then. Of stacks of matrices all rows below each other.
         """
+        packed, columns = self._blocks(name), self._entries[name].change.columns
+        if packed is None or columns is None:
+            return packed
+        blocks = whole_blocks(columns, BLOCK_KINDS[packed.kind].values)
+        if blocks is None:
+            return None
+        data = packed.data.view(packed.shape[0], len(blocks), -1)[:, blocks].flatten(1)
+        return Packed(packed.kind, packed.shape, data)
+
+    def packed_columns(self, name: str) -> tuple[Packed, Tensor] | None:
+        """A quantised matrix whose columns stand in another order in the file, as it stands there, and that order: column i
+        of it is column ``order[i]`` [in] int64 of transformers', so that it multiplies ``x[..., order]``. For those that
+        ``packed`` cannot give, as their blocks would be torn apart; None where no column is moved."""
+        packed, columns = self._blocks(name), self._entries[name].change.columns
+        return None if packed is None or columns is None else (packed, torch.argsort(columns))
+
+    def _blocks(self, name: str) -> Packed | None:
+        """A quantised matrix with its rows in transformers' order and its columns in the file's."""
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
         if info.kind not in BLOCK_KINDS or len(info.shape) < 2 or change.undo is not None:
             return None
         raw = self._rows(parts, change.order)
-        if raw is None:
-            return None
-        data = torch.from_numpy(raw)
-        if change.columns is not None:
-            blocks = whole_blocks(change.columns, BLOCK_KINDS[info.kind].values)
-            if blocks is None:
-                return None
-            data = data.view(len(raw), len(blocks), -1)[:, blocks].flatten(1)
-        return Packed(info.kind, (len(raw), info.shape[-1]), data)
+        return None if raw is None else Packed(info.kind, (len(raw), info.shape[-1]), torch.from_numpy(raw))
 
 
 def whole_blocks(columns: Tensor, size: int) -> Tensor | None:
@@ -192,6 +202,5 @@ def whole_blocks(columns: Tensor, size: int) -> Tensor | None:
     if len(columns) % size:
         return None
     blocks = columns.view(-1, size)
-    starts = blocks[:, 0]
-    is_whole = torch.equal(blocks, starts[:, None] + torch.arange(size)) and not bool((starts % size).any())
-    return starts // size if is_whole else None
+    is_whole = torch.equal(blocks, blocks[:, :1] + torch.arange(size))
+    return blocks[:, 0] // size if is_whole else None
