@@ -23,8 +23,6 @@ from tests.methods.gguf.record import HEADS, HIDDEN, SIZES, TARGET, head_of, ope
 from tests.methods.gguf.rewrite import rewrite
 from tests.model.tiny import VOCAB, tiny_module
 
-KINDS: dict[str, Any] = {"eagle3": Eagle3Head, "dflash": DFlashHead, "dspark": DFlashHead}
-
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_file_of_their_converter_is_the_head_that_it_was_made_of(name: str, tmp_path: Path) -> None:
@@ -76,8 +74,12 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         r"lacks 1 of its 12 tensors \(the first: blk.0.attn_k",
     ),
     "sinks": ("dflash", {"tensors": {"blk.1.attn_sinks.weight": ZEROS}}, "blk.1.attn_sinks.weight: attention sinks"),
-    "dflash2": ("dflash", {"tensors": {"blk.0.attn_conv_base": ZEROS}}, "attn_conv_base: DFlash2's convolutions"),
-    "selector": ("dflash", {"tensors": {"selector_hidden.weight": ZEROS}}, "DFlash2's selector"),
+    "half a selector": ("dflash2", {"tensors": {"selector_successor.weight": None}}, "successor_codebook"),
+    "kernels": (
+        "dflash2",
+        {"keys": {"dflash.conv_kernel_size": None}},
+        "dflash.conv_kernel_size = None; expected a pos",
+    ),
     "strange": ("eagle3", {"tensors": {"blk.0.attn_q.scale": ZEROS}}, "has tensor blk.0.attn_q.scale: another variant"),
     "layers": ("dflash", {"keys": {"dflash.block_count": 99}}, "dflash.block_count is 99, for 2"),
     "no layers read": ("eagle3", {"keys": {"eagle3.target_layers": None}}, "target_layers = None; expected a list"),

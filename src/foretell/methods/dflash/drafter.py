@@ -129,7 +129,7 @@ class DFlashDrafter(Drafter):
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run the block after each row's pending token, and what became known before it since the last block."""
         self._run(context, limits)
-        return self._tilted(self.block_logits[:, :1], context.pending[:, None]), context.length
+        return self._tilted(self.block_logits[:, :1], self.normed[:, :1], context.pending[:, None]), context.length
 
     def _run(self, context: Context, limits: Sequence[int]) -> None:
         head, config = self.head, self.head.config
@@ -167,7 +167,8 @@ class DFlashDrafter(Drafter):
             self.fed.append((tokens, plan))
         # (Some shapes also read nodes at the largest depth, whose logits are not used.)
         depth = (plan.positions - plan.length[:, None]).clamp(max=self.block_logits.shape[1] - 1)
-        return self._tilted(self.block_logits[torch.arange(len(tokens), device=tokens.device)[:, None], depth], tokens)
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]
+        return self._tilted(self.block_logits[row, depth], self.normed[row, depth], tokens)
 
     @property
     def chance(self) -> Tensor | None:
@@ -187,9 +188,13 @@ class DFlashDrafter(Drafter):
         depth = (plan.positions - plan.length[:, None] - 1).clamp(min=0)  # guess d is made by row d - 1 of ``normed``
         return self.head.confidence(self.normed[row, depth].to(self.head.dtype), tokens.gather(1, parent)).sigmoid()
 
-    def _tilted(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """[B, W, V] after nodes of these tokens [B, W], of the block's logits [B, W, DV]: -inf outside the draft
-        vocabulary."""
+    def _tilted(self, logits: Tensor, normed: Tensor, tokens: Tensor) -> Tensor:
+        """[B, W, V] after nodes of these tokens [B, W], of the block's logits [B, W, DV] and rows [B, W, H]: -inf outside
+        the draft vocabulary, and outside a selector's candidates."""
+        selector = self.head.candidate_selector
+        if selector is not None:
+            found: Tensor = selector(logits, normed.to(self.head.dtype), tokens, self.head.config.selector_top_k)
+            return found
         if self.head.markov_head is not None:
             logits = logits + (self.native or self.head).bias(tokens)
         if self.vocabulary is None:

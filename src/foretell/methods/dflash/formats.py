@@ -24,13 +24,18 @@ HARMLESS_DFLASH = ("confidence_head_alpha", "projector_type")
 """Keys of "dflash_config" that only training reads, or that the tensors say, too."""
 
 
+DFLASH2 = "DFlash2DraftModel"
+SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""Keys of "dflash_config" that DFlash2 has beside."""
+
+
 class DFlashLayout(Layout):
-    """``DFlashDraftModel``: a Qwen3 configuration, block_size, and dflash_config."""
+    """``DFlashDraftModel``, and ``DFlash2DraftModel``: a Qwen3 configuration, block_size, and dflash_config."""
 
     name = "dflash"
     summary = "DFlashLayout, its authors' (vLLM, SGLang)"
     head = DFlashHead
-    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
+    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel", DFLASH2)
     ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")
     anchor_predicts = False  # what an absent "sample_from_anchor" means
     has_heads = False  # DSpark's
@@ -50,6 +55,8 @@ class DFlashLayout(Layout):
             return f"it has no place for a Markov head or a confidence head; use dspark{kind}"
         if self.has_heads and not heads:
             return f"this head has neither a Markov head nor a confidence head; use dflash{kind}"
+        if config.selector_rank and (self.has_heads or self.has_vocabulary):
+            return "it has no place for DFlash2's convolutions and selector; use dflash"
         if config.causal and not self.has_causal:
             return "its block is causal, for which this layout has no key"
         return None
@@ -63,8 +70,10 @@ class DFlashLayout(Layout):
             "causal_head": config.causal,
             "sample_from_anchor": config.sample_from_anchor,
         }
+        if config.selector_rank:
+            inner |= {key: getattr(config, key) for key in SECOND}
         out: dict[str, Any] = {
-            "architectures": [self.architectures[0]],
+            "architectures": [DFLASH2 if config.selector_rank else self.architectures[0]],
             "model_type": "qwen3",
             "attention_bias": False,
             "block_size": config.block_size,
@@ -125,6 +134,7 @@ class DFlashLayout(Layout):
             rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
             causal=where("causal_head").flag("causal_head", default=False),
             sample_from_anchor=where("sample_from_anchor").flag("sample_from_anchor", self.anchor_predicts),
+            **self.second(inner),
             **self.extras(found, inner),
         )
         keys.only("target_hidden_size", hidden)
@@ -132,6 +142,10 @@ class DFlashLayout(Layout):
         refuse_unknown(keys)
         refuse_unknown(inner, HARMLESS_DFLASH)
         return config
+
+    def second(self, inner: Keys) -> dict[str, Any]:
+        """What DFlash2 has beside."""
+        return {key: inner.integer(key, 0) for key in SECOND}
 
     def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
         """What only DSparkLayout has."""

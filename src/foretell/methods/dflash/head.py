@@ -10,6 +10,7 @@ stored, but where the drafter has a vocabulary of its own: then it has these row
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -46,11 +47,18 @@ class DFlashHeadConfig(HeadConfig):
     confidence: bool = False  # predict the acceptance of each guess (DSpark)
     # DV: guess these tokens alone, by an output head of its own; None: the target's.
     draft_vocab_size: int | None = None
+    # DFlash2: rows of a block are mixed with those before them around attention and MLP, and a guess is chosen among the
+    # best ``selector_top_k`` tokens of its row by the token before it; 0: neither.
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
         super().__post_init__()
         least = 1 if self.sample_from_anchor else 2
+        second = self.conv_kernel_size, self.conv_group_size, self.selector_rank, self.selector_top_k
         for good, name, expected in (
             (self.block_size >= least, "block_size", f"at least {least}"),
             (self.num_layers >= 1, "num_layers", "at least 1"),
@@ -59,6 +67,18 @@ class DFlashHeadConfig(HeadConfig):
             (self.num_heads % self.num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads = {self.num_heads}"),
             (self.head_dim % 2 == 0, "head_dim", "even"),
             (self.markov_rank >= 0, "markov_rank", "0 (no Markov head) or more"),
+            (
+                min(second) >= 1 or not any(second),
+                "selector_rank",
+                "at least 1 as its three siblings, or 0 as they",
+            ),
+            (self.hidden_size % max(self.conv_group_size, 1) == 0, "conv_group_size", "a divisor of hidden_size"),
+            (self.selector_top_k <= self.vocab_size, "selector_top_k", "at most vocab_size"),
+            (
+                not (self.selector_rank and (self.markov_rank or self.confidence or self.draft_vocab_size)),
+                "selector_rank",
+                "0 beside DSpark's heads and a draft vocabulary",
+            ),
             (
                 self.num_outputs < self.vocab_size or self.draft_vocab_size is None,
                 "draft_vocab_size",
@@ -88,6 +108,49 @@ class DFlashHeadConfig(HeadConfig):
         return depth + self.first_row if self.causal else self.block_size
 
 
+class BlockConv(nn.Module):
+    """DFlash2's convolution over the rows of a block, whose kernels depend on the row: one before a part of a layer (side
+    0) and one after it (side 1). Taps reach back from a row to those before it, and end at the block's first."""
+
+    def __init__(self, size: int, kernel: int, group: int) -> None:
+        super().__init__()
+        self.kernel, self.group = kernel, group
+        self.base_kernel = nn.Parameter(torch.cat((torch.ones(2, 1, size), torch.zeros(2, kernel - 1, size)), 1))
+        self.kernel_projection = nn.Linear(size, 2 * kernel * (size // group), bias=False)
+
+    def kernels(self, rows: Tensor) -> Tensor:
+        """rows [B, n, H] -> [B, n, 2, kernel, H] of both sides."""
+        projected: Tensor = self.kernel_projection(rows)
+        dynamic = projected.view(*rows.shape[:2], 2, self.kernel, -1)
+        return self.base_kernel + dynamic.repeat_interleave(self.group, -1)
+
+    def forward(self, rows: Tensor, kernels: Tensor, side: int, size: int) -> Tensor:
+        """rows [B, n, H] of blocks of ``size`` rows each, mixed."""
+        blocks = rows.view(len(rows), -1, size, rows.shape[-1])
+        mixed = torch.zeros_like(blocks)
+        for tap in range(min(self.kernel, size)):
+            weight = kernels[:, :, side, tap].view_as(blocks)
+            mixed = mixed + weight * nn.functional.pad(blocks[:, :, : size - tap], (0, 0, tap, 0))
+        return mixed.flatten(1, 2)
+
+
+class CandidateSelector(nn.Module):
+    """DFlash2's choice among a row's best tokens by the token before: <predecessor * gate of the row, successor>."""
+
+    def __init__(self, size: int, vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.hidden_projection = nn.Linear(size, rank, bias=False)
+
+    def forward(self, logits: Tensor, normed: Tensor, before: Tensor, top_k: int) -> Tensor:
+        """logits [..., V] of rows normed [..., H], after the tokens before [...] -> [..., V]: -inf but at the ``top_k``."""
+        best, candidates = logits.topk(top_k, -1)
+        condition = self.predecessor_codebook[before] * self.hidden_projection(normed)
+        score = best + (self.successor_codebook[candidates] @ condition[..., None])[..., 0].to(best.dtype)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, candidates, score)
+
+
 class DFlashLayer(nn.Module):
     """A Qwen3 layer whose keys and values come from context features as well."""
 
@@ -101,6 +164,9 @@ class DFlashLayer(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        kernel, group = config.conv_kernel_size, config.conv_group_size
+        self.attention_conv = BlockConv(config.hidden_size, kernel, group) if kernel else None
+        self.mlp_conv = BlockConv(config.hidden_size, kernel, group) if kernel else None
 
     def forward(
         self,
@@ -109,8 +175,9 @@ class DFlashLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
         mask: Tensor,
         remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        block: int,
     ) -> Tensor:
-        """x [B, Q, H] rows of blocks, context [B, n, H], angles of the n + Q positions -> [B, Q, H].
+        """x [B, Q, H] rows of blocks of ``block`` rows, context [B, n, H], angles of the n + Q positions -> [B, Q, H].
 
         Features are normed once for all layers (``hidden_norm``), rows by each layer, so features skip the layer's
         norm.
@@ -118,15 +185,25 @@ class DFlashLayer(nn.Module):
         attention, num_rows = self.self_attn, x.shape[1]
         size = (-1, attention.shape.head_dim)
         rows = self.input_layernorm(x)
+        conv, kernels = self.attention_conv, torch.empty(0)
+        if conv is not None:
+            kernels = conv.kernels(rows)
+            rows = conv(rows, kernels, 0, block)
         both = torch.cat((context, rows), 1)  # [B, n + Q, H]
         cos, sin = angles
         q = attention.q_norm(attention.q_proj(rows).unflatten(-1, size)).transpose(1, 2)
         k = attention.k_norm(attention.k_proj(both).unflatten(-1, size)).transpose(1, 2)
         v = attention.v_proj(both).unflatten(-1, size).transpose(1, 2)
         keys, values = remember(turn(k, cos, sin), v)
-        x = x + attention.mix(turn(q, cos[:, :, -num_rows:], sin[:, :, -num_rows:]), keys, values, mask)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        mixed = attention.mix(turn(q, cos[:, :, -num_rows:], sin[:, :, -num_rows:]), keys, values, mask)
+        x = x + (mixed if conv is None else conv(mixed, kernels, 1, block))
+        rows, conv = self.post_attention_layernorm(x), self.mlp_conv
+        if conv is None:
+            out: Tensor = x + self.mlp(rows)
+            return out
+        kernels = conv.kernels(rows)
+        after: Tensor = x + conv(self.mlp(conv(rows, kernels, 0, block)), kernels, 1, block)
+        return after
 
 
 class MarkovHead(nn.Module):
@@ -165,6 +242,9 @@ class DFlashHead(Head):
         self.norm = RMSNorm(size, config.rms_norm_eps)
         self.markov_head = MarkovHead(config.vocab_size, rank, config.num_outputs) if rank else None
         self.confidence_head = ConfidenceHead(size + rank) if config.confidence else None
+        self.candidate_selector: CandidateSelector | None = None
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(size, config.vocab_size, config.selector_rank)
         self.lm_head: nn.Linear | None = None
         if config.draft_vocab_size is not None:
             self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
@@ -247,12 +327,23 @@ class DFlashHead(Head):
         context: Tensor = self.hidden_norm(self.fc(taps.to(self.dtype)))
         return context
 
-    def rows(self, blocks: Tensor, context: Tensor, positions: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+    def rows(
+        self,
+        blocks: Tensor,
+        context: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        memory: Memory,
+        *,
+        size: int | None = None,
+    ) -> Tensor:
         """blocks [B, Q, H] embeddings, context [B, n, H], positions [B, n + Q] of both, mask bool, broadcastable to
-        [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads."""
+        [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads. size: rows of a block,
+        where Q is those of several."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta, blocks.dtype)
         for index, layer in enumerate(self.layers):
-            blocks = layer(blocks, context, angles, mask, lambda k, v, index=index: memory(index, k, v))
+            remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = partial(memory, index)
+            blocks = layer(blocks, context, angles, mask, remember, size or blocks.shape[1])
         normed: Tensor = self.norm(blocks)
         return normed
 
@@ -264,7 +355,7 @@ class DFlashHead(Head):
         text = torch.arange(num_tokens, device=anchors.device).expand(num_rows, -1)
         positions = torch.cat((text, block_positions(anchors, size).flatten(1)), 1)
         mask = block_mask(anchors, num_tokens, size, causal=self.config.causal)
-        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, mask, lambda _, k, v: (k, v))
+        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, mask, lambda _, k, v: (k, v), size=size)
         return normed.view(num_rows, -1, *blocks.shape[2:])
 
     def bias(self, before: Tensor) -> Tensor:

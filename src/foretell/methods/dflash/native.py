@@ -114,6 +114,8 @@ class NativeFlash:
 
 def native_flash(head: DFlashHead, model: CausalModel, weights: str = "auto") -> tuple[NativeFlash | None, str | None]:
     """The head through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
+    if head.config.selector_rank:
+        return None, "DFlash2's convolutions and selector have no kernels"
     reason = refusal(head, model)
     if reason is not None:
         return None, reason

@@ -38,6 +38,7 @@ _LAYER = {
 }
 Adjust = Callable[[GGUFFile, str, tuple[str, ...]], Change | None]
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # DFlash2's
 _WHOLE_NUMBERS = {"I64": np.int64, "I32": np.int32}
 
 
@@ -48,16 +49,23 @@ class _Names:
     layer: Mapping[str, str]
     own: Mapping[str, str]
     may: Mapping[str, str] = field(default_factory=dict)  # those that a file may lack
+    layer_may: Mapping[str, str] = field(default_factory=dict)  # the same of a layer
     layers: str = "layers.{}."  # before the names of a layer
 
     def required(self, num_layers: int) -> dict[str, str]:
         """Of a head with so many layers."""
-        inner = {
+        return {**self.own, **self._of_layers(self.layer, num_layers)}
+
+    def optional(self, num_layers: int) -> dict[str, str]:
+        """The same of those that it may lack."""
+        return {**self.may, **self._of_layers(self.layer_may, num_layers)}
+
+    def _of_layers(self, layer: Mapping[str, str], num_layers: int) -> dict[str, str]:
+        return {
             f"blk.{index}.{theirs}": self.layers.format(index) + ours
             for index in range(num_layers)
-            for theirs, ours in self.layer.items()
+            for theirs, ours in layer.items()
         }
-        return {**self.own, **inner}
 
 
 NAMES = {
@@ -91,6 +99,14 @@ NAMES = {
             "conf_proj.weight": "confidence_head.proj.weight",
             "conf_proj.bias": "confidence_head.proj.bias",
             "d2t": "d2t",
+            "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+            "selector_successor.weight": "candidate_selector.successor_codebook",
+            "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
+        },
+        layer_may={
+            f"{theirs}_conv_{end}": f"{ours}_conv.{part}"
+            for theirs, ours in (("attn", "attention"), ("ffn", "mlp"))
+            for end, part in (("base", "base_kernel"), ("proj.weight", "kernel_projection.weight"))
         },
     ),
 }
@@ -99,8 +115,6 @@ _REFUSED = {
     "gemma4-assistant": "it attends to its target's own keys and values, which no method here lends to a head",
 }
 _VARIANTS = {  # a part of a tensor's name -> what that is
-    "_conv_": "DFlash2's convolutions",
-    "selector_": "DFlash2's selector",
     "attn_sinks": "attention sinks",
     "hc_": "DeepSeek-V4's hyper-connections",
     "post_": "Gemma 4's norms after a block",
@@ -163,7 +177,10 @@ def _known(file: GGUFFile, kind: str, num_layers: int) -> dict[str, str]:
             f"{where} is damaged: {kind}.block_count is {num_layers}, for {len(file.tensors)} tensors; download it again"
         )
     required = names.required(num_layers)
-    known = {**required, **{theirs: ours for theirs, ours in names.may.items() if theirs in file.tensors}}
+    known = {
+        **required,
+        **{theirs: ours for theirs, ours in names.optional(num_layers).items() if theirs in file.tensors},
+    }
     strange = sorted(file.tensors.keys() - known.keys() - {"rope_freqs.weight"})
     if strange:
         variant = next((what for part, what in _VARIANTS.items() if part in strange[0]), "another variant")
@@ -294,10 +311,13 @@ def _dflash(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
             "enable_confidence_head": has_confidence,
             "confidence_head_with_markov": has_confidence,
         }
+    is_second = "candidate_selector.hidden_projection.weight" in tensors
+    if is_second:
+        own |= {key: whole(file, key) for key in SECOND}
     layer = _layer(file, num_layers)
     if "d2t" not in tensors:
         inner = {**own, "target_layer_ids": [state - 1 for state in states], "causal_head": causal}
-        named = ["DSparkDraftModel" if is_spark else "DFlashDraftModel"]
+        named = ["DSparkDraftModel" if is_spark else "DFlash2DraftModel" if is_second else "DFlashDraftModel"]
         return {"architectures": named, **layer, "dflash_config": inner}
     _only(file, "attention.causal", allowed=False)
     return {

@@ -16,7 +16,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError, ModelError
 from foretell.model.files import read_json
 from foretell.model.gguf.file import is_gguf, open_gguf
-from foretell.model.gguf.heads import NAMES, HeadFile
+from foretell.model.gguf.heads import NAMES, SECOND, HeadFile
 from foretell.model.gguf.tokenizer import CONTROL, UNUSED, USER_DEFINED
 
 _NORMAL = 1  # the token type of all others
@@ -39,7 +39,8 @@ def write_head(
     kind = _kind(config, method)
     values = {**vocabulary, **(_eagle3 if kind == "eagle3" else _dflash)(config, context)}
     count = values["block_count"]
-    names = {ours: theirs for theirs, ours in {**NAMES[kind].may, **NAMES[kind].required(count)}.items()}
+    known = {**NAMES[kind].optional(count), **NAMES[kind].required(count)}
+    names = {ours: theirs for theirs, ours in known.items()}
     stray = sorted(head.tensors.keys() - names.keys() - {"t2d"})
     if stray:
         raise ConfigError(f"llama.cpp has no place for tensor {stray[0]} of this head in architecture {kind!r}")
@@ -123,6 +124,7 @@ def _kind(config: Mapping[str, Any], method: str) -> str:
         return "eagle3"
     if config.get("speculators_model_type") in ("dflash", "dspark") or named in (
         "DFlashDraftModel",
+        "DFlash2DraftModel",
         "DSparkDraftModel",
     ):
         return "dflash"
@@ -221,6 +223,7 @@ def _dflash(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
         "attention.causal": bool(own.get("causal_head")),
         "tokenizer.ggml.mask_token_id": own["mask_token_id"],
     }
+    out |= {key: own[key] for key in SECOND if own.get(key)}
     if spark:
         out |= {
             "sample_from_anchor": bool(own["sample_from_anchor"]),
