@@ -218,7 +218,7 @@ def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPat
 def test_weights_of_a_hybrid_draft_are_swapped_in_mid_text() -> None:
     """As ``--learn`` does it, between any two steps: each version reads the texts again in states of its own."""
     case = "qwen3_5"
-    model, requests = native_hybrid(case), asked(3, 0.0, most=14)
+    model, requests = native_hybrid(case), asked(3, 0.0, most=24)
     expected = expected_of(model, requests)
     versions = [DraftModel(near(case)), DraftModel(model), DraftModel(near(case))]
     method = LearnedMethod(versions[0])

@@ -191,7 +191,7 @@ def test_a_pass_reads_any_nodes_of_a_tree(case: str) -> None:
     rows, plain = Texts(model, [draw(rng, 6), draw(rng, 3)]), Plain(model)
     rows.read(8)
     for parts in (
-        [[0], [1, 4, 5], [2, 3, 7, 8], [6, 9]],
+        [[0], [1, 3, 5], [2, 4, 7, 8], [6, 9]],
         [[0, 3, 4, 9], [1, 2, 5], [6, 7, 8]],
         [[0, 2, 5], [1, 3, 4, 6, 7, 8, 9]],
     ):
@@ -212,6 +212,24 @@ def test_a_pass_reads_any_nodes_of_a_tree(case: str) -> None:
                     path = [tokens[row][i] for i in path_of(parent, node)]
                     assert torch.equal(logits[row, place], plain.after(rows.texts[row] + path)), (part, node)
         rows.commit(tokens, [path_of(parent, rng.choice((4, 7, 9))) for _ in range(2)])
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_tree_after_its_root_was_fed(case: str) -> None:
+    """As a drafter reads: its root as text, committed at once, and then a level after another of the tree behind it."""
+    model, rng = native_hybrid(case), random.Random(9)
+    rows, plain = Texts(model, [draw(rng, 6), draw(rng, 3)]), Plain(model)
+    rows.read(8)
+    parent, tokens = [-1, 0, 0, 1, 1, 3], [draw(rng, 6) for _ in range(2)]
+    plan, ids = rows.plan([parent, parent]), torch.tensor(tokens)
+    model.forward(ids[:, :1], replace(plan.nodes(0, 1), known=torch.ones(2, dtype=torch.int64)), rows.cache)
+    for start, stop in ((1, 3), (3, 6)):
+        logits = model.forward(ids[:, start:stop], plan.nodes(start, stop), rows.cache).logits
+        assert logits is not None
+        for node in range(start, stop):
+            for row in range(2):
+                path = [tokens[row][i] for i in path_of(parent, node)]
+                assert torch.equal(logits[row, node - start], plain.after(rows.texts[row] + path)), node
 
 
 @pytest.mark.parametrize("case", KINDS)

@@ -524,7 +524,7 @@ def test_memory_is_given_where_a_system_knows_no_flags(monkeypatch: pytest.Monke
 def test_small_passes_take_the_measured_threads_and_large_ones_all(monkeypatch: pytest.MonkeyPatch) -> None:
     _, model = native_of("llama")
     asked: list[int] = []
-    monkeypatch.setattr(native, "fewest_threads", lambda run, most: asked.append(most) or run(1) or 1)
+    monkeypatch.setattr(native, "fewest_threads", lambda run, most, *_: asked.append(most) or run(1) or 1)
     torch.set_num_threads(2)
     assert [model._threads(rows) for rows in (1, 8, 9, 1)] == [1, 1, 2, 1]
     assert asked == [2]  # once for each number that torch has
