@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from foretell.core.errors import ModelError
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
@@ -60,6 +61,8 @@ def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Wei
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
     parts: dict[str, Part] = {}
+    if shape.hybrid == "qwen3_next":
+        _expect_fused(source, shape, name)
     for theirs in source.names:
         if _IGNORED.search(theirs):
             continue
@@ -72,6 +75,18 @@ def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Wei
             ours = ours.replace(".norm.", f".{own}.")
         parts |= _split(source, shape, ours, theirs, name)
     return PartWeights(source, parts)
+
+
+def _expect_fused(source: WeightSource, shape: LlamaShape, name: str) -> None:
+    """Raise ModelError for a fused projection that is missing, by its own name: its parts are called otherwise."""
+    named = [f"model.layers.{layer}.linear_attn.{key}.weight" for layer in range(shape.num_layers) if shape.mixer(layer)
+             for key in ("in_proj_qkvz", "in_proj_ba")]  # fmt: skip
+    missing = [each for each in named if each not in source.names]
+    if missing and not any(".in_proj_qkv." in each for each in source.names):
+        raise ModelError(
+            f"{name}: the weights do not match the configuration: {missing[0]} is missing"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; expected both of one checkpoint"
+        )
 
 
 def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name: str) -> dict[str, Part]:
