@@ -11,18 +11,24 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     Phi3Config,
@@ -77,6 +83,7 @@ FAMILY = (
     "phi3-window", "phi3-partial", "phi3-longrope",
     "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window",
     *SPARSE,
+    "glm4", "olmo3", "ministral3",
 )  # fmt: skip
 
 
@@ -151,7 +158,10 @@ def _make_other(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) 
         "gemma2": (Gemma2Config, Gemma2ForCausalLM),
         "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
         "granite": (GraniteConfig, GraniteForCausalLM),
+        "glm4": (Glm4Config, Glm4ForCausalLM),
+        "ministral3": (Ministral3Config, Ministral3ForCausalLM),
         "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+        "olmo3": (Olmo3Config, Olmo3ForCausalLM),
         "phi3": (Phi3Config, Phi3ForCausalLM),
         "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     }
@@ -177,6 +187,15 @@ def _make_other(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) 
             "residual_multiplier": 0.7,
             "logits_scaling": 5.0,
         }
+    if name == "glm4":
+        partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        settings |= {"rope_parameters": partial, "attention_bias": True, "pad_token_id": 0}
+    if name == "olmo3":
+        ropes = {"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+        settings |= {"sliding_window": 6, "layer_types": _KINDS, "rope_parameters": ropes}
+    if name == "ministral3":  # queries grow every eight positions
+        grows = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
+        settings |= {"rope_parameters": {**_YARN, **grows, "original_max_position_embeddings": 8}}
     if name == "phi3":
         settings |= {"pad_token_id": 0, "hidden_size": 64}  # its head dimension is hidden / heads
         settings |= {"sliding_window": 7} if "window" in kind else {}

@@ -29,6 +29,7 @@ ROUTED = {  # experts as transformers stacks them, and those that every token re
 }
 CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}  # of the choice of experts, not of their weights
 _SIGMOID = 2  # of llama.cpp's kinds of gates
+_ROUNDS_BOUNDS = False  # of gpt-oss's YaRN, as OpenAI's checkpoints say it; no file does, and llama.cpp rounds them
 _GPT_OSS = {
     **ATTENTION,
     **{theirs: ours for theirs, ours in BIASES.items() if theirs.startswith("attn")},
@@ -107,7 +108,7 @@ def _gpt_oss(file: GGUFFile) -> dict[str, Any]:
     num_layers = found["num_hidden_layers"]
     rope = found["rope_parameters"]
     if rope["rope_type"] == "yarn":
-        rope["truncate"] = False  # of OpenAI's checkpoints; no file says so, and llama.cpp rounds the bounds
+        rope["truncate"] = _ROUNDS_BOUNDS
     return {
         **found,
         "intermediate_size": whole(file, "expert_feed_forward_length"),
