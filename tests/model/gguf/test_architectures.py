@@ -94,7 +94,8 @@ def test_tokenizer(name: str) -> None:
         assert found.encode(text) == ids, text
         assert found.decode(ids) == own.decode(ids)
     for index, (text, ids) in enumerate(zip(TEXTS, kept.texts, strict=True)):
-        if pre not in CASED or index != MARKS:
+        is_apart = pre == "gemma4" and "\n" in text  # llama.cpp joins no pieces over the end of a line
+        if not is_apart and (pre not in CASED or index != MARKS):
             assert found.encode(text) == list(ids)
     assert set(kept.ends) <= set(end_ids(file) or ())
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
