@@ -34,7 +34,8 @@ MODULES = ("gemma4", "gemma4moe", "glm4moe", "gpt-oss", "deepseek2", "deepseek2-
 NAMES = tuple(name for name in (*NATIVE, *MODULES) if name in labels(quantised=False))
 CLOSE = 1e-4  # of the largest logit
 GELU = 2e-3  # the same, of llama.cpp's gelu, which is a table of float16
-MARKS = 2  # the text of ``TEXTS`` with combining marks, which llama.cpp's form of one pattern takes for no letters
+MARKS = 2  # the text of ``TEXTS`` with combining marks, which llama.cpp's form of these patterns takes for no letters
+CASED = ("gpt-4o", "tekken")
 
 
 def look(path: Path) -> None:
@@ -86,13 +87,15 @@ def test_tokenizer(name: str) -> None:
     kept = case(name)
     file = open_gguf(kept.path, name=name)
     found, own = read_tokenizer(file), tokenizer_of(ARCHITECTURES[kept.name].pre)
-    for text in texts(250):
+    pre = ARCHITECTURES[kept.name].pre
+    # Of Gemma 4 the converter marks those special tokens alone that have a purpose.
+    for text in [text for text in texts(250) if pre != "gemma4" or "<|im_start|>" not in text]:
         ids = own.encode(text)
         assert found.encode(text) == ids, text
         assert found.decode(ids) == own.decode(ids)
-    pre = ARCHITECTURES[kept.name].pre
     for index, (text, ids) in enumerate(zip(TEXTS, kept.texts, strict=True)):
-        if pre != "gpt-4o" or index != MARKS:
+        is_apart = pre == "gemma4" and "\n" in text  # llama.cpp joins no pieces over the end of a line
+        if not is_apart and (pre not in CASED or index != MARKS):
             assert found.encode(text) == list(ids)
     assert set(kept.ends) <= set(end_ids(file) or ())
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]

@@ -119,8 +119,9 @@ def test_every_rule_of_splitting(tmp_path: Path, pre: str) -> None:
     elif splitting.pattern:
         from tokenizers import Regex
 
-        split = pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated")
-        inner.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        patterns = (*splitting.before, splitting.pattern)
+        splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+        inner.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     else:
         inner.pre_tokenizer = byte_level
     if splitting.nfc:
