@@ -191,7 +191,7 @@ def test_a_pass_reads_any_nodes_of_a_tree(case: str) -> None:
     rows, plain = Texts(model, [draw(rng, 6), draw(rng, 3)]), Plain(model)
     rows.read(8)
     for parts in (
-        [[0], [1, 4, 5], [2, 3, 7, 8], [6, 9]],
+        [[0], [1, 3, 5], [2, 4, 7, 8], [6, 9]],
         [[0, 3, 4, 9], [1, 2, 5], [6, 7, 8]],
         [[0, 2, 5], [1, 3, 4, 6, 7, 8, 9]],
     ):
