@@ -9,7 +9,6 @@ from foretell import Engine
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import BlockConv, CandidateSelector, DFlashHead, DFlashHeadConfig
 from foretell.model.llama.lean import LeanModel
-from tests.engine.harness import ToyTokenizer
 from tests.model.tiny import tiny_module
 
 TARGET = LeanModel.from_hf(tiny_module("qwen3", num_hidden_layers=2))
