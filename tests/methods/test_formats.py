@@ -670,7 +670,7 @@ GOOD = native(**{IDS: [2, 4, 5]})
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlashDraftModel,"),
+        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlash2DraftModel,"),
         ({**GOOD, "architectures": []}, "architecture None, which is no head"),
         (speculators(speculators_model_type="hydra"), "speculators_model_type 'hydra', which is no head known"),
         (speculators(speculators_model_type="peagle"), "config.json has no mask_token_id; expected the id of one"),

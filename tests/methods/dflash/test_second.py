@@ -9,7 +9,6 @@ from foretell import Engine
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import BlockConv, CandidateSelector, DFlashHead, DFlashHeadConfig
 from foretell.model.llama.lean import LeanModel
-from tests.engine.harness import ToyTokenizer
 from tests.model.tiny import tiny_module
 
 TARGET = LeanModel.from_hf(tiny_module("qwen3", num_hidden_layers=2))
@@ -67,9 +66,7 @@ def test_the_text_is_plain_decodings(temperature: float) -> None:
     filled(head)
     method = DFlash(head.requires_grad_(requires_grad=False), TARGET)
     assert method.runs_as == "torch: DFlash2's convolutions and selector have no kernels"
-    engine = Engine(
-        TARGET, ToyTokenizer(), speculative={"method": "dflash", "num_speculative_tokens": 3}, method=method
-    )
+    engine = Engine(TARGET, None, speculative={"method": "dflash", "num_speculative_tokens": 3}, method=method)
     asked = {"max_new_tokens": 14, "temperature": temperature, "seed": 4, "ignore_eos": True}
     found = engine.generate([5, 9, 33], **asked)
     assert found.num_draft_tokens > 8
