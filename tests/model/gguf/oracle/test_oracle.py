@@ -10,6 +10,7 @@ from tests.model.gguf.oracle import case, checkpoint, labels
 from tests.model.gguf.oracle.table import ARCHITECTURES, VOCAB
 from tests.model.gguf.oracle.tokens import SPECIAL, TEXTS, tokenizer_of
 
+ROUGH = ("tekken", "gpt-4o")  # llama.cpp's patterns for these leave out the marks of Devanagari
 CLOSE = 1e-4  # of the largest logit
 TABLE = 1e-2  # the same for Gemma: llama.cpp reads GELU from a table of float16, and the next layers enlarge its steps
 SAME = {"gemma4moe": "gemma4", "deepseek2-v2": "deepseek2"}  # checkpoints of one architecture
@@ -46,9 +47,13 @@ def test_tokens_of_texts(name: str) -> None:
     """What a checkpoint's tokenizer gives for TEXTS is what llama.cpp gives, in every file of it."""
     tokenizer = tokenizer_of(ARCHITECTURES[name].pre)
     expected = [tokenizer(text)["input_ids"] for text in TEXTS]
+    rough = ARCHITECTURES[name].pre in ROUGH
     for label in labels():
         if case(label).name == name:
-            assert list(case(label).texts) == expected
+            found = list(case(label).texts)
+            assert [text == other for text, other in zip(found, expected, strict=True)] == [
+                not rough or "\u0928" not in text for text in TEXTS
+            ]
 
 
 def test_a_blocks_logits_are_exact_apart_from_its_rounding() -> None:
