@@ -51,8 +51,9 @@ def test_tokens_of_texts(name: str) -> None:
     for label in labels():
         if case(label).name == name:
             found = list(case(label).texts)
+            # Gemma 4's texts are taken apart at line ends there: published pieces never cross them, those of few texts do.
             assert [text == other for text, other in zip(found, expected, strict=True)] == [
-                not rough or "\u0928" not in text for text in TEXTS
+                not (rough and "\u0928" in text) and not (name.startswith("gemma4") and ":\n" in text) for text in TEXTS
             ]
 
 
