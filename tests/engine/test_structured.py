@@ -240,10 +240,10 @@ def test_a_processor_that_permits_nothing_ends_nothing_silently(plain: Engine, s
 
 def test_the_time_of_a_callers_processor_is_not_the_grammars(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        sum(range(300_000))
+        sum(range(6_000_000))
         return logits
 
-    monkeypatch.setattr("foretell.service.processors.REQUEST_S", 0.002)
+    monkeypatch.setattr("foretell.service.processors.REQUEST_S", 0.04)
     update = ended(service, SamplingParams(regex="a", logits_processor=slow, logprobs=0))
     assert update.completion is not None
     assert update.completion.text == "a"
