@@ -6,7 +6,7 @@
  *    WIDE columns at a time, reads the committed state once, and walks all nodes while the states of inner nodes stay in its
  *    own cache. Every state is made by the same operations in the same order as token by token: a node has the same bits in
  *    any tree, batch and pass, which the sums over ancestors of the WY form would not have (they cost more here, too).
- *  - Commits. A pass never changes what is committed. It keeps the terms of its nodes (inputs of the convolution, k, u, decay)
+ *  - Commits. A pass adds no guess to what is committed. It keeps the terms of its nodes (inputs of the convolution, k, u, decay)
  *    at their slots, which `foretell_move` moves as it moves keys and values; the next pass adds those in [base, length) to
  *    the state that it reads anyway. A later pass over the same tree rebuilds a parent's state from the terms on its path.
  *  - Prompts. Lines of known text (Plan.known) are committed at once, and none of their terms are kept.
@@ -303,7 +303,8 @@ static const float *parent_state(const Pass *p, const Mixer *x, const MixerState
   const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
   const float *from = committed;
   if (above >= 0) return buffers + p->kept[first + above] * size;
-  for (int64_t j = MAX(s->meta[b * META + BASE] - length, 0); above == FROM_EARLIER && j < p->slots[first + i] - length; j++) {
+  if (above == FROM_BASE) return from;
+  for (int64_t j = MAX(s->meta[b * META + BASE] - length, 0); j < p->slots[first + i] - length; j++) {
     if (!sees[j * p->stride_t]) continue;
     apply_slot(x, s, b, length + j, h, c, from, buffers);
     from = buffers;
@@ -413,11 +414,15 @@ static void mixer_part(Pass *p, int index, int t, unsigned *phase, Input in, int
   barrier(p, phase);
 }
 
-/* Copy terms from slots to others; `held` has room for all of them. */
+/* Copy terms from slots to others; `held` has room for all of them. Slots that stay are left alone: of those before the
+ * committed position the place belongs to another slot now. */
 static void move_terms(const Mixer *x, const MixerState *s, int64_t b, int64_t count, const int64_t *from, const int64_t *to,
                        float *held) {
-  for (int64_t i = 0; i < count; i++) memcpy(held + i * x->held, terms_of(s, x, b, from[i]), x->held * sizeof(float));
-  for (int64_t i = 0; i < count; i++) memcpy(terms_of(s, x, b, to[i]), held + i * x->held, x->held * sizeof(float));
+  const int64_t bytes = x->held * (int64_t)sizeof(float);
+  for (int64_t i = 0; i < count; i++)
+    if (from[i] != to[i]) memcpy(held + i * x->held, terms_of(s, x, b, from[i]), bytes);
+  for (int64_t i = 0; i < count; i++)
+    if (from[i] != to[i]) memcpy(terms_of(s, x, b, to[i]), held + i * x->held, bytes);
 }
 
 /* Of row 0 and one layer, the states after `count` of the tokens whose terms are held, to conv and state. */
