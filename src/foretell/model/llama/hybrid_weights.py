@@ -13,7 +13,7 @@ from foretell.model.llama.traits import rotation_order
 from foretell.model.llama.weights import WeightSource, expect_shape
 
 Renames = tuple[tuple[str, str], ...]
-"""(pattern of the checkpoint's names, what it becomes of ours), one after the other."""
+"""(pattern of the checkpoint's names, our name for it), applied one after the other."""
 _MAMBA_FEED: Renames = (
     (r"\.mamba\.", ".mixer."),
     (r"\.feed_forward\.", ".mlp."),
