@@ -7,8 +7,8 @@
                                             "rejection_sample_method": "coupled"}'
 
 The sampler of vLLM's model runner V2 is a Gumbel race whose noise is a function of a request's seed, the position and the
-token; drafts are kept from that noise by a salt. Here each row's token is what the plain sampler takes there, so the text is
-a function of the seed and the target alone; a guess stands where it is that token. Drafts that race with the same noise
+token; a salt keeps drafts from that noise. Here each row's token is what the plain sampler takes there, so the text is a
+function of the seed and the target alone, and a guess stands where it is that token. Drafts that race with the same noise
 are that token most often (``verify/exact.py`` has the law and its source).
 
 ``register`` is the entry point of the group ``vllm.general_plugins``. vLLM is imported where it runs, never here.
@@ -47,10 +47,10 @@ def register() -> None:
 def accept(winners: Tensor, guesses: Tensor, starts: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Which of a batch's guesses are the tokens that the target's own race has.
 
-    winners [N] int64: the token after each row; guesses [N]: the token in it, -1 for one that must not stand; starts [R + 1]:
-    a request's rows are its pending token and then its guesses; most: the longest chain. Returns tokens [R, most + 1] int64
-    and how many of each line are emitted [R] int32, at least 1; what lies behind them means nothing. Nothing is read by the
-    host.
+    winners [N] int64: the token after each row; guesses [N]: the token in it, -1 for one that must not stand; starts
+    [R + 1]: a request's rows are its pending token and then its guesses; most: the longest chain. Returns tokens
+    [R, most + 1] int64 and how many of each line are emitted [R] int32, at least 1; what lies behind them means nothing.
+    The host reads nothing.
     """
     depth = torch.arange(most + 1, device=winners.device)
     rows = (starts[:-1, None] + depth).clamp(max=len(winners) - 1)
@@ -65,8 +65,8 @@ def verify(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """In the place of ``RejectionSampler._verify``: (processed logits, tokens, how many), as it returns them.
 
-    The arguments are vLLM's, in its order: logits [N, V] of the batch's rows, the tokens in them [N] and their positions [N],
-    where requests start [R + 1]; guesses [N]: those tokens, -1 where a grammar or an unread prompt forbids one.
+    The arguments are vLLM's, in its order: logits [N, V] of the batch's rows, the tokens in them [N] and their positions
+    [N], where requests start [R + 1]; guesses [N]: those tokens, -1 where a grammar or an unread prompt forbids one.
     """
     sampler = verifier.sampler
     processed = sampler.apply_sampling_params(
