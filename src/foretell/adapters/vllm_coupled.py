@@ -69,11 +69,10 @@ def verify(
     [N], where requests start [R + 1]; guesses [N]: those tokens, -1 where a grammar or an unread prompt forbids one.
     """
     sampler = verifier.sampler
-    processed = sampler.apply_sampling_params(
-        logits, row_slots, slots, slots_np, positions, tokens, depths, lengths
-    )  # fmt: skip
+    states = sampler.sampling_states
+    processed = sampler.apply_sampling_params(logits, row_slots, slots, slots_np, positions, tokens, depths, lengths)
     winners = _race(
-        processed, row_slots, sampler.sampling_states.temperature.gpu, sampler.sampling_states.seeds.gpu, positions,
+        processed, row_slots, states.temperature.gpu, states.seeds.gpu, positions,
         apply_temperature=False, use_fp64=sampler.use_fp64_gumbel,
     )  # fmt: skip
     return processed, *accept(winners, guesses, starts, verifier.num_speculative_steps)
