@@ -49,8 +49,8 @@ def accept(winners: Tensor, guesses: Tensor, starts: Tensor, most: int) -> tuple
 
     winners [N] int64: the token after each row; guesses [N]: the token in it, -1 for one that must not stand; starts
     [R + 1]: a request's rows are its pending token and then its guesses; most: the longest chain. Returns tokens
-    [R, most + 1] int64 and how many of each line are emitted [R] int32, at least 1; what lies behind them means nothing.
-    The host reads nothing.
+    [R, most + 1] int64 and how many of each line are emitted [R] int32, at least 1; nothing reads what lies behind
+    them. The host waits for no result.
     """
     depth = torch.arange(most + 1, device=winners.device)
     rows = (starts[:-1, None] + depth).clamp(max=len(winners) - 1)
