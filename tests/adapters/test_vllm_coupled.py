@@ -1,6 +1,7 @@
 """``adapters/vllm_coupled.py`` on a runner whose noise is enumerated: the law is exact, the text is that of plain decoding,
 and each thing that the plugin changes is needed."""
 
+import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import product
@@ -140,6 +141,16 @@ def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch, version: st
     with pytest.raises(ConfigError, match=rf"is for vLLM 0\.32\.0 and 0\.33\.0, .*this is vLLM {version[:4]}.*install"):
         installed.SpeculativeConfig(**DRAFT_MODEL)
     assert installed.SpeculativeConfig(rejection_sample_method="block").draft_sample_method == "greedy"
+
+
+@pytest.mark.parametrize("name", ["VllmConfig", "SpeculativeConfig"])
+def test_a_release_without_these_names_starts(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    Installed(monkeypatch, "0.6.0")
+    monkeypatch.delitem(sys.modules, "vllm.v1.worker.worker_base")
+    monkeypatch.delattr(sys.modules["vllm.config"], name)
+    before = dict(vars(sys.modules["vllm.config"]))
+    register()
+    assert vars(sys.modules["vllm.config"]) == before
 
 
 @pytest.mark.parametrize("version", [*SUPPORTED, "0.32.0+cpu"])

@@ -36,12 +36,14 @@ def register() -> None:
     """Teach vLLM's configuration the word ``coupled``, and its workers what it means. A second call changes nothing.
 
     A request for it is refused with a ConfigError where vLLM is another release than ``SUPPORTED``, or takes its older
-    runner.
+    runner. In other releases nothing else is touched: vLLM would not start if this raised.
     """
     config = import_module("vllm.config")
-    _extend(config.SpeculativeConfig, "__init__", _admit)
-    _extend(config.VllmConfig, "__init__", _need_v2)
-    _extend(import_module("vllm.v1.worker.worker_base").WorkerBase, "__init__", _couple_when_loaded)
+    if hasattr(config, "SpeculativeConfig"):  # else vLLM itself knows no such option
+        _extend(config.SpeculativeConfig, "__init__", _admit)
+    if _release() in SUPPORTED:
+        _extend(config.VllmConfig, "__init__", _need_v2)
+        _extend(import_module("vllm.v1.worker.worker_base").WorkerBase, "__init__", _couple_when_loaded)
 
 
 def accept(winners: Tensor, guesses: Tensor, starts: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -124,6 +126,11 @@ def _race(logits: Tensor, *args: Tensor, apply_temperature: bool, use_fp64: bool
     return winners
 
 
+def _release() -> str:
+    version: str = import_module("vllm").__version__
+    return version.split("+")[0]
+
+
 def _extend(cls: Any, name: str, extension: Callable[..., None]) -> None:
     """Let ``extension(original, self, *args, **kwargs)`` stand for a method, once."""
     original = getattr(cls, name)
@@ -137,11 +144,10 @@ def _admit(original: Callable[..., None], config: Any, *args: Any, **options: An
     """Build a ``SpeculativeConfig``; vLLM checks its options as if the verifier were its own standard one."""
     if options.get("rejection_sample_method") != COUPLED:
         return original(config, *args, **options)
-    found = import_module("vllm").__version__
-    if found.split("+")[0] not in SUPPORTED:
+    if _release() not in SUPPORTED:
         raise ConfigError(
             f"rejection_sample_method {COUPLED!r} is for vLLM {' and '.join(SUPPORTED)}, whose sampler it was written "
-            f"for; this is vLLM {found}: install one of those, or leave the option out"
+            f"for; this is vLLM {_release()}: install one of those, or leave the option out"
         )
     options = {"draft_sample_method": "probabilistic", **options, "rejection_sample_method": "standard"}
     original(config, *args, **options)
