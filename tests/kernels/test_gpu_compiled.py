@@ -12,23 +12,26 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from foretell.kernels.gpu import draws, layers
+from foretell.kernels.gpu import attention, draws, layers
 
 KINDS = {"probs": "*fp32", "logits": "*fp32", "warps": "*fp32", "uniforms": "*fp64", "eps": "fp32", "weight": "*bf16",
-         **dict.fromkeys(("x", "qkv", "cos", "sin", "growth", "queries", "keys", "values"), "*bf16")}
-INTEGERS = {"seeds", "positions", "index", "parents", "drawn", "tokens", "slots"}
+         "scale": "fp32", "cap": "fp32", "ancestry": "*u8", "partial": "*fp32", "sums": "*fp32",
+         **dict.fromkeys(("x", "qkv", "cos", "sin", "growth", "query", "queries", "keys", "values"), "*bf16")}
+INTEGERS = {"seeds", "positions", "index", "parents", "drawn", "tokens", "slots", "lengths", "tree_positions"}
+SIZES = {"BLOCK": 1024, "ROWS": 64, "SLOTS": 64, "DIM": 128, "PARTS": 8, "PRECISION": "tf32"}
 count = 0
-for module, capability in itertools.product((draws, layers), (80, 90)):
+for module, capability in itertools.product((draws, layers, attention), (80, 90)):
     for name, kernel in vars(module).items():
         if not name.endswith("_kernel"):
             continue
         signature, constants = {}, {}
         for parameter in kernel.params:
             if parameter.is_constexpr:
-                constants[parameter.name] = 1024 if parameter.name == "BLOCK" else True
+                constants[parameter.name] = SIZES.get(parameter.name, True)
                 signature[parameter.name] = "constexpr"
             elif parameter.name == "out":
-                signature["out"] = {"norm_kernel": "*bf16", "scores_kernel": "*fp32"}.get(name, "*i64")
+                kinds = {"norm_kernel": "*bf16", "join_kernel": "*bf16", "scores_kernel": "*fp32"}
+                signature["out"] = kinds.get(name, "*i64")
             elif parameter.name == "keys" and module is draws or parameter.name in INTEGERS:
                 signature[parameter.name] = "*i64"
             else:
@@ -47,4 +50,4 @@ def test_all_kernels_compile_for_cards(tmp_path: object) -> None:
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "compiled 18"
+    assert done.stdout.strip() == "compiled 22"

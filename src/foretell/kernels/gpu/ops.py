@@ -6,6 +6,7 @@ Triton's interpreter.
 """
 
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,12 @@ from torch import Tensor
 
 BLOCK = 1024
 """Tokens that a program looks at together."""
+
+SLOTS_EACH = 512
+"""Slots that a program of attention reads: a row of 4,096 and 8 key-value heads keeps 64 programs busy."""
+
+MOST_NODES = 64
+"""Above this a pass is a prompt's, and torch's attention serves it better."""
 
 _SIGNATURES = {
     "stream_keys": "(Tensor seeds, Tensor positions, Tensor index, int stream) -> Tensor",
@@ -25,6 +32,8 @@ _SIGNATURES = {
     "norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "place": "(Tensor qkv, Tensor? weight, float eps, Tensor cos, Tensor sin, Tensor? growth, Tensor slots,"
     " Tensor(a!) keys, Tensor(b!) values) -> Tensor",
+    "attend": "(Tensor query, Tensor keys, Tensor values, Tensor ancestry, Tensor length, Tensor positions,"
+    " Tensor tree_positions, int span, int window, float scale, float cap) -> Tensor",
     "walk": "(Tensor drawn, Tensor tokens, Tensor parents) -> Tensor",
 }
 
@@ -51,16 +60,9 @@ def _library() -> torch.library.Library:
     return library
 
 
-def _kernels() -> Any:
-    from foretell.kernels.gpu import draws
-
-    return draws
-
-
-def _layers() -> Any:
-    from foretell.kernels.gpu import layers
-
-    return layers
+def _kernels(name: str) -> Any:
+    """A module of kernels; they need Triton."""
+    return import_module(f"foretell.kernels.gpu.{name}")
 
 
 def _stream_keys(seeds: Tensor, positions: Tensor, index: Tensor, stream: int) -> Tensor:
@@ -72,7 +74,7 @@ def _stream_keys(seeds: Tensor, positions: Tensor, index: Tensor, stream: int) -
     num_rows, num_columns = parts[0].shape
     strides = [stride for part in parts for stride in part.stride()]
     if out.numel():
-        _kernels().keys_kernel[(num_rows,)](*parts, out, num_columns, stream, *strides, BLOCK=64)
+        _kernels("draws").keys_kernel[(num_rows,)](*parts, out, num_columns, stream, *strides, BLOCK=64)
     return out
 
 
@@ -80,7 +82,7 @@ def _race(probs: Tensor, keys: Tensor) -> Tensor:
     """[...] int64 winners of probs [..., V] under int64 keys [...]: ``core.noise.race``."""
     probs, out = probs.contiguous(), torch.empty(keys.shape, dtype=torch.int64, device=keys.device)
     if keys.numel():
-        _kernels().race_kernel[(keys.numel(),)](probs, keys.contiguous(), out, probs.shape[-1], BLOCK=BLOCK)
+        _kernels("draws").race_kernel[(keys.numel(),)](probs, keys.contiguous(), out, probs.shape[-1], BLOCK=BLOCK)
     return out
 
 
@@ -90,7 +92,7 @@ def _race_scores(probs: Tensor, keys: Tensor) -> Tensor:
     out = torch.empty(probs.shape, dtype=torch.float32, device=probs.device)
     if keys.numel():
         grid = (keys.numel(), -(-probs.shape[-1] // BLOCK))
-        _kernels().scores_kernel[grid](probs, keys.contiguous(), out, probs.shape[-1], BLOCK=BLOCK)
+        _kernels("draws").scores_kernel[grid](probs, keys.contiguous(), out, probs.shape[-1], BLOCK=BLOCK)
     return out
 
 
@@ -98,7 +100,9 @@ def _invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """[B] int64: ``kernels.cdf.invert_cdf``."""
     out = torch.empty(len(probs), dtype=torch.int64, device=probs.device)
     if len(probs):
-        _kernels().cdf_kernel[(len(probs),)](probs.contiguous(), uniform.contiguous(), out, probs.shape[1], BLOCK=BLOCK)
+        _kernels("draws").cdf_kernel[(len(probs),)](
+            probs.contiguous(), uniform.contiguous(), out, probs.shape[1], BLOCK=BLOCK
+        )
     return out
 
 
@@ -108,7 +112,7 @@ def _node_keys(seeds: Tensor, positions: Tensor, parents: Tensor, stream: int) -
     num_rows, num_nodes = parents.shape
     out = torch.empty_like(parents)
     if out.numel():
-        _kernels().node_keys_kernel[(num_rows,)](
+        _kernels("draws").node_keys_kernel[(num_rows,)](
             seeds.contiguous(), positions.contiguous(), parents, out, num_nodes, stream, BLOCK=_at_least(num_nodes)
         )
     return out
@@ -121,7 +125,7 @@ def _draw(logits: Tensor, warps: Tensor, keys: Tensor, impossible: int) -> Tenso
     num_rows, num_nodes, vocab_size = logits.shape
     out = torch.empty(keys.shape, dtype=torch.int64, device=keys.device)
     if keys.numel():
-        _kernels().draw_kernel[(num_rows, num_nodes)](
+        _kernels("draws").draw_kernel[(num_rows, num_nodes)](
             logits, warps, keys.contiguous(), out,
             num_nodes, vocab_size, *logits.stride()[:2], impossible, BLOCK=BLOCK,
         )  # fmt: skip
@@ -137,7 +141,7 @@ def _walk(drawn: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
     num_rows, num_nodes = parents.shape
     out = parents.new_empty(num_rows, 3 + num_nodes)
     if num_rows:
-        _kernels().walk_kernel[(num_rows,)](
+        _kernels("draws").walk_kernel[(num_rows,)](
             drawn.contiguous(), tokens.contiguous(), parents.contiguous(), out, num_nodes, BLOCK=_at_least(num_nodes)
         )
     return out
@@ -148,7 +152,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = x.shape[-1]
     if x.numel():
-        _layers().norm_kernel[(x.numel() // size,)](x, weight, out, size, eps, BLOCK=_at_least(size))
+        _kernels("layers").norm_kernel[(x.numel() // size,)](x, weight, out, size, eps, BLOCK=_at_least(size))
     return out
 
 
@@ -168,13 +172,46 @@ def _place(
     heads = width // dim - 2 * kv_heads
     queries = qkv.new_empty(num_rows, heads, num_nodes, dim)
     if qkv.numel():
-        _layers().place_kernel[(num_rows * num_nodes, heads + 2 * kv_heads)](
+        _kernels("layers").place_kernel[(num_rows * num_nodes, heads + 2 * kv_heads)](
             qkv, qkv if weight is None else weight, cos.contiguous(), sin.contiguous(),
             qkv if growth is None else growth.contiguous(), slots, queries, keys, values,
             num_nodes, width, heads, kv_heads, dim, eps, *keys.stride()[:2], *values.stride()[:2],
             HAS_NORM=weight is not None, HAS_GROWTH=growth is not None, BLOCK=_at_least(dim),
         )  # fmt: skip
     return queries
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, ancestry: Tensor, length: Tensor, positions: Tensor,
+    tree_positions: Tensor, span: int, window: int, scale: float, cap: float,
+) -> Tensor:  # fmt: skip
+    """[B, n, heads * D] of queries [B, heads, n, D] over the first ``span`` slots of keys and values [B, kv heads, S, D].
+
+    The rest is a ``Plan``'s: ancestry [B, n, N], length [B], positions [B, n], tree_positions [B, N]. window: how many
+    positions a query sees, 0: all; cap: scores pass cap * tanh(score / cap), 0: none.
+    """
+    query, ancestry = query.contiguous(), ancestry.contiguous()
+    num_rows, heads, num_nodes, dim = query.shape
+    kv_heads, group = keys.shape[1], heads // keys.shape[1]
+    num_queries, num_parts = group * num_nodes, -(-span // SLOTS_EACH)
+    out = query.new_empty(num_rows, num_nodes, heads * dim)
+    if not query.numel():
+        return out
+    partial = query.new_empty(num_rows * kv_heads, num_parts, num_queries, dim, dtype=torch.float32)
+    sums = partial.new_empty(num_rows * kv_heads, num_parts, num_queries, 2)
+    rows = min(max(16, _at_least(num_queries)), 64)
+    kernels, wide = _kernels("attention"), max(16, _at_least(dim))
+    kernels.attend_kernel[(num_rows * kv_heads, num_parts, -(-num_queries // rows))](
+        query, keys, values, ancestry.view(torch.uint8), length.contiguous(), positions, tree_positions, partial, sums,
+        kv_heads, group, num_nodes, ancestry.shape[2], dim, SLOTS_EACH, window, scale, cap,
+        *keys.stride()[:2], *values.stride()[:2], *ancestry.stride()[:2], positions.stride(0), tree_positions.stride(0),
+        HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        ROWS=rows, SLOTS=64, DIM=wide,
+    )  # fmt: skip
+    kernels.join_kernel[(num_rows * kv_heads, num_queries)](
+        partial, sums, out, kv_heads, group, num_nodes, num_parts, dim, PARTS=_at_least(num_parts), DIM=wide
+    )
+    return out
 
 
 def _at_least(count: int) -> int:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from foretell.core.progress import tell
 from foretell.core.tree import Plan
-from foretell.kernels.gpu.ops import ops
+from foretell.kernels.gpu.ops import MOST_NODES, ops
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import hybrids
@@ -69,6 +69,7 @@ class _Pass:
     shape: tuple[int, int] | None = None  # flat: (B, n)
     real: Tensor | None = None  # packed: [r] flat indices of the real nodes in [B, n]
     rows: Tensor | None = None  # packed: [r] their rows
+    plan: Plan | None = None  # where attention reads it in the place of masks
 
     @property
     def width(self) -> int:
@@ -89,7 +90,8 @@ class LeanModel(CausalModel):
         self.shape = shape
         self.spec = shape.spec(name, "lean", dtype, device)
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
-        self._gpu = None if dtype == torch.float64 else ops(device.type)
+        own = dtype != torch.float64 and shape.traits.qk_norm != "all"
+        self._gpu = ops(device.type) if own else None  # Triton's kernels between the products
         self._group = shape.num_heads // shape.num_kv_heads
         ropes = list(dict.fromkeys(shape.ropes))
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
@@ -275,6 +277,8 @@ class LeanModel(CausalModel):
             for rope, growth in enumerate(self._growths)
             if growth is not None
         }
+        if self._gpu is not None and num_nodes <= MOST_NODES:
+            return _Pass(turns, growths, {}, plan.slots, plan.span, plan=plan)
         masks: dict[int | None, Tensor] = {}
         for window in set(self.shape.windows[first:stop]):
             visible = plan.mask  # [B, 1, n, S]
@@ -295,14 +299,12 @@ class LeanModel(CausalModel):
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         qkv = layer.qkv(self._norm(x, layer.input_norm))
         cos, sin = shared.turns[layer.rope]
-        if self._gpu is not None and (layer.qk_norm is None or shape.traits.qk_norm == "heads"):
-            query = self._gpu.place(
+        if self._gpu is not None:
+            query: Tensor = self._gpu.place(
                 qkv, layer.qk_norm, shape.norm_eps, cos, sin, shared.growths.get(layer.rope), shared.slots,
                 cache.keys[index], cache.values[index],
             )  # fmt: skip
-            return self._after(
-                layer, x, self._attend(index, query.view(len(x), kv_heads, -1, dim), shared, cache), shared
-            )
+            return self._after(layer, x, self._seen(index, query, shared, cache), shared)
         qkv = qkv.view(*x.shape[:2], heads + 2 * kv_heads, dim)
         qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         if layer.qk_norm is not None:
@@ -312,6 +314,20 @@ class LeanModel(CausalModel):
         if layer.rope in shared.growths:
             qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
         return self._after(layer, x, self._mix(index, qk, value, shared, cache), shared)
+
+    def _seen(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        """[B, n, heads * head_dim] of queries [B, heads, n, head_dim]: attention on an accelerator."""
+        plan, traits = shared.plan, self.shape.traits
+        if plan is None:
+            grouped = query.view(len(query), self.shape.num_kv_heads, -1, query.shape[-1])
+            return self._attend(index, grouped, shared, cache)
+        assert self._gpu is not None
+        mixed: Tensor = self._gpu.attend(
+            query, cache.keys[index], cache.values[index], plan.ancestry, plan.length, plan.positions,
+            plan.tree_positions, plan.span, self._layers[index].window or 0,
+            traits.score_scale or self.shape.head_dim**-0.5, traits.score_cap or 0.0,
+        )  # fmt: skip
+        return mixed
 
     def _after(self, layer: Layer, x: Tensor, mixed: Tensor, shared: _Pass) -> Tensor:
         """The stream after a layer: what attention has mixed is added, and then the MLP's part."""
