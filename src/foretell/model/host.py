@@ -7,7 +7,7 @@ depends on what the accelerator lacks. The price is one wait and one copy of the
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class HostModel(CausalModel):
     ) -> Output:
         """See ``CausalModel.forward``."""
         parts = {field.name: getattr(plan, field.name) for field in fields(Plan)}
-        there = {name: self._sent(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+        there: dict[str, Any] = {name: self._sent(x) if isinstance(x, Tensor) else x for name, x in parts.items()}
         hidden = None if hidden is None else self._sent(hidden)
         output = self.inner.forward(
             self._sent(tokens), Plan(**there), cache, layers=layers, hidden=hidden, taps=taps, head=head
@@ -91,6 +91,6 @@ def drawn_on_host(load: Callable[P, CausalModel]) -> Callable[P, CausalModel]:
     @wraps(load)
     def loaded(*args: P.args, **kwargs: P.kwargs) -> CausalModel:
         model = load(*args, **kwargs)
-        return HostModel(model) if lacks_float64(model.spec.device) else model
+        return HostModel(model) if isinstance(model, CausalModel) and lacks_float64(model.spec.device) else model
 
     return loaded
