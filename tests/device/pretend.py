@@ -4,6 +4,7 @@ Every operator on such a tensor comes to ``_run``, on whichever thread, in infer
 same operator on the values, counts what an accelerator would do (``Meter``), and raises where CUDA would: tensors on
 several devices in one operator, products of integers. ``data_ptr`` returns an address that is not mapped, so a C kernel
 that is given a tensor of the device ends the process. Not seen: speed, rounding (it is the CPU's), streams.
+
 Counts are lower bounds: an operator that CUDA runs as several kernels counts as one launch.
 """
 
@@ -44,6 +45,11 @@ FREE = frozenset(
     }
 )
 """Neither launches nor views: memory is taken, and nothing is computed."""
+
+BY_NAME = (
+    "copy_", "arange", "arange.start", "arange.start_step", "eye", "eye.m", "linspace", "randperm", "randperm.generator",
+)  # fmt: skip
+"""Operators that torch would else look for in vain, or make of others that change the shape of a tensor."""
 
 Op = Any
 """An overload of an aten operator."""
@@ -181,9 +187,9 @@ def device() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME, _Backend())
     everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL", "PrivateUse1")
     everything.fallback(_fallback, "PrivateUse1")
-    some.impl(
-        "copy_", partial(_fallback, torch.ops.aten.copy_.default)
-    )  # torch.tensor(..., device=...) asks for it by name
+    for name in BY_NAME:
+        packet, _, overload = name.partition(".")
+        some.impl(name, partial(_fallback, getattr(getattr(torch.ops.aten, packet), overload or "default")))
     _KEPT.extend((everything, some))
     torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign]
     return torch.device(f"{NAME}:0")
@@ -244,6 +250,8 @@ def _run(op: Op, args: Any, kwargs: dict[str, Any]) -> Any:
     if name in ("equal", "is_nonzero", "item", "_local_scalar_dense"):
         meter.launch()
         return out
+    if any(x.shape != x.values.shape for x in mine):
+        raise NotImplementedError(f"{op} changes the shape of its argument: name it in BY_NAME")
     inside = [x.values for x in mine]
     launched = _is_launch(op, name, inside, out)
     if launched:

@@ -41,6 +41,7 @@ def test_values_are_the_cpus() -> None:
     expected[[0, 2], 3] = 5
     expected.view(-1)[4:6].add_(1)
     assert x.device == HERE
+    assert len(torch.arange(3, device=HERE)) == len(torch.eye(3, device=HERE)) == 3
     assert not x.is_cpu
     assert x.tolist() == expected.tolist()
 
