@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.upload import tensor_on
 from foretell.kernels.gpu.ops import ops
 from foretell.kernels.race import race_library
 
@@ -125,7 +126,7 @@ def _index_tensor(index: Tensor | int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _number(number: int, device: torch.device) -> Tensor:
-    return torch.tensor(number, device=device)
+    return tensor_on(device, number)
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
+from foretell.core.upload import sent, tensor_on
 from foretell.kernels.race import Warp, race_library
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -80,17 +81,17 @@ class Processors:
             neutral = float(getattr(SamplingParams, name))
             if all(value == neutral for value in values):
                 return None
-            return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+            return tensor_on(device, values, torch.float32)[:, None, None]
 
         self.temperature, self.top_p, self.min_p = column("temperature"), column("top_p"), column("min_p")
         self.top_k = [row.top_k if 0 < row.top_k < vocab_size else 0 for row in params]
-        self.greedy = torch.tensor([row.temperature == 0 for row in params], device=device)[:, None, None]
+        self.greedy = tensor_on(device, [row.temperature == 0 for row in params])[:, None, None]
         # Rows that top-p or min-p may cut, [B, 1, 1]: what is left of them is scaled to 1, the others are not touched.
         cut = [row.top_p < 1 or row.min_p > 0 for row in params]
-        self.cut, self.cuts_all = torch.tensor(cut, device=device)[:, None, None], all(cut)
+        self.cut, self.cuts_all = tensor_on(device, cut)[:, None, None], all(cut)
         # Greedy rows are overwritten later: any finite factor will do.
         inverse = [_inverse(row.temperature) if row.temperature else 1.0 for row in params]
-        self.inverse_temperature = torch.tensor(inverse, dtype=torch.float32, device=device)[:, None, None]
+        self.inverse_temperature = tensor_on(device, inverse, torch.float32)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
         self.repetition, self.presence, self.frequency = (
             column("repetition_penalty"),
@@ -122,7 +123,7 @@ class Processors:
     @cached_property
     def top_ks(self) -> Tensor | None:
         """[B] int64 top-k, 0 where a row has none; None where no row has one."""
-        return torch.tensor(self.top_k, device=self.device) if any(self.top_k) else None
+        return tensor_on(self.device, self.top_k) if any(self.top_k) else None
 
     @cached_property
     def warps(self) -> "ctypes.Array[Warp]":
@@ -137,7 +138,7 @@ class Processors:
     def warp_table(self) -> Tensor:
         """[B, 4] float32: ``warps``, as the draws of an accelerator read them."""
         rows = [(warp.inverse, warp.top_p, warp.min_p, warp.top_k) for warp in self.warps]
-        return torch.tensor(rows, dtype=torch.float32, device=self.device)
+        return tensor_on(self.device, rows, torch.float32)
 
     @cached_property
     def softened(self) -> "Processors":
@@ -165,7 +166,7 @@ class Processors:
             if given:  # in one call: an operation for each token took milliseconds whenever a row came or left
                 tokens, values = zip(*given, strict=True)
                 bias[index, 0].index_add_(0, torch.tensor(tokens), torch.tensor(values, dtype=torch.float32))
-        return bias.to(device)
+        return sent(bias, device)
 
     def keep(self, rows: Sequence[int]) -> "Processors":
         """The processors of some rows."""
@@ -266,9 +267,9 @@ def _soft_top_k(logits: Tensor, processors: Processors) -> Tensor:
 def _top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
     """-inf below the k-th largest logit of each row; k = 0 keeps the row."""
     largest = logits.topk(max(top_k), dim=-1).values  # [B, n, K]
-    index = torch.tensor([max(k, 1) - 1 for k in top_k], device=logits.device)[:, None, None]
+    index = tensor_on(logits.device, [max(k, 1) - 1 for k in top_k])[:, None, None]
     edge = largest.gather(-1, index.expand(*logits.shape[:2], 1))
-    off = torch.tensor([k == 0 for k in top_k], device=logits.device)[:, None, None]
+    off = tensor_on(logits.device, [k == 0 for k in top_k])[:, None, None]
     return logits.masked_fill((logits < edge) & ~off, -math.inf)
 
 
@@ -337,11 +338,11 @@ def _penalise_all(logits: Tensor, processors: Processors, history: History, path
         prompt[row, ids[:start]] = True
         emitted = torch.tensor(ids[start:], dtype=torch.int64)
         output[row].index_add_(0, emitted, torch.ones(len(emitted), dtype=logits.dtype))
-    counts = output.to(logits.device)[:, None].repeat(1, num_nodes, 1)  # [B, n, V]
+    counts = sent(output, logits.device)[:, None].repeat(1, num_nodes, 1)  # [B, n, V]
     on_path = paths.ancestry[:, :, 1:].to(logits.dtype)  # the root is in the history
     counts.scatter_add_(2, paths.tokens[:, None, 1:].expand(-1, num_nodes, -1).contiguous(), on_path)
     if repetition is not None:
-        seen = (counts > 0) | prompt.to(logits.device)[:, None]
+        seen = (counts > 0) | sent(prompt, logits.device)[:, None]
         factor = repetition.to(logits.dtype)
         logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
     if presence is not None:
@@ -358,11 +359,11 @@ def _restrict(logits: Tensor, processors: Processors, history: History, paths: P
     for row, (params, emitted) in enumerate(zip(processors.params, history.num_output(), strict=True)):
         if params.min_new_tokens > emitted and processors.end_ids[row]:
             early = (depth[row] + emitted < params.min_new_tokens)[:, None]  # [n, 1]
-            ends = torch.tensor(processors.end_ids[row], device=logits.device)
+            ends = tensor_on(logits.device, processors.end_ids[row])
             logits[row, :, ends] = logits[row, :, ends].masked_fill(early, -math.inf)
         if params.logits_processor is None:
             continue
-        prefix = torch.tensor(history.ids[row], dtype=torch.int64, device=logits.device)
+        prefix = tensor_on(logits.device, history.ids[row], torch.int64)
         reached = paths.valid[row].tolist()
         above = paths.parent[row].tolist() if paths.is_tree and paths.parent is not None else []
         for node in range(logits.shape[1]):

@@ -69,6 +69,10 @@ class TokenTree:
     hidden: Tensor | None = None  # [B, N, H] where a self-drafter has already run the lower layers ...
     hidden_layer: int = 0  # ... [0, hidden_layer) of the target
     max_children: int | None = None  # an upper bound, known from growing: saves a read from the device
+    notes: Tensor | None = (
+        None  # [B, K] int64 on a device: what the drafter wants to know of its tree on the host, read
+    )
+    # with the verdict (``Commit.notes``)
 
     @property
     def num_nodes(self) -> int:
@@ -91,6 +95,7 @@ class TokenTree:
             drawn_by=self.drawn_by[start:stop],
             q=None if self.q is None else self.q[start:stop],
             hidden=None if self.hidden is None else self.hidden[start:stop],
+            notes=None if self.notes is None else self.notes[start:stop],
         )
 
     def check(self) -> None:

@@ -107,6 +107,8 @@ class Commit:
     taps: Tensor | None = None  # [B, N, T * H]
     candidates: Tensor | None = None  # [B, N, K] int64, K = drafter.num_candidates: by logit, the most probable first
     ended: list[bool] = field(default_factory=list)  # rows whose output ends with these tokens
+    guessed: list[int] = field(default_factory=list)  # guesses of each row, where they are counted already
+    notes: list[list[int]] | None = None  # those of the tree; -1 after a row's, where other drafters' are longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from foretell.core.tree import TokenTree, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 
 Node = tuple[int, int]
@@ -37,7 +38,7 @@ def tree_of(context: Context, rows: Sequence[Sequence[Node]]) -> TokenTree:
     tokens = [[0, *(token for _, token in nodes), *[0] * (width - 1 - len(nodes))] for nodes in rows]
     parents = [[-1, *(parent for parent, _ in nodes), *[-1] * (width - 1 - len(nodes))] for nodes in rows]
     most = max(max(Counter(parent for parent, _ in nodes).values(), default=1) for nodes in rows)
-    tensor = torch.tensor(tokens, dtype=torch.int64, device=context.device)
+    tensor = tensor_on(context.device, tokens, torch.int64)
     tensor[:, 0] = context.pending
-    parent = torch.tensor(parents, dtype=torch.int64, device=context.device)
+    parent = tensor_on(context.device, parents, torch.int64)
     return TokenTree(tensor, parent, torch.zeros_like(tensor), max_children=most)

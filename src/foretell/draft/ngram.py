@@ -12,6 +12,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.settings import value_of
 from foretell.core.tree import DrawMode, TokenTree, chain_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.automaton import MAX_READ
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.config import Loader, MethodConfig
@@ -52,10 +53,10 @@ def chain_of(context: Context, guesses: Sequence[Sequence[int]]) -> TokenTree:
     """FIXED chains, one a row, of the given guesses: rows may have none."""
     width = max(map(len, guesses)) + 1
     tokens = [[0, *guess, *[0] * (width - 1 - len(guess))] for guess in guesses]
-    tensor = torch.tensor(tokens, dtype=torch.int64, device=context.device)
+    tensor = tensor_on(context.device, tokens, torch.int64)
     tensor[:, 0] = context.pending
     ragged = any(len(guess) + 1 < width for guess in guesses)
-    count = torch.tensor([len(guess) + 1 for guess in guesses], device=context.device) if ragged else None
+    count = tensor_on(context.device, [len(guess) + 1 for guess in guesses]) if ragged else None
     return chain_tree(tensor, count)
 
 

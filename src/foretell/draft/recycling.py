@@ -17,6 +17,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.settings import value_of
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.host import Node, depth_first, tree_of
@@ -82,7 +83,7 @@ def lookup(form: CandidateTree, device: torch.device) -> Lookup:
     """Shared between calls: never write to it."""
 
     def tensor(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+        return tensor_on(device, values, dtype)
 
     by_level = [[0], *form.levels]
     place = {node: index for level in by_level for index, node in enumerate(level)}
@@ -119,7 +120,7 @@ class Matrix:
         tokens = torch.cat(levels, 1).index_select(1, at.order).long()
         unknown = tokens == self.nothing
         if min(depth_limit) < max(form.depth):
-            unknown |= at.depth > torch.tensor(depth_limit, device=pending.device).clamp(min=0)[:, None]
+            unknown |= at.depth > tensor_on(pending.device, depth_limit).clamp(min=0)[:, None]
         return tokens.masked_fill(unknown, 0), at.parent.masked_fill(unknown, -1)
 
     def update(self, tree: TokenTree, candidates: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from foretell.core.errors import ModelError, VerifierError
 from foretell.core.probs import History, Processors
 from foretell.core.tree import TokenTree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Commit, Context
 from foretell.engine.request.row import Row
 from foretell.model.prefill import round_up
@@ -37,13 +38,13 @@ class State(Context):
         return cls(
             history=History(texts, [len(row.prompt_ids) for row in rows]),
             processors=processors,
-            length=torch.tensor(lengths, device=device),
+            length=tensor_on(device, lengths),
             lengths=lengths,
-            pending=torch.tensor([ids[-1] for ids in texts], device=device),
+            pending=tensor_on(device, [ids[-1] for ids in texts]),
             predictions=[row.prediction for row in rows],
             depth_limit=[row.depth_limit for row in rows],
             rows=rows,
-            seeds=torch.tensor([row.seed for row in rows], device=device),
+            seeds=tensor_on(device, [row.seed for row in rows]),
             capacity=capacity,
             shape_depths=[row.choice.shape_depth for row in rows],
         )
@@ -68,10 +69,13 @@ class State(Context):
         """
         paths: list[list[int]] = []
         emitted: list[list[int]] = []
-        columns = zip(self.rows, *_read(tree, verdict), strict=True)
+        guessed: list[int] = []
+        read = _read(tree, verdict)
+        columns = zip(self.rows, *read[:6], strict=True)
         for at, (row, count, bonus, sound, path, tokens, parent) in enumerate(columns):
             path = path[:count]
             drafted = depth_of(parent)
+            guessed.append(sum(above >= 0 for above in parent))
             if not sound:
                 known = len(row.prompt_ids) + len(row.token_ids) + count - 1
                 fault = verdict.faults[at] if verdict.faults else ""
@@ -90,7 +94,7 @@ class State(Context):
                 paths.append([0])
                 emitted.append([])
                 continue
-            row.num_draft_tokens += sum(above >= 0 for above in parent)
+            row.num_draft_tokens += guessed[-1]
             row.num_accepted_tokens += count - 1
             source = ["plain"] if drafted == 0 else [f"draft:{row.method}"] * (count - 1) + ["bonus"]
             tokens = [tokens[node] for node in path[1:]] + [bonus]
@@ -105,25 +109,30 @@ class State(Context):
         before = self.length
         for ids, tokens in zip(self.history.ids, emitted, strict=True):
             ids.extend(tokens)
-        # A row that ended inside the path keeps no node after its last token: length is cut with the text.
         self.lengths = [len(ids) - 1 for ids in self.history.ids]
         self.depth_limit = [row.depth_limit for row in self.rows]
-        self.length = torch.tensor(self.lengths)
-        self.pending = torch.tensor([ids[-1] for ids in self.history.ids])
-        if not before.is_cpu:
-            self.length, self.pending = self.length.to(before.device), self.pending.to(before.device)
         ended = [row.finish_reason is not None for row in self.rows]
-        return Commit(tree, before, paths, emitted, taps, candidates, ended), _moves(before, paths)
+        if not before.is_cpu and not any(ended):
+            self.length, self.pending = before + verdict.count, verdict.bonus  # the same, from what lies there already
+        else:  # a row that ended inside the path keeps no node after its last token: length is cut with the text
+            self.length = tensor_on(before.device, self.lengths)
+            self.pending = tensor_on(before.device, [ids[-1] for ids in self.history.ids])
+        moves = None
+        if any(path != list(range(len(path))) for path in paths):  # else all lie after the committed tokens already
+            moves = _moves(before, paths) if before.is_cpu else _moves_of(before, verdict)
+        return Commit(tree, before, paths, emitted, taps, candidates, ended, guessed, *read[6:]), moves
 
 
 def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:
-    """Columns (count, bonus, sound, path, tokens, parent), a value a row, on the host."""
+    """Columns (count, bonus, sound, path, tokens, parent), a value a row, on the host; then the tree's notes, if any."""
     if verdict.host is not None:
         paths, bonus, sound = verdict.host
         return list(map(len, paths)), bonus, sound, paths, tree.tokens.tolist(), tree.parent.tolist()
-    columns = (verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent)
+    columns = [verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent]
     if tree.tokens.is_cpu:
         return tuple(column.tolist() for column in columns)
+    if tree.notes is not None:
+        columns.append(tree.notes)
     # One transfer instead of six: each would wait for the device.
     widths = [1 if column.dim() == 1 else column.shape[1] for column in columns]
     packed = torch.cat([column.long().reshape(len(column), -1) for column in columns], 1).tolist()
@@ -149,12 +158,16 @@ def _count(counters: list[int], reached: int, width: int = 0) -> None:
         counters[position] += 1
 
 
-def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor] | None:
-    """Slots to move so that each kept path lies after the committed tokens; None where all lie there already."""
-    if all(path == list(range(len(path))) for path in paths):
-        return None
+def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """(src, dst) [B, D] slots to move so that each kept path lies after the committed tokens."""
     width = max(map(len, paths))
-    nodes = [list(path) + list(range(len(path), width)) for path in paths]
     # Past the end of a short path a slot is moved onto itself, which changes nothing.
-    src = length[:, None] + torch.tensor(nodes, device=length.device)
-    return src, length[:, None] + torch.arange(width, device=length.device)
+    nodes = [list(path) + list(range(len(path), width)) for path in paths]
+    return length[:, None] + torch.tensor(nodes), length[:, None] + torch.arange(width)
+
+
+def _moves_of(length: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+    """The same from a verdict's path, on its device, where ended rows move more than they keep."""
+    index = torch.arange(verdict.path.shape[1], device=length.device)
+    nodes = torch.where(index < verdict.count[:, None], verdict.path, index)
+    return length[:, None] + nodes, length[:, None] + index

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Commit, PromptChunk
 
 TOGETHER = 32
@@ -76,9 +77,9 @@ class FeatureBuffer:
         if leading:
             block = taps[:, :width].clone()  # the next pass may overwrite taps, and prepare may return a view
         elif len(paths) == 1:
-            block = taps.index_select(1, torch.tensor(paths[0], device=taps.device))
+            block = taps.index_select(1, tensor_on(taps.device, paths[0]))
         else:
-            nodes = torch.tensor([path + [0] * (width - len(path)) for path in paths], device=taps.device)
+            nodes = tensor_on(taps.device, [path + [0] * (width - len(path)) for path in paths])
             block = taps[torch.arange(len(paths), device=taps.device)[:, None], nodes]
         self._add(block, counts)
 

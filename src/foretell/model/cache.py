@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import CapacityError
+from foretell.core.upload import sent
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _PAGE = mmap.PAGESIZE
@@ -118,12 +119,13 @@ class KVCache:
         used = self.capacity if used is None else used
         moved = [(place, row) for place, row in enumerate(rows.tolist()) if place != row]
         if moved:
-            places = torch.tensor([place for place, _ in moved])
-            sources = torch.tensor([row for _, row in moved])
+            pairs = torch.tensor(moved).t()
+            on = {device: sent(pairs, device) for device in {memory.device for memory in self._all_keys}}
             for memory in (*self._all_keys, *self._all_values):
+                places, sources = on[memory.device]
                 # All are read (a copy) before any is written: the order may be any permutation.
-                chosen = memory[:, :, :used].index_select(0, sources.to(memory.device))
-                memory[:, :, :used].index_copy_(0, places.to(memory.device), chosen)
+                chosen = memory[:, :, :used].index_select(0, sources)
+                memory[:, :, :used].index_copy_(0, places, chosen)
         before, self.num_rows = self.num_rows, len(rows)
         self._show()
         for row in range(self.num_rows, before):

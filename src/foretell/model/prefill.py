@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import chain_parent, chain_tree, layout
+from foretell.core.upload import tensor_on
 from foretell.model.target import Target
 
 PREFILL_CHUNK = 512
@@ -53,15 +54,15 @@ def feed(
         chunk = min(PREFILL_CHUNK, capacity - max(start))
         pieces = [list(tokens[done : done + chunk]) for tokens in missing]
         width = max(map(len, pieces))
-        tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
+        tokens = tensor_on(device, [piece + [0] * (width - len(piece)) for piece in pieces])
         ragged = any(len(piece) < width for piece in pieces)
         if ragged:
-            count = torch.tensor([len(piece) for piece in pieces], device=device)
+            count = tensor_on(device, [len(piece) for piece in pieces])
             parent = chain_tree(tokens, count).parent
         else:
             parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
-        plan = layout(parent, torch.tensor(start, device=device), capacity, span=span)
+        plan = layout(parent, tensor_on(device, start), capacity, span=span)
         plan = replace(plan, known=torch.tensor([len(piece) for piece in pieces]))
         if ragged and device.type == "cpu":
             plan = replace(plan, real=real_nodes([len(piece) for piece in pieces], width))
@@ -72,11 +73,11 @@ def feed(
             here = out.logits
             if here is None:
                 # The head reads one node a row, not the whole chunk.
-                last = torch.tensor([max(0, len(piece) - 1) for piece in pieces], device=device)
+                last = tensor_on(device, [max(0, len(piece) - 1) for piece in pieces])
                 here = target.model.logits(out.hidden[torch.arange(len(pieces), device=device), last][:, None])
             if logits is not None:
                 # A row that ended in an earlier chunk keeps the logits of that one.
-                going = torch.tensor([bool(piece) for piece in pieces], device=device)[:, None, None]
+                going = tensor_on(device, [bool(piece) for piece in pieces])[:, None, None]
                 here = torch.where(going, here, logits)
             logits = here
         done += width

@@ -32,8 +32,9 @@ from foretell.verify.rejection import (
 
 PLAIN = Rejection()
 
-MAX_ELEMENTS = 1 << 21
-"""Of probs [R, V] that a rule works on at once: it makes a dozen temporaries of that size."""
+MAX_ELEMENTS, MAX_ON_DEVICE = 1 << 21, 1 << 24
+"""Of probs [R, V] that a rule works on at once, on the CPU and on an accelerator: it makes a dozen temporaries of that
+size."""
 
 TINY = 1e-37
 """Smaller than any probability that matters, and not zero in float32."""
@@ -80,8 +81,8 @@ class MultiDraft(Verifier):
         return 1.0 - self.rest(self.fit(p, q, count), p, q, count).double().sum(-1)
 
     def stops(self, evidence: Evidence) -> Walk:
-        """Stops of the walk. Reads on the host which nodes have a run: their distributions alone are worked on. Where
-        none has one, all is left to ``Rejection``."""
+        """Stops of the walk. On the CPU the distributions of nodes that have a run are worked on alone; where none has one,
+        all is left to ``Rejection``. On an accelerator that would be a read by the host: all nodes are worked on."""
         tree, p = evidence.tree, evidence.p
         if tree.q is None or tree.max_children == 1 or is_chain(tree.parent):
             return PLAIN.stops(evidence)
@@ -93,22 +94,28 @@ class MultiDraft(Verifier):
         real = (table >= 0).reshape(-1, width)
         p, q = p.flatten(0, 1), tree.q.flatten(0, 1)
         run = run_of(q, tokens, labels, real)  # [B * N]
-        rows = torch.nonzero(run > 1)[:, 0]
+        rows = rows_of(run > 1)
         if not len(rows):
             return PLAIN.stops(evidence)
         edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
-        alone = torch.nonzero(real[:, 0] & (run < 2))[:, 0]
+        alone = rows_of(real[:, 0] & (run < 2))
         if len(alone):
-            wide = int(real[alone].sum(-1).max())
+            wide = int(real[alone].sum(-1).max()) if p.is_cpu else width
             part = (x[alone, :wide] for x in (tokens, labels, real))
             edges[alone, :wide] = try_children(p[alone], q[alone], *part)[0]
         place = torch.zeros_like(run)
         place[rows] = torch.arange(len(rows), device=p.device)
         fits = []
-        at_once = max(1, MAX_ELEMENTS // max(p.shape[1], 64 * width))
+        at_once = max(1, (MAX_ELEMENTS if p.is_cpu else MAX_ON_DEVICE) // max(p.shape[1], 64 * width))
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
-            edges[some], fit = self.run_edges(p[some], q[some], tokens[some], labels[some], real[some], run[some])
+            p_here, q_here, count = p[some], q[some], run[some]
+            if not p.is_cpu:  # what takes a run's place where there is none is as sound as a run
+                ran = (count > 1)[:, None]
+                p_here, q_here = (torch.where(ran, x, 1.0 / x.shape[1]) for x in (p_here, q_here))
+                count = count.clamp(min=2)
+            found, fit = self.run_edges(p_here, q_here, tokens[some], labels[some], real[some], count)
+            edges[some] = found if p.is_cpu else torch.where(ran, found, edges[some])
             fits.append(fit)
         together = tuple(map(torch.cat, zip(*fits, strict=True)))
         out = torch.zeros_like(evidence.p[..., 0])  # [B, N]
@@ -121,17 +128,18 @@ class MultiDraft(Verifier):
     ) -> tuple[Tensor, Fit]:
         """Edges [R, C] of all children of nodes with runs of count [R] >= 2, and the rule's fit."""
         sound = torch.isfinite(p.sum(-1))
-        if not bool(sound.all()):
+        if not p.is_cpu or not bool(sound.all()):
             p = torch.where(sound[:, None], p, q)
         fit = self.fit(p, q, count)
         inside = torch.arange(tokens.shape[1], device=p.device) < count[:, None]
         chances = self.choose(fit, p, q, tokens, count).masked_fill(~(inside & sound[:, None]), 0.0)
         edges = chances.to(p.dtype)
-        more = torch.nonzero(sound & (real.sum(-1) > count))[:, 0]
+        behind = real & sound[:, None]
+        more = rows_of(behind.sum(-1) > count)
         if len(more):
             rest = self.rest(tuple(x[more] for x in fit), p[more], q[more], count[more])
             left = (1.0 - chances[more].sum(-1)).clamp(min=0.0).to(p.dtype)
-            edges[more] += try_behind(rest, left, q[more], tokens[more], probs[more], real[more], count[more])[0]
+            edges[more] += try_behind(rest, left, q[more], tokens[more], probs[more], behind[more], count[more])[0]
         return edges, fit
 
     def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
@@ -143,17 +151,24 @@ class MultiDraft(Verifier):
         children = row_at(runs.table, at)  # [B, C]
         p, q = row_at(evidence.p, at), row_at(tree.q, at)  # [B, V]
         length, place = runs.length.gather(1, at[:, None])[:, 0], runs.place.gather(1, at[:, None])[:, 0]
-        rest = p
-        rows = torch.nonzero((length > 1) & torch.isfinite(p.sum(-1)))[:, 0]
+        rest, ran = p, (length > 1) & torch.isfinite(p.sum(-1))
+        rows = rows_of(ran)
         if len(rows):
             fit = tuple(x[place[rows]] for x in runs.fit)
-            rest = p.index_copy(0, rows, self.rest(fit, p[rows], q[rows], length[rows]))
+            sound = p if p.is_cpu else torch.where(ran[:, None], p, 1.0 / p.shape[1])
+            after = self.rest(fit, sound[rows], q[rows], length[rows])
+            rest = p.index_copy(0, rows, after) if p.is_cpu else torch.where(ran[:, None], after, p)
         real, start = children >= 0, torch.where(length > 1, length, 0)
-        if bool((real.sum(-1) > start).any()):
+        if not p.is_cpu or bool((real.sum(-1) > start).any()):
             safe = children.clamp(min=0)
             tokens, labels = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe)
             rest = try_behind(rest, torch.ones_like(p[:, 0]), q, tokens, labels, real, start)[1]
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+
+def rows_of(mask: Tensor) -> Tensor:
+    """[R'] int64: where mask [R] is True; on an accelerator all R, since which they are would be a read by the host."""
+    return mask.nonzero()[:, 0] if mask.is_cpu else torch.arange(len(mask), device=mask.device)
 
 
 def run_of(q: Tensor, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
@@ -161,8 +176,9 @@ def run_of(q: Tensor, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
     invalid q, or with a token that it excludes, count as FIXED and end the run."""
     iid = real & (labels == DrawnBy.IID)
     drawn = iid & (q.gather(1, tokens) > 0)
-    rows = torch.nonzero(drawn[:, :2].all(-1))[:, 0]  # the sum over V is only for these
-    drawn[rows] &= is_distribution(q[rows])[:, None]
+    ran = drawn[:, :2].all(-1)
+    rows = rows_of(ran)  # the sum over V is only for these
+    drawn[rows] &= (is_distribution(q[rows]) | ~ran[rows])[:, None]
     return drawn.long().cumprod(1).sum(1)
 
 
@@ -178,7 +194,7 @@ def try_behind(
         token, here = tokens[:, c : c + 1], real[:, c] & (start <= c)
         source = source_of(q, unseen, labels[:, c], first=c == 0)
         from_q = believed(source, token, drawn[:, c])
-        if bool(here.any()):
+        if not rest.is_cpu or bool(here.any()):
             total = rest.sum(-1)
             chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
             if source is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from foretell.core.noise import Noise, race, race_top, top
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawMode, DrawnBy
+from foretell.core.upload import tensor_on
 
 
 @dataclass(frozen=True)
@@ -159,4 +160,4 @@ def _ranks(count: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _greedy_labels(width: int, device: torch.device) -> Tensor:
-    return torch.tensor([int(DrawnBy.IID)] + [int(DrawnBy.FIXED)] * (width - 1), device=device).view(1, 1, -1)
+    return tensor_on(device, [int(DrawnBy.IID)] + [int(DrawnBy.FIXED)] * (width - 1)).view(1, 1, -1)

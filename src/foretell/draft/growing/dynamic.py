@@ -22,6 +22,7 @@ from torch import Tensor
 from foretell.core.noise import Noise, top
 from foretell.core.probs import Paths, logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, ancestors
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 from foretell.draft.growing.children import Children, Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown, note, span_for, with_q
@@ -44,7 +45,7 @@ class Growth:
         num_rows = context.num_rows
         self.logits, self.base = expander.begin(context, limits)
         note(context, self.logits)
-        self.limits = torch.tensor(limits, device=device)[:, None]  # [B, 1]
+        self.limits = tensor_on(device, limits)[:, None]  # [B, 1]
         zero = torch.zeros(num_rows, 1, dtype=torch.int64, device=device)
         # Fed nodes.
         self.num_fed = 1

@@ -11,6 +11,7 @@ from foretell.analysis.theory.shape import best_tree
 from foretell.core.noise import Noise
 from foretell.core.probs import Paths, logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, layout
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown, note, pick, span_for, with_q
@@ -51,7 +52,7 @@ def grow_template(
     template = compiled(parent_of(shape), min(shape.depth, max(limits)), draws == DrawMode.GREEDY, context.device)
     num_rows, num_nodes, device = context.num_rows, template.num_nodes, context.device
     drawing = Drawing.of(draws, noise, context.processors, len(template.levels))
-    deepest = torch.tensor(limits, device=device)[:, None]
+    deepest = tensor_on(device, limits)[:, None]
     inside = template.depth <= deepest  # [B, N]
     parent = torch.where(inside, template.parent, -1)
     logits, base = expander.begin(context, limits)
@@ -120,7 +121,7 @@ def compiled(parent: tuple[int, ...], depth: int, drawn_last: bool, device: torc
     depths = [numbered[number][1] for number in numbers]
 
     def tensor(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, device=device)
+        return tensor_on(device, values)
 
     levels = []
     for at in range(max(depths)):

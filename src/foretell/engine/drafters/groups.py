@@ -130,6 +130,7 @@ class GroupedDrafter(Drafter):
                 [probs.new_zeros(*tree.tokens.shape, probs.shape[-1]) if tree.q is None else tree.q for tree in trees]
             )
         widths = [tree.max_children for tree in trees]
+        most = max((tree.notes.shape[1] for tree in trees if tree.notes is not None), default=0)
         return TokenTree(
             torch.cat([tree.tokens for tree in trees]),
             torch.cat([tree.parent for tree in trees]),
@@ -138,6 +139,7 @@ class GroupedDrafter(Drafter):
             hidden,
             layer,
             None if any(width is None for width in widths) else max(width or 1 for width in widths),
+            torch.cat([_notes(tree, most) for tree in trees]) if most else None,
         )
 
     def _lift(self, group: Group, tree: TokenTree, layer: int, state: State) -> Tensor:
@@ -165,4 +167,13 @@ class GroupedDrafter(Drafter):
             taps=taps,
             candidates=None if commit.candidates is None or not wanted else commit.candidates[rows, :, :wanted],
             ended=commit.ended[rows],
+            guessed=commit.guessed[rows],
+            notes=None if commit.notes is None else commit.notes[rows],
         )
+
+
+def _notes(tree: TokenTree, width: int) -> Tensor:
+    """[B, width] a tree's notes, -1 behind them."""
+    if tree.notes is None:
+        return tree.tokens.new_full((len(tree.tokens), width), -1)
+    return torch.nn.functional.pad(tree.notes, (0, width - tree.notes.shape[1]), value=-1)

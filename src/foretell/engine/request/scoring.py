@@ -7,9 +7,8 @@ method, and the same alone as beside other requests.
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from foretell.core.tree import chain_parent, layout
+from foretell.core.upload import tensor_on
 from foretell.engine.request.row import Piece
 from foretell.engine.request.text import TextStream, Tokenizer
 from foretell.engine.request.traces import with_logprobs
@@ -96,10 +95,10 @@ class Scoring:
         capacity = self._target.cache.capacity
         start = len(self.pieces) - 1  # tokens whose KV is known
         stop = min(start + SCORE_CHUNK, len(self.ids) - 1)
-        tokens = torch.tensor([self.ids[start:stop]], device=device)
+        tokens = tensor_on(device, [self.ids[start:stop]])
         span = min(capacity, round_up(stop, 64))
         parent = chain_parent(stop - start, device)[None]
-        plan = layout(parent, torch.tensor([start], device=device), capacity, span=span)
+        plan = layout(parent, tensor_on(device, [start]), capacity, span=span)
         logits = self._target.forward(tokens, plan).logits
         assert logits is not None
         following = self._with_texts(self.ids[start + 1 : stop + 1])

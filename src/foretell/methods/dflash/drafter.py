@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
@@ -47,7 +48,7 @@ class DFlashDrafter(Drafter):
         self.spare = capacity + config.block_size  # a slot that is never attended to: padding is written there
         self.cache: KVCache = (native or head).new_cache(context.num_rows, self.spare + 1)
         self.features = FeatureBuffer(context.num_rows, (native or head).fuse)
-        self.mask_row = model.embed(torch.tensor([[config.mask_token_id]], device=device)).to(head.dtype)  # [1, 1, H]
+        self.mask_row = model.embed(tensor_on(device, [[config.mask_token_id]])).to(head.dtype)  # [1, 1, H]
         self.vocabulary = head.vocabulary
         self.block_logits = self.normed = torch.empty(0)  # [B, D, DV] logits and [B, D, H]: of guess d + 1 of the block
         self.anchor = context.pending  # [B] of the last block
@@ -68,7 +69,7 @@ class DFlashDrafter(Drafter):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of memory."""
         self.features.keep(rows)
-        self.cache.keep(torch.tensor(rows, device=self.mask_row.device), self.features.num_taken)
+        self.cache.keep(tensor_on(self.mask_row.device, rows), self.features.num_taken)
 
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows of memory, and what waits for it. The last block is forgotten."""
@@ -95,9 +96,7 @@ class DFlashDrafter(Drafter):
         known = self.features.take_first(row, most)
         if known is not None:
             device, alone = known.device, self.cache.rows(row, row + 1)
-            slots = torch.cat(
-                (torch.arange(start, start + len(known), device=device), torch.tensor([self.spare], device=device))
-            )
+            slots = torch.cat((torch.arange(start, start + len(known), device=device), tensor_on(device, [self.spare])))
 
             if self.native is not None:
                 assert isinstance(alone, BoundCache)
@@ -213,7 +212,7 @@ class DFlashDrafter(Drafter):
         if min(count) == num_known:
             return known, behind
         index = torch.arange(num_known, device=device)
-        first, counts = torch.tensor((start, count), device=device)[:, :, None]
+        first, counts = tensor_on(device, (start, count))[:, :, None]
         slots = torch.where(index < counts, first + index, self.spare)
         return known, torch.cat((slots, behind[:, num_known:]), 1)
 

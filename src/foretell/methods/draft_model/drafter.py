@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
@@ -67,7 +69,7 @@ class ModelDrafter(Drafter):
         if context.probe is not None:
             context.probe.seconds_model += self.target.seconds - before
         self.slots = grown.slots
-        return grown.tree
+        return grown.tree if grown.slots.is_cpu else replace(grown.tree, notes=grown.slots)
 
     def texts(self, context: Context) -> list[list[int]]:
         """Each row's text in the draft model's tokens, the pending token last; context has its lengths."""
@@ -93,14 +95,14 @@ class ModelDrafter(Drafter):
                 length if limit else filled
                 for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
             ]
-            base = torch.tensor(places, device=context.device)
+            base = tensor_on(context.device, places)
         self.filled = [
             length + 1 if limit else filled
             for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
         ]
         if self.reads_law:
             temperatures = [[row.temperature] for row in context.processors.params]
-            self.temperature = torch.tensor(temperatures, device=context.device)
+            self.temperature = tensor_on(context.device, temperatures)
             self.recent_logits, self.tokens = [logits], None
         return logits, base
 
@@ -132,14 +134,15 @@ class ModelDrafter(Drafter):
         self.has_fed = False
         assert self.slots is not None
         kept: list[list[int]] = []  # slots after the root's, of each row's kept nodes as far as they were fed
-        for limit, slots, path in zip(self.limits, self.slots.tolist(), commit.path, strict=True):
+        known = self.slots.tolist() if commit.notes is None or self.slots.is_cpu else commit.notes
+        for limit, slots, path in zip(self.limits, known, commit.path, strict=True):
             fed = [slots[node] if node < len(slots) else -1 for node in path] if limit else []  # others' nodes: not fed
             kept.append(fed[: fed.index(-1)] if -1 in fed else fed)
         moved = any(slot != index for row in kept for index, slot in enumerate(row))
         if moved:
             width = max(map(len, kept))
             device = commit.length.device
-            sources = torch.tensor([row + list(range(len(row), width)) for row in kept], device=device)
+            sources = tensor_on(device, [row + list(range(len(row), width)) for row in kept])
             # After a short path, and in rows that fed nothing, a slot is moved onto itself.
             self.target.commit(
                 commit.length[:, None] + sources, commit.length[:, None] + torch.arange(width, device=device)

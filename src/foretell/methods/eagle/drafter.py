@@ -14,6 +14,7 @@ from torch import Tensor
 from foretell.core.errors import ModelError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
@@ -145,7 +146,7 @@ class EagleDrafter(Drafter):
             base = context.length - 1
         else:
             # A row without room computes unused values in slots after its own pairs.
-            base = torch.tensor([max(0, filled - 1) for filled in self.filled], device=context.device)
+            base = tensor_on(context.device, [max(0, filled - 1) for filled in self.filled])
         self._outputs[:, :1] = out
         self.hidden = out
         return self._logits(read), base
@@ -247,17 +248,17 @@ class EagleDrafter(Drafter):
             width = min(PREFILL_CHUNK, total - done, self.capacity - max(begun))
             pieces = [row[done : done + width] for row in ids]
             width = max(map(len, pieces))
-            tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
+            tokens = tensor_on(device, [piece + [0] * (width - len(piece)) for piece in pieces])
             parent = chain_parent(width, device).expand(num_rows, -1)
             span = min(self.capacity, round_up(max(begun) + width, 64))
-            plan = layout(parent, torch.tensor(begun, device=device), self.capacity, span=span)
+            plan = layout(parent, tensor_on(device, begun), self.capacity, span=span)
             here = self.run(tokens, features[:, done : done + width], plan)
             if all(len(piece) == width for piece in pieces):
                 out, read = (each[:, -1:] for each in here)
             else:
-                last = torch.tensor([max(0, len(piece) - 1) for piece in pieces], device=device)
+                last = tensor_on(device, [max(0, len(piece) - 1) for piece in pieces])
                 rows = torch.arange(num_rows, device=device)
-                going = torch.tensor([bool(piece) for piece in pieces], device=device)[:, None, None]
+                going = tensor_on(device, [bool(piece) for piece in pieces])[:, None, None]
                 # A row that ended in an earlier chunk keeps the outputs of that one.
                 out, read = (
                     torch.where(going, new[rows, last][:, None], old)

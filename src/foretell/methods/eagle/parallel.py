@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan, chain_parent, layout
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import SHAPES
 from foretell.methods.eagle.drafter import EagleDrafter
@@ -93,14 +94,14 @@ class PEagleDrafter(EagleDrafter):
         masked ones behind each row's last: what ``leave`` reads at the last known pair and at the masked ones
         [B, 1 + more, H]. Of a row without known pairs the first is of no use."""
         device, known = features.device, features.shape[1]
-        width, counts = known + more, torch.tensor([len(row) for row in ids], device=device)
-        tokens = torch.tensor([row + [mask] * (width - len(row)) for row in ids], device=device)
+        width, counts = known + more, tensor_on(device, [len(row) for row in ids])
+        tokens = tensor_on(device, [row + [mask] * (width - len(row)) for row in ids])
         index = torch.arange(width, device=device)
         padded = torch.cat([features, self.masked.expand(len(ids), more, -1).to(features.dtype)], 1)
         given = torch.where((index < counts[:, None])[..., None], padded, self.masked.to(features.dtype))
         span = min(self.capacity, round_up(max(starts) + width, 64))
         parent = chain_parent(width, device).expand(len(ids), -1)
-        plan = layout(parent, torch.tensor(starts, device=device), self.capacity, span=span)
+        plan = layout(parent, tensor_on(device, starts), self.capacity, span=span)
         self.hidden, read = self.run(tokens, given, plan)
         at = (counts[:, None] - 1 + torch.arange(more + 1, device=device)).clamp(min=0)
         return read.gather(1, at[..., None].expand(-1, -1, read.shape[2]))

@@ -18,6 +18,7 @@ from torch import Tensor
 from foretell.core.noise import Noise
 from foretell.core.params import heat_of
 from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Chain, Shape, Sized
@@ -145,7 +146,7 @@ class HybridDrafter(Drafter):
         chosen = [row.score > 0.0 for row in self.rows]
         if not any(chosen):
             return other
-        return _by_row(tree_of(context, nodes), other, torch.tensor(chosen, device=context.device))
+        return _by_row(tree_of(context, nodes), other, tensor_on(context.device, chosen))
 
     def observe(self, commit: Commit) -> None:
         """See ``Drafter``; and learn what the proposals were worth."""
@@ -161,7 +162,7 @@ class HybridDrafter(Drafter):
         ]
         if commit.tree.num_nodes == 1:
             return
-        width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
+        width = commit.guessed or [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
         for row, light, path, guessed in zip(self.rows, self._light, commit.path, width, strict=True):
             if guessed:
                 (row.worth.of(row.score) if row.score else row.worth.second).add(len(path) - 1.0)
@@ -226,6 +227,7 @@ def _by_row(one: TokenTree, other: TokenTree, is_one: Tensor) -> TokenTree:
         torch.where(here, one.drawn_by, other.drawn_by),
         q,
         max_children=None if other.max_children is None else max(one.max_children or 1, other.max_children),
+        notes=other.notes,
     )
 
 

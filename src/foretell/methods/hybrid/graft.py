@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from foretell.core.tree import TokenTree
+from foretell.core.upload import tensor_on
 
 
 def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
@@ -34,10 +35,8 @@ def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
     more, pad = width - tree.num_nodes, torch.nn.functional.pad
     return replace(
         tree,
-        tokens=torch.tensor([tokens + [0] * (width - len(tokens)) for tokens, _ in rows], device=tree.tokens.device),
-        parent=torch.tensor(
-            [parents + [-1] * (width - len(parents)) for _, parents in rows], device=tree.tokens.device
-        ),
+        tokens=tensor_on(tree.tokens.device, [tokens + [0] * (width - len(tokens)) for tokens, _ in rows]),
+        parent=tensor_on(tree.tokens.device, [parents + [-1] * (width - len(parents)) for _, parents in rows]),
         drawn_by=pad(tree.drawn_by, (0, more)),
         q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
         max_children=None,

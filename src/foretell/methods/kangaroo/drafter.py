@@ -22,6 +22,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.growing.frontier import Grown, pick, span_for
@@ -131,7 +132,7 @@ class EarlyExitDrafter(Drafter):
             if last - first + 1 == len(leaves[0]):
                 self._shallow(tree.tokens[:, first : last + 1], plan.nodes(first, last + 1))
             else:
-                nodes = torch.tensor(leaves[0], device=device)
+                nodes = tensor_on(device, leaves[0])
                 self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
             return
         # Rows with fewer leaves read their first other nodes again, in the slots where those lie: nothing changes.
@@ -139,7 +140,7 @@ class EarlyExitDrafter(Drafter):
         filled = [
             row + [node for node in range(num_nodes) if node not in set(row)][: width - len(row)] for row in leaves
         ]
-        chosen = torch.tensor(filled, device=device)  # [B, W]
+        chosen = tensor_on(device, filled)  # [B, W]
         ragged = replace(
             plan,
             ancestry=plan.ancestry[self.rows, chosen],
@@ -191,7 +192,7 @@ class KangarooDrafter(EarlyExitDrafter):
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keys and values of known text. Padding of short rows goes after them, where the root will overwrite it."""
         device = chunk.taps.device
-        start = torch.tensor(chunk.start, device=device)
+        start = tensor_on(device, chunk.start)
         self.filled = [begun + count for begun, count in zip(chunk.start, chunk.count, strict=True)]
         slots = start[:, None] + torch.arange(chunk.taps.shape[1], device=device)
         if self.native is None:
@@ -209,7 +210,7 @@ class KangarooDrafter(EarlyExitDrafter):
             both = layout(parent, plan.length - 1, self.capacity, span=plan.span)
             return self._step(torch.cat((self.last, hidden), 1), both)[:, 1:]
         # Other rows read the pending token first, then padding: there may be no token before it.
-        lacks = torch.tensor(self.lacking, device=hidden.device)[:, None]  # [B, 1]
+        lacks = tensor_on(hidden.device, self.lacking)[:, None]  # [B, 1]
         parent = torch.where(lacks, parent, -1)
         both = layout(parent, plan.length - lacks[:, 0].long(), self.capacity, span=plan.span)
         first = torch.where(lacks[:, :, None], self.last, hidden)
@@ -249,20 +250,20 @@ class KangarooDrafter(EarlyExitDrafter):
         paths = commit.path
         if any(path != list(range(len(path))) for path in paths):
             width, device = max(map(len, paths)), commit.length.device
-            source = torch.tensor([path + list(range(len(path), width)) for path in paths], device=device)
+            source = tensor_on(device, [path + list(range(len(path), width)) for path in paths])
             start = commit.length[:, None]
             self.cache.move(start + source, start + torch.arange(width, device=device))
         hidden = commit.tree.hidden
         assert hidden is not None
         self.filled = [filled + len(path) for filled, path in zip(self.filled, paths, strict=True)]
         self.lacking = [path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True)]
-        ends = torch.tensor([path[-1:] for path in paths], device=hidden.device)  # [B, 1]
+        ends = tensor_on(hidden.device, [path[-1:] for path in paths])  # [B, 1]
         self.last = hidden[self.rows, ends] if any(self.lacking) else None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Fewer rows."""
         super().keep(rows)
-        chosen = torch.tensor(rows, device=self.rows.device)
+        chosen = tensor_on(self.rows.device, rows)
         self.filled = [self.filled[row] for row in rows]
         self.lacking = [self.lacking[row] for row in rows]
         self.cache.keep(chosen, max(self.filled, default=0))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape, SpecDec
@@ -91,12 +92,13 @@ class MedusaDrafter(Drafter):
     def _keep_last(self, at: list[int], taps: Tensor) -> None:
         """Row b's feature becomes taps[b, at[b]]; -1: there is none."""
         if all(index >= 0 for index in at):
-            self.feature = taps[torch.arange(len(at)), torch.tensor(at)]
+            self.feature = taps[torch.arange(len(at), device=taps.device), tensor_on(taps.device, at)]
             self.known = [True] * len(at)
             return
         rows = [row for row, index in enumerate(at) if index >= 0]
         feature = self.feature.to(taps.dtype, copy=True)
-        feature[rows] = taps[rows, [at[row] for row in rows]]
+        here, nodes = tensor_on(taps.device, [rows, [at[row] for row in rows]])
+        feature[here] = taps[here, nodes]
         self.feature = feature
         self.known = [known or index >= 0 for known, index in zip(self.known, at, strict=True)]
 

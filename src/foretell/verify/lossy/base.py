@@ -54,7 +54,7 @@ class Mismatch:
         On the CPU the other rows are never read; leaving them out on an accelerator would take a host read.
         """
         if self.open.device.type != "cpu":
-            return statistic(*distributions)
+            return statistic(*(probs.flatten(0, 1) for probs in distributions)).view_as(self.chance)
         index = self.open.flatten().nonzero()[:, 0]
         out = torch.zeros_like(self.chance)
         out.view(-1)[index] = statistic(*(probs.flatten(0, 1)[index] for probs in distributions))

@@ -8,6 +8,7 @@ import torch
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, chain_parent, layout, root_tree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Commit, Context
 from foretell.draft.growing.frontier import span_for
 from foretell.draft.ngram import chain_of
@@ -72,7 +73,7 @@ class SLEMDrafter(TranslatedDrafter):
         logits, base = self.begin(context, limits)
         parent = chain_parent(count + 1, device).expand(num_rows, -1)
         if min(limits) < count:  # no node stands beyond its row's limit: a model with learned positions has none there
-            room = torch.tensor(limits, device=device)[:, None]
+            room = tensor_on(device, limits)[:, None]
             parent = parent.masked_fill(torch.arange(count + 1, device=device) > room, -1)
         plan = layout(parent, base, self.capacity, span=span_for(self, context, count + 1))
         special = self.translation.draft.special

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Commit, Context, Drafter
 from foretell.draft.shapes import Shape
 from foretell.methods.acceptance.head import AcceptanceHead
@@ -74,7 +75,7 @@ class TranslatedDrafter(ModelDrafter):
         limits = [
             limit if length < self.longest else 0 for limit, length in zip(context.depth_limit, lengths, strict=True)
         ]
-        length = torch.tensor(lengths, device=context.device)
+        length = tensor_on(context.device, lengths)
         return replace(context, length=length, lengths=lengths, depth_limit=limits)
 
     def keep(self, rows: Sequence[int]) -> None:

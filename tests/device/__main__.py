@@ -1,0 +1,49 @@
+"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places]``: what one step costs a device, as a table.
+
+Counted on the pretend device: launches of the draft, of the target (with its layout and moves), of the verifier (with the
+probabilities and the verdict), reads by the host and blocking uploads, means over the steps in which no request comes or
+ends. --places says where each read and upload is asked for.
+"""
+
+import sys
+from collections import Counter
+
+import torch
+
+from foretell import SamplingParams
+from foretell.core.spec import method_words
+from tests.device.counting import Step, engine_on, requests, run
+from tests.device.pretend import METER, NAME
+
+USUAL = (
+    "none", "draft_model:5", "eagle3:5", "eagle3:eagle2/size=15", "draft_model:dyspec/size=15", "hybrid", "kangaroo",
+    "medusa", "ngram", "draft_model:5:rejection", "draft_model:traversal:static", "draft_model:transport:static",
+)  # fmt: skip
+
+
+def mean(steps: list[Step], of: str, key: str | None = None) -> float:
+    """A step's count, all of it or that of one phase."""
+    counters = [getattr(step, of) for step in steps]
+    return sum(counter.total() if key is None else counter[key] for counter in counters) / max(1, len(steps))
+
+
+def main(words: list[str]) -> None:
+    """Print the table."""
+    METER.places = "--places" in words
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    print("| one row, T = 1 | launches | draft / target / verify | reads | uploads |\n| --- | --- | --- | --- | --- |")
+    for word in [word for word in words if not word.startswith("--")] or USUAL:
+        steps = run(engine_on(NAME, method_words(word)[0]), requests([params])).steady
+        parts = " / ".join(f"{mean(steps, 'launches', phase):.0f}" for phase in ("draft", "target", "verify"))
+        figures = (f"{mean(steps, 'launches'):.0f}", parts, *(f"{mean(steps, of):.2g}" for of in ("reads", "uploads")))
+        print(f"| {word} | {' | '.join(figures)} |", flush=True)
+        if METER.places:
+            for of in ("reads", "uploads"):
+                total: Counter[str] = sum((getattr(step, of) for step in steps), Counter())
+                for place, count in total.most_common():
+                    print(f"    {of} {count / len(steps):.2f} {place}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])
