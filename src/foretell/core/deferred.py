@@ -73,7 +73,7 @@ class Deferred:
         float32 logits decide all of these draws; None elsewhere."""
         library, processors, logits = race_library(), self.processors, self.logits
         by_row, by_node, by_token = logits.stride()
-        if library is None or logits.dtype != torch.float32 or by_token != 1:
+        if library is None or not logits.is_cpu or logits.dtype != torch.float32 or by_token != 1:
             return None
         if processors.reads_history or processors.bias is not None:
             return None
