@@ -22,6 +22,9 @@ SLOTS_EACH = 512
 MOST_NODES = 64
 """Above this a pass is a prompt's, and torch's attention serves it better."""
 
+DISPATCH_KEYS = {"cuda": "CUDA"}
+"""torch's dispatch keys of the types of devices that the kernels run on. Tests add one."""
+
 _SIGNATURES = {
     "stream_keys": "(Tensor seeds, Tensor positions, Tensor index, int stream) -> Tensor",
     "race": "(Tensor probs, Tensor keys) -> Tensor",
@@ -41,7 +44,8 @@ _SIGNATURES = {
 @lru_cache
 def ops(device_type: str) -> Any | None:
     """``torch.ops.foretell`` where its kernels run on a device; None elsewhere, and where Triton is not installed."""
-    return None if device_type != "cuda" or find_spec("triton") is None else register("CUDA")
+    key = DISPATCH_KEYS.get(device_type)
+    return None if key is None or find_spec("triton") is None else register(key)
 
 
 @lru_cache
