@@ -121,8 +121,8 @@ def test_a_checkpoint_on_disk_is_the_module(tmp_path: Path, kind: str) -> None:
     assert sizes is not None
     sources = [ExpertWeights(one, sizes) for one in (ModuleWeights(module), SafetensorsWeights(tmp_path))]
     layer = min(sizes.layers)
-    names = [*expert_names(layer, 2).values(), *mixture.router_names(layer, sizes)]
-    names += expert_names(layer, None).values() if sizes.shared_inner else []
+    names = [*expert_names(layer, 2, sizes).values(), *mixture.router_names(layer, sizes)]
+    names += expert_names(layer, None, sizes).values() if sizes.shared_inner else []
     for name in names:
         first, second = (source.read(name, torch.float32, CPU) for source in sources)
         assert tuple(first.shape) == sources[0].shape(name) == sources[1].shape(name)
@@ -149,9 +149,9 @@ def test_lean_reads_no_experts_for_padding(monkeypatch: pytest.MonkeyPatch, rows
     """One token a row: at most two experts each, whatever kernels pad to."""
     model, seen = LeanModel.from_hf(make_model("qwen3moe")), []
 
-    def watched(logits: Tensor, sizes: Mixture) -> tuple[Tensor, Tensor]:
+    def watched(logits: Tensor, sizes: Mixture, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         seen.append(len(logits))
-        return route(logits, sizes)
+        return route(logits, sizes, bias)
 
     monkeypatch.setattr(experts, "route", watched)
     logits_of(model, tokens_of(rows, 1))
@@ -162,9 +162,11 @@ def test_lean_reads_no_experts_for_padding(monkeypatch: pytest.MonkeyPatch, rows
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_routers_are_not_rounded(weights: str) -> None:
     model = NativeModel.from_hf(make_model("qwen2moe"), weights=weights)
-    for name in mixture.router_names(1, model.shape.mixture or Mixture(0, 0, 0, 0, True, frozenset())):
+    sizes = model.shape.mixture
+    assert sizes is not None
+    for name in mixture.router_names(1, sizes):
         assert model.matrices.held[name].format == 0
-    assert model.matrices.held[expert_names(1, 0)["gate"]].format > 1
+    assert model.matrices.held[expert_names(1, 0, sizes)["gate"]].format > 1
     assert set(model.spec.weights.split("+")) <= {"int8", "int4"}
 
 
@@ -223,8 +225,8 @@ def test_measured_steps_read_more_experts_than_plain_ones(monkeypatch: pytest.Mo
     """What ``auto`` measures are passes whose nodes hold different tokens: their experts are in the costs."""
     model, read = LeanModel.from_hf(make_model("qwen3moe")), []
 
-    def watched(logits: Tensor, sizes: Mixture) -> tuple[Tensor, Tensor]:
-        found = route(logits, sizes)
+    def watched(logits: Tensor, sizes: Mixture, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        found = route(logits, sizes, bias)
         read.append(len(found[0].unique()))
         return found
 

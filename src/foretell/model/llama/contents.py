@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 
 from foretell.core.errors import ModelError
-from foretell.model.llama.mixture import expert_names, router_names
+from foretell.model.llama import mixture as mixtures
 from foretell.model.llama.shape import EMBEDDING, FINAL_NORM, HEAD, LlamaShape, bias_name, layer_names
 from foretell.model.llama.weights import ShapeError, WeightSource
 
@@ -97,13 +97,14 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
     if mixer is not None:
         yield from mixer.tensors(index)
     if shape.is_sparse(index) and mixture is not None:
-        for name, rows in zip(router_names(index, mixture), (mixture.num_experts, 1), strict=False):
+        for name, rows in zip(mixtures.router_names(index, mixture), (mixture.num_experts, 1), strict=False):
             yield name, (rows, hidden)
+        if mixture.has_bias:
+            yield mixtures.bias_name(index), (mixture.num_experts,)
         for expert in mixture.experts:
-            each = expert_names(index, expert)
             rows = mixture.shared_inner if expert is None else mixture.inner
-            yield from ((each[key], (rows, hidden)) for key in ("gate", "up"))
-            yield each["down"], (hidden, rows)
+            for key, name in mixtures.expert_names(index, expert, mixture).items():
+                yield name, (hidden, rows) if key == "down" else (rows, hidden)
 
 
 def _head(source: WeightSource, shape: LlamaShape, name: str) -> str:

@@ -9,7 +9,6 @@ from foretell.core.errors import ModelError
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.traits import rotation_order
 from foretell.model.llama.weights import WeightSource, expect_shape
 
 Renames = tuple[tuple[str, str], ...]
@@ -29,6 +28,7 @@ _LFM2: Renames = (
     (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
     (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
     (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.feed_forward\.", ".mlp."),
     (r"\.operator_norm\.", ".input_layernorm."),
     (r"\.ffn_norm\.", ".post_attention_layernorm."),
     (r"^model\.embedding_norm\.", "model.norm."),
@@ -38,14 +38,20 @@ _NEMOTRON: Renames = (
     (r"^model\.embeddings\.", "model.embed_tokens."),
     (r"^model\.norm_f\.", "model.norm."),
     (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
-    (r"\.mixer\.(up_proj|down_proj)\.", r".mlp.\1."),
+    (r"\.mixer\.(up_proj|down_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
 )
-_GRANITE: Renames = ((r"\.mamba\.", ".mixer."), (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."))
+_GRANITE: Renames = ((r"\.mamba\.", ".mixer."),)
+_DENSE_GRANITE: Renames = (
+    *_GRANITE,
+    (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
+    (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+)
 RENAMES: Mapping[str, Renames] = {
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,
     "qwen3_5_moe_text": _QWEN,
     "lfm2": _LFM2,
+    "lfm2_moe": _LFM2,
     "nemotron_h": _NEMOTRON,
     "granitemoehybrid": _GRANITE,
     "falcon_h1": _MAMBA_FEED,
@@ -60,14 +66,16 @@ def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Wei
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
-    parts: dict[str, Part] = {}
+    parts, renames = dict[str, Part](), RENAMES[shape.hybrid]
+    if renames is _GRANITE and shape.mixture is None:
+        renames = _DENSE_GRANITE
     if shape.hybrid == "qwen3_next":
         _expect_fused(source, shape, name)
     for theirs in source.names:
         if _IGNORED.search(theirs):
             continue
         ours = theirs
-        for pattern, new in RENAMES[shape.hybrid]:
+        for pattern, new in renames:
             ours = re.sub(pattern, new, ours)
         layer = re.match(r"model\.layers\.(\d+)\.norm\.", ours)
         if layer and shape.hybrid == "nemotron_h":  # one norm a layer, of whatever it has
@@ -91,18 +99,14 @@ def _expect_fused(source: WeightSource, shape: LlamaShape, name: str) -> None:
 
 def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name: str) -> dict[str, Part]:
     """The parts of one tensor."""
-    prefix, _, last = ours.rpartition(".self_attn.")
-    if prefix:
-        return _attention(source, shape, prefix, last, theirs, name)
-    stem = ours.removesuffix(".weight")
-    if stem.endswith(".shared_mlp.input_linear"):
-        inner = shape.intermediate_size
-        expect_shape(source, theirs, (2 * inner, shape.hidden_size), name)
-        mlp = stem.replace(".shared_mlp.input_linear", ".mlp")
+    if ".self_attn.q_proj." in ours and shape.traits.is_gated:
+        dim, queries = shape.head_dim, shape.num_heads * shape.head_dim
+        expect_shape(source, theirs, (2 * queries, *source.shape(theirs)[1:]), name)
         return {
-            f"{mlp}.gate_proj.weight": Part(theirs, (0, inner)),
-            f"{mlp}.up_proj.weight": Part(theirs, (inner, 2 * inner)),
+            ours.replace("q_proj", key): Part(theirs, in_heads(torch.arange(at, at + dim), queries, of=2 * dim))
+            for key, at in (("q_proj", 0), ("gates_proj", dim))
         }
+    stem = ours.removesuffix(".weight")
     if stem.endswith((".mixer.in_proj_qkvz", ".mixer.in_proj_ba")):
         mixer = shape.mixer(int(stem.split(".")[2]))
         if mixer is None:
@@ -114,25 +118,6 @@ def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name
         expect_shape(source, theirs, (sum(map(len, found.values())), shape.hidden_size), name)
         return {f"{stem.rpartition('.')[0]}.{key}.weight": Part(theirs, order) for key, order in found.items()}
     return {ours: Part(theirs)}
-
-
-def _attention(
-    source: WeightSource, shape: LlamaShape, prefix: str, last: str, theirs: str, name: str
-) -> dict[str, Part]:
-    """Parts of a tensor of attention: queries apart from gates, rows of queries and keys in ``rotation_order``."""
-    traits, dim = shape.traits, shape.head_dim
-    order = torch.arange(dim) if traits.rotated is None else rotation_order(dim, traits.rotated)
-    ours, queries = f"{prefix}.self_attn.{last}", shape.num_heads * dim
-    if last.startswith("q_proj.") and traits.is_gated:
-        expect_shape(source, theirs, (2 * queries, *source.shape(theirs)[1:]), name)
-        gates = ours.replace("q_proj", "gates_proj")
-        return {
-            ours: Part(theirs, in_heads(order, queries, of=2 * dim)),
-            gates: Part(theirs, in_heads(torch.arange(dim, 2 * dim), queries, of=2 * dim)),
-        }
-    if traits.rotated is None or last.split(".")[0] not in ("q_proj", "k_proj", "q_norm", "k_norm"):
-        return {ours: Part(theirs)}
-    return {ours: Part(theirs, in_heads(order, source.shape(theirs)[0]))}
 
 
 def _qwen3_next_orders(mixer: Mixer) -> dict[str, torch.Tensor]:

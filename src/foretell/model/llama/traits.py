@@ -52,7 +52,7 @@ class Traits:
     residual_scale: float = 1.0  # on what attention and MLP return
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    is_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
+    is_fused: bool = False  # the checkpoint has qkv_proj, or gate_up_proj of MLPs
     rotated: int | None = None  # values of a head that are rotated, None: all
     is_gated: bool = False  # what attention mixed is multiplied by the sigmoid of a projection of its input
     attention_scale: float = 1.0  # on what attention returns
@@ -83,15 +83,19 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
     **hybrids.TYPES,
 }
 """The types that are covered, and their classes."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
-_PARTLY_TURNED = ("phi3", "glm4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
+_PARTLY_TURNED = ("phi3", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
 _WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the window
 _TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
-_WINDOWLESS = ("llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", *hybrids.TYPES)
+_WINDOWLESS = (
+    "llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", *hybrids.TYPES,
+)  # fmt: skip
 
 
 def unsupported(config: Any) -> str | None:
@@ -136,13 +140,14 @@ def traits_of(config: Any) -> Traits:
             score_cap=getattr(config, "attn_logit_softcapping", None) if kind == "gemma2" else None,
             logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
         )
-    if kind in ("granite", "granitemoe", "granitemoehybrid"):
+    if kind.startswith("granite"):
         return Traits(
             activation=activation,
             embedding_scale=float(config.embedding_multiplier),
             score_scale=float(config.attention_multiplier),
             residual_scale=float(config.residual_multiplier),
             logit_scale=1.0 / float(config.logits_scaling),
+            is_fused=kind == "granitemoehybrid",
         )
     if kind in ("olmo2", "olmo3"):
         return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
@@ -167,7 +172,8 @@ def traits_of(config: Any) -> Traits:
             interleaved=True,
         )
     is_qwen = kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-    qk_norm = "heads" if is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2") else "all" if kind == "olmoe" else ""
+    by_heads = is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2", "lfm2_moe") or (kind == "glm4_moe" and config.use_qk_norm)
+    qk_norm = "heads" if by_heads else "all" if kind == "olmoe" else ""
     return Traits(
         activation=activation,
         norm_offset=1.0 if is_qwen else 0.0,
@@ -197,7 +203,7 @@ def biases_of(config: Any) -> frozenset[str]:
         return frozenset()
     # GLM-4 has none at the output, and transformers gives Nemotron-H's attention none at all.
     biased = kind != "nemotron_h" and getattr(config, "attention_bias", False)
-    attention = ("q", "k", "v", *(("o", "gates") if kind != "glm4" else ())) if biased else ()
+    attention = ("q", "k", "v", *(("o", "gates") if kind not in ("glm4", "glm4_moe") else ())) if biased else ()
     has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
