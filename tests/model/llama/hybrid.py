@@ -27,8 +27,16 @@ _NEMOTRON = {"layers_block_type": ["linear_attention", "mlp", "full_attention", 
 _GRANITE = {"num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 8, "shared_intermediate_size": 40}
 _QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
 _HALF = {**_QUARTER, "partial_rotary_factor": 0.5}
-_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 2.5,
-           "moe_shared_expert_intermediate_size": 40, "n_group": 4, "topk_group": 2, "norm_topk_prob": True}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+}
 _MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 40}
 
 # name -> (family of ``recurrent.FAMILIES`` or configuration class, what differs)

@@ -6,7 +6,7 @@ most models beside a shared expert that every token reads. What routers differ i
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels import structures
+from foretell.model.llama.parts import within
 from foretell.model.llama.weights import WeightSource, expect_shape
 from foretell.model.packed import Packed
 
@@ -22,7 +23,9 @@ _SIGMOID = ("lfm2_moe", "nemotron_h", "glm4_moe")
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
 TYPES = ("qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", *_SIGMOID)
 """The types with experts that are covered."""
+_ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid")  # of all their MLPs
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+_FIRST = ("num_dense_layers", "first_k_dense_replace")  # the first layer that may have experts
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
 
 
@@ -88,42 +91,45 @@ def mixture_of(config: Any) -> Mixture | None:
     kind = config.model_type
     if kind not in TYPES:
         return None
-    num_experts, layers = next((getattr(config, key) for key in _COUNTS if getattr(config, key, None)), 0), _layers(config)
+    num_experts, layers = _first(config, _COUNTS, 0), _layers(config)
     if not num_experts or not layers:
         return None
-    inner = int(getattr(config, "moe_intermediate_size", 0) or config.intermediate_size)
-    is_sigmoid = kind in _SIGMOID
+    inner = config.intermediate_size if kind in _ONE_SIZE else config.moe_intermediate_size
+    router: dict[str, Any] = {}
+    if kind in _SIGMOID:
+        router = {
+            "is_sigmoid": True,
+            "has_bias": bool(getattr(config, "use_expert_bias", True)),
+            "groups": (_first(config, ("n_group",), 1), _first(config, ("topk_group",), 1)),
+            "epsilon": 1e-6 if kind == "lfm2_moe" else 1e-20,
+            "scale": float(config.routed_scaling_factor),
+        }
     return Mixture(
         num_experts=num_experts,
         num_chosen=config.num_experts_per_tok,
         inner=inner,
-        shared_inner=inner * config.n_shared_experts if kind == "glm4_moe" else _shared_inner(config),
+        shared_inner=inner * config.n_shared_experts if kind == "glm4_moe" else _first(config, _SHARED, 0),
         sums_over_chosen=bool(getattr(config, "norm_topk_prob", True)),
         layers=layers,
-        is_sigmoid=is_sigmoid,
-        has_bias=is_sigmoid and bool(getattr(config, "use_expert_bias", True)),
-        groups=(getattr(config, "n_group", 1), getattr(config, "topk_group", 1)),
-        epsilon=(1e-6 if kind == "lfm2_moe" else 1e-20) if is_sigmoid else 0.0,
-        scale=float(getattr(config, "routed_scaling_factor", 1.0)),
         is_shared_gated=kind in _GATED,
         is_gated=kind != "nemotron_h",
+        **router,
     )
 
 
-def _shared_inner(config: Any) -> int:
-    return 0 if config.model_type == "qwen3_moe" else next((getattr(config, key) for key in _SHARED if hasattr(config, key)), 0)
+def _first(config: Any, keys: Sequence[str], default: int) -> int:
+    """The first of these fields that a configuration has."""
+    return next((getattr(config, key) for key in keys if getattr(config, key, None) is not None), default)
 
 
 def _layers(config: Any) -> frozenset[int]:
     """Those that have experts."""
-    kinds = getattr(config, "layers_block_type", None) if config.model_type == "nemotron_h" else None
-    first = next((getattr(config, key) for key in ("num_dense_layers", "first_k_dense_replace") if hasattr(config, key)), 0)
-    step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
-    return frozenset(
-        layer
-        for layer in range(first, config.num_hidden_layers)
-        if layer not in dense and (layer + 1) % step == 0 and (kinds is None or kinds[layer] == "moe")
-    )
+    if config.model_type == "nemotron_h":
+        return frozenset(layer for layer, kind in enumerate(config.layers_block_type) if kind == "moe")
+    first, step = _first(config, _FIRST, 0), _first(config, ("decoder_sparse_step",), 1)
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    layers = range(first, config.num_hidden_layers)
+    return frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0)
 
 
 def expert_names(layer: int, expert: int | None, mixture: Mixture) -> dict[str, str]:
@@ -244,13 +250,10 @@ class ExpertWeights(WeightSource):
         own = self._source.shared(theirs)
         return own if own is None or rows is None else own.flatten(0, -2)[rows[0] : rows[1]]
 
-    def packed(self, name: str) -> Packed | None:
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``."""
-        theirs, rows = self._places[name]
-        packed = self._source.packed(theirs)
-        if packed is None or rows is None:
-            return packed
-        return Packed(packed.kind, (rows[1] - rows[0], packed.shape[1]), packed.data[rows[0] : rows[1]])
+        theirs, own = self._places[name]
+        return self._source.packed(theirs, within(own, rows))
 
     def release(self) -> None:
         """See ``WeightSource.release``."""
@@ -264,8 +267,8 @@ class ExpertWeights(WeightSource):
 
 
 def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The experts that rows [n, experts] of logits choose, int64 [n, k], and their weights, float32 [n, k]; bias: [experts],
-    where the router has one.
+    """The experts that rows [n, experts] of logits choose, int64 [n, k], and their weights, float32 [n, k]. bias: the
+    router's [experts], where it has one.
 
     Largest first, of equal ones the lower number, as ``experts.h`` has it.
     """
@@ -274,7 +277,7 @@ def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple
     ranks = wide if not mixture.is_sigmoid else scores if bias is None else scores + bias
     groups, num_left = mixture.groups
     if groups > 1:  # those of the groups whose two best have the largest sums
-        best = ranks.unflatten(-1, (groups, -1)).topk(2).values.sum(-1)
+        best = ranks.view(len(ranks), groups, -1).topk(2).values.sum(-1)
         left = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, num_left:]
         out = torch.zeros_like(best, dtype=torch.bool).scatter(-1, left, value=True)
         ranks = ranks.masked_fill(out.repeat_interleave(mixture.num_experts // groups, -1), float("-inf"))

@@ -72,18 +72,27 @@ class PartWeights(WeightSource):
         part = read(0, self._source.shape(theirs)[0])[rows]
         return lambda start, stop: part[start:stop].contiguous()
 
-    def packed(self, name: str) -> Packed | None:
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``."""
-        theirs, rows = self._parts[name]
+        theirs, own = self._parts[name]
+        if not isinstance(own, Tensor):
+            return self._source.packed(theirs, within(own, rows))
         packed = self._source.packed(theirs)
-        if packed is None or rows is None:
-            return packed
-        data = packed.data[rows] if isinstance(rows, Tensor) else packed.data[slice(*rows)]
+        if packed is None:
+            return None
+        data = packed.data[own if rows is None else own[slice(*rows)]]
         return Packed(packed.kind, (len(data), packed.shape[1]), data)
 
     def release(self) -> None:
         """See ``WeightSource.release``."""
         self._source.release()
+
+
+def within(outer: tuple[int, int] | None, rows: tuple[int, int] | None) -> tuple[int, int] | None:
+    """A range of rows of a range, in the whole; None: all."""
+    if outer is None or rows is None:
+        return outer or rows
+    return outer[0] + rows[0], outer[0] + rows[1]
 
 
 def in_heads(order: Tensor, count: int, *, of: int = 0) -> Tensor:

@@ -172,7 +172,9 @@ def traits_of(config: Any) -> Traits:
             interleaved=True,
         )
     is_qwen = kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-    by_heads = is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2", "lfm2_moe") or (kind == "glm4_moe" and config.use_qk_norm)
+    by_heads = (
+        is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2", "lfm2_moe") or (kind == "glm4_moe" and config.use_qk_norm)
+    )
     qk_norm = "heads" if by_heads else "all" if kind == "olmoe" else ""
     return Traits(
         activation=activation,
