@@ -1,5 +1,6 @@
 """Mixtures of experts: the router's choice, checkpoints' layouts, what a pass reads, and equal texts with guesses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,50 @@ def test_route_by_example() -> None:
         torch.testing.assert_close(weights, shares / shares.sum(-1, keepdim=True) if over_chosen else shares)
 
 
+def test_route_with_a_bias_and_groups_by_example() -> None:
+    """The bias and the groups change the choice and no weight; weights sum to the factor, or are the scores times it."""
+    scores = torch.tensor([[0.9, 0.2, 0.6, 0.5, 0.8, 0.1]])
+    sizes = Mixture(6, 2, 8, 0, True, frozenset((0,)), is_sigmoid=True, epsilon=0.1, scale=2.0)
+    for bias, groups, chosen, over in (
+        (None, (1, 1), [0, 4], True),
+        (None, (1, 1), [0, 4], False),
+        ([0.0, 0.0, 0.0, 0.45, 0.0, 0.0], (1, 1), [3, 0], True),
+        (None, (3, 1), [0, 1], True),  # sums of two: 1.1, 1.1, 0.9: of equal ones the first
+        ([0.0, 0.0, 0.0, 0.05, 0.0, 0.0], (3, 1), [2, 3], False),
+        (None, (3, 2), [0, 2], True),
+    ):
+        some = replace(sizes, groups=groups, sums_over_chosen=over, has_bias=bias is not None)
+        found, weights = route(scores.logit(), some, None if bias is None else torch.tensor(bias))
+        assert found.tolist() == [chosen], (bias, groups)
+        own = scores[:, chosen]
+        torch.testing.assert_close(weights, own / (own.sum() + 0.1) * 2.0 if over else own * 2.0)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["glm4moe", "granitemoeshared"])
+def test_routers_in_c_are_those_in_torch(kind: str) -> None:
+    """An expert that changes changes the bits of the rows for which torch's router chooses it, and no others."""
+    module = make_model(kind, num_hidden_layers=1, **({"first_k_dense_replace": 0} if kind == "glm4moe" else {}))
+    sizes, tokens, inputs = mixture_of(module.config), tokens_of(1, 40, seed=3), list[Tensor]()
+    assert sizes is not None
+    block = module.model.layers[0].mlp if kind == "glm4moe" else module.model.layers[0].block_sparse_moe
+    hook = block.register_forward_hook(lambda _, args, out: inputs.append(args[0]))
+    with torch.no_grad():
+        module(tokens, use_cache=False)
+    hook.remove()
+    router = block.gate if kind == "glm4moe" else block.router
+    bias = router.e_score_correction_bias if kind == "glm4moe" else None
+    chosen = route(inputs[0][0] @ router.weight.T, sizes, bias)[0]
+    before = logits_of(NativeModel.from_hf(module), tokens)[0]
+    for expert in range(sizes.num_experts):
+        kept = block.experts.down_proj[expert].clone()
+        with torch.no_grad():
+            block.experts.down_proj[expert] += 1.0
+            after = logits_of(NativeModel.from_hf(module), tokens)[0]
+            block.experts.down_proj[expert] = kept
+        assert torch.equal((after != before).any(-1), (chosen == expert).any(-1)), expert
+
+
 @pytest.mark.parametrize("kind", SPARSE)
 def test_a_checkpoint_on_disk_is_the_module(tmp_path: Path, kind: str) -> None:
     """transformers writes experts one by one, under each family's own names, or in stacks: the same tensors come back."""
@@ -175,6 +220,9 @@ def test_routers_are_not_rounded(weights: str) -> None:
     [
         ("qwen3moe", {"num_experts_per_tok": 7}, "a token reads 7 of 6 experts"),
         ("qwen3moe", {"num_experts": 2000}, "2000 experts a layer; at most 1024"),
+        ("glm4moe", {"topk_group": 5}, "8 experts in 4 groups, of which 5 can be chosen from"),
+        ("glm4moe", {"n_group": 8}, "8 experts in 8 groups, of which 2 can be chosen from"),
+        ("glm4moe", {"topk_group": 1}, "a token reads 3 of 2 experts"),
         ("olmoe", {"clip_qkv": 3.0}, "clip_qkv 3.0"),
     ],
 )
