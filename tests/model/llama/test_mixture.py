@@ -19,6 +19,7 @@ from foretell.model.llama import experts, mixture, native
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route
 from foretell.model.llama.native import NativeModel
+from foretell.model.llama.shape import read_shape
 from foretell.model.llama.weights import ModuleWeights, SafetensorsWeights
 from foretell.model.target import CausalModel
 from tests.model.llama.family import CAPACITY, SPARSE, VOCABULARY, chain, make_model
@@ -130,6 +131,30 @@ def test_route_with_a_bias_and_groups_by_example() -> None:
         assert found.tolist() == [chosen], (bias, groups)
         own = scores[:, chosen]
         torch.testing.assert_close(weights, own / (own.sum() + 0.1) * 2.0 if over else own * 2.0)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 0.5}, {"scale": 1.0}, {"sums_over_chosen": False}, {"groups": (2, 1)}, {"groups": (1, 1)},
+        {"has_bias": False}, {"is_sigmoid": False, "has_bias": False},
+        {"is_sigmoid": False, "has_bias": False, "sums_over_chosen": False}, {"num_chosen": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_field_of_a_router_means_the_same_in_c(change: dict[str, Any]) -> None:
+    module = make_model("glm4moe")
+    shape, tokens = read_shape(module.config), tokens_of(2, 17)
+    assert shape.mixture is not None
+    other = replace(shape, mixture=replace(shape.mixture, **change))
+    dtype, source = torch.float32, ModuleWeights(module)
+    lean = logits_of(LeanModel(other, source, dtype=dtype, device=CPU, name="x"), tokens)
+    torch.testing.assert_close(
+        logits_of(NativeModel(other, source, dtype=dtype, name="x"), tokens), lean, atol=1e-4, rtol=1e-4
+    )
+    with torch.no_grad():
+        assert not torch.allclose(lean, module(tokens, use_cache=False).logits, atol=1e-3)  # the change is seen
 
 
 @needs_native

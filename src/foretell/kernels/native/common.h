@@ -60,7 +60,7 @@ typedef struct {
   int64_t sigmoid;     /* scores are the sigmoid of each logit, else the softmax of all */
   int64_t groups, groups_chosen; /* experts stand in `groups` of one size; those of the `groups_chosen` best can be chosen */
   double epsilon, scale; /* added to the sum of the chosen scores; on the weights */
-  const float *bias;     /* [count] or NULL: added to a sigmoid's scores, for the choice alone */
+  const float *bias;     /* [count] or NULL: added to a sigmoid's scores for the choice alone */
   Matrix router, shared_gate; /* [count, hidden] and [1, hidden], in the model's type; the latter absent: weight 1 */
   const Expert *each;
 } Experts;

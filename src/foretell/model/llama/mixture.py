@@ -274,7 +274,8 @@ def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple
     """
     wide = logits.float()
     scores = wide.sigmoid() if mixture.is_sigmoid else torch.softmax(wide, -1)
-    ranks = wide if not mixture.is_sigmoid else scores if bias is None else scores + bias
+    ranks = scores if mixture.is_sigmoid else wide  # of equal order, and softmax would round
+    ranks = ranks if bias is None else ranks + bias
     groups, num_left = mixture.groups
     if groups > 1:  # those of the groups whose two best have the largest sums
         best = ranks.view(len(ranks), groups, -1).topk(2).values.sum(-1)
