@@ -19,7 +19,8 @@ from foretell.model.llama.weights import WeightSource, expect_shape
 from foretell.model.packed import Packed
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
-_SIGMOID = ("lfm2_moe", "nemotron_h", "glm4_moe")
+_FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one
+_SIGMOID = ("lfm2_moe", "nemotron_h", *_FURTHER)
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
 TYPES = ("qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", *_SIGMOID)
 """The types with experts that are covered."""
@@ -95,6 +96,7 @@ def mixture_of(config: Any) -> Mixture | None:
     if not num_experts or not layers:
         return None
     inner = config.intermediate_size if kind in _ONE_SIZE else config.moe_intermediate_size
+    num_shared = _first(config, ("n_shared_experts",), 0) if kind in _FURTHER else 0
     router: dict[str, Any] = {}
     if kind in _SIGMOID:
         router = {
@@ -108,7 +110,7 @@ def mixture_of(config: Any) -> Mixture | None:
         num_experts=num_experts,
         num_chosen=config.num_experts_per_tok,
         inner=inner,
-        shared_inner=inner * config.n_shared_experts if kind == "glm4_moe" else _first(config, _SHARED, 0),
+        shared_inner=inner * num_shared or _first(config, _SHARED, 0),
         sums_over_chosen=bool(getattr(config, "norm_topk_prob", True)),
         layers=layers,
         is_shared_gated=kind in _GATED,
