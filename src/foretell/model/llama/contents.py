@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _ATTENTION, _MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
 _HARMLESS = re.compile(r"rotary_emb\.|\.(masked_bias|attention\.bias)$")
 """Buffers that old checkpoints hold, and that follow from the configuration."""
+_DRAFTS = "eh_proj.weight"  # a layer that has one is a module for further tokens (DeepSeek-V3, GLM-4.5)
 _NAMED = 4  # tensors of a message
 _ROWS = 1 << 12  # of two heads that are compared at a time
 
@@ -54,7 +55,9 @@ def check_contents(source: WeightSource, shape: LlamaShape, *, name: str) -> Con
             f"({'; '.join(said[:_NAMED])}{more}); expected both of one checkpoint"
         )
     head = _head(source, shape, name) if HEAD in names else EMBEDDING
-    surplus = sorted(each for each in names - wanted.keys() - {HEAD} if not _HARMLESS.search(each))
+    drafts = tuple(each.removesuffix(_DRAFTS) for each in names if each.endswith(_DRAFTS))
+    left = (each for each in names - wanted.keys() - {HEAD} if not _HARMLESS.search(each))
+    surplus = sorted(each for each in left if not each.startswith(drafts))
     if surplus:
         listed = ", ".join(source.called(each) for each in surplus[:_NAMED])
         logger.warning(
