@@ -106,7 +106,10 @@ def test_names_of_published_checkpoints(
         ("qwen3_5", "linear_attn.A_log"), ("qwen3_next", "linear_attn.in_proj_qkvz.weight"), ("lfm2", "conv.conv.weight"),
         ("lfm2-bias", "conv.in_proj.bias"), ("falcon_h1-norm", "mamba.norm.weight"), ("nemotron_h", "mixer.D"),
         ("granite_hybrid", "mamba.dt_bias"), ("bamba-bias", "mamba.conv1d.bias"),
-        ("nemotron_h_moe", "mixer.gate.e_score_correction_bias"),
+        ("nemotron_h_moe", "mixer.gate.e_score_correction_bias"), ("nemotron_h_moe", "mixer.shared_experts.up_proj"),
+        ("lfm2_moe", "feed_forward.expert_bias"), ("lfm2_moe", "operator_norm"), ("nemotron_h", "layers.2.norm.weight"),
+        ("granite_hybrid_moe", "mamba.in_proj.weight"), ("granite_hybrid", "shared_mlp.output_linear.weight"),
+        ("qwen3_5", "self_attn.q_proj.weight"),
     ],
 )  # fmt: skip
 def test_tensors_that_are_missing_or_of_another_shape(case: str, part: str, tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_tensors_that_are_missing_or_of_another_shape(case: str, part: str, tmp_
         with pytest.raises(ModelError, match=said) as raised:
             load_model(saved(tmp_path / str(number), case, change), implementation="native")
         assert "\n" not in str(raised.value)
-        assert f".{part.split('.')[1][:8]}" in str(raised.value)  # a fused tensor by its parts
+        assert part in str(raised.value)
 
 
 @pytest.mark.parametrize(

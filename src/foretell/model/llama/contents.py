@@ -43,10 +43,14 @@ def check_contents(source: WeightSource, shape: LlamaShape, *, name: str) -> Con
     names = set(source.names)
     biases = _biases_of_first_layer(names, shape) if shape.biases is None else shape.biases
     wanted = dict(chain(_outer(shape), *(_layer(index, shape, biases) for index in range(shape.num_layers))))
-    missing = [each for each in wanted if each not in names]
+    missing: dict[str, list[tuple[int, ...]]] = {}  # by the checkpoint's names, of which several may be parts of one
+    for each in (each for each in wanted if each not in names):
+        missing.setdefault(source.called(each), []).append(wanted[each])
     other = [each for each, size in wanted.items() if each in names and source.shape(each) != size]
     if missing or other:
-        said = [f"{source.called(each)} is missing, expected {wanted[each]}" for each in missing]
+        said = [
+            f"{each} is missing{f', expected {sizes[0]}' if len(sizes) == 1 else ''}" for each, sizes in missing.items()
+        ]
         said += [f"{source.called(each)} has shape {source.shape(each)}, expected {wanted[each]}" for each in other]
         more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
         kind = ShapeError if other else ModelError

@@ -5,46 +5,48 @@ from collections.abc import Mapping
 
 import torch
 
-from foretell.core.errors import ModelError
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.weights import WeightSource, expect_shape
 
 Renames = tuple[tuple[str, str], ...]
-"""(pattern of the checkpoint's names, our name for it), applied one after the other."""
+"""(the checkpoint's text, ours for it), one after the other; backwards they say what a checkpoint calls what it lacks."""
 _MAMBA_FEED: Renames = (
-    (r"\.mamba\.", ".mixer."),
-    (r"\.feed_forward\.", ".mlp."),
-    (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
-    (r"^model\.final_layernorm\.", "model.norm."),
+    (".mamba.", ".mixer."),
+    (".feed_forward.", ".mlp."),
+    (".pre_ff_layernorm.", ".post_attention_layernorm."),
+    ("model.final_layernorm.", "model.norm."),
 )
-_QWEN: Renames = ((r"^model\.language_model\.", "model."), (r"\.linear_attn\.", ".mixer."))
+_QWEN: Renames = (("model.language_model.", "model."), (".linear_attn.", ".mixer."))
 _LFM2: Renames = (
-    (r"\.conv\.conv\.", ".mixer.conv1d."),
-    (r"\.conv\.(in_proj|out_proj)\.", r".mixer.\1."),
-    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-    (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
-    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
-    (r"\.feed_forward\.", ".mlp."),
-    (r"\.operator_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"^model\.embedding_norm\.", "model.norm."),
+    (".conv.conv.", ".conv.conv1d."),
+    (".conv.", ".mixer."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".q_layernorm.", ".q_norm."),
+    (".k_layernorm.", ".k_norm."),
+    (".feed_forward.", ".mlp."),
+    (".mlp.w1.", ".mlp.gate_proj."),
+    (".mlp.w3.", ".mlp.up_proj."),
+    (".mlp.w2.", ".mlp.down_proj."),
+    (".mlp.expert_bias", ".mlp.gate.e_score_correction_bias"),
+    (".operator_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+    ("model.embedding_norm.", "model.norm."),
 )
 _NEMOTRON: Renames = (
-    (r"^backbone\.", "model."),
-    (r"^model\.embeddings\.", "model.embed_tokens."),
-    (r"^model\.norm_f\.", "model.norm."),
-    (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
-    (r"\.mixer\.(up_proj|down_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
+    ("backbone.", "model."),
+    ("model.embeddings.", "model.embed_tokens."),
+    ("model.norm_f.", "model.norm."),
+    *((f".mixer.{key}_proj.", f".self_attn.{key}_proj.") for key in "qkvo"),
+    *((f".mixer.{key}.", f".mlp.{key}.") for key in ("up_proj", "down_proj", "gate", "experts")),
+    (".mixer.shared_experts.", ".mlp.shared_expert."),
 )
-_GRANITE: Renames = ((r"\.mamba\.", ".mixer."),)
+_GRANITE: Renames = ((".mamba.", ".mixer."),)
 _DENSE_GRANITE: Renames = (
     *_GRANITE,
-    (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
-    (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+    (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
+    (".shared_mlp.output_linear.", ".mlp.down_proj."),
 )
 RENAMES: Mapping[str, Renames] = {
     "qwen3_next": _QWEN,
@@ -57,6 +59,13 @@ RENAMES: Mapping[str, Renames] = {
     "falcon_h1": _MAMBA_FEED,
     "bamba": _MAMBA_FEED,
 }
+_PARTS: Mapping[str, Renames] = {  # (what the checkpoint has, one of several that are made of it)
+    "qwen3_next": (
+        *((".in_proj_qkvz.", f".in_proj_{key}.") for key in ("qkv", "z")),
+        *((".in_proj_ba.", f".in_proj_{key}.") for key in "ba"),
+    ),
+    "nemotron_h": tuple((".norm.", f".{key}_layernorm.") for key in ("input", "post_attention")),
+}
 _IGNORED = re.compile(r"^(mtp\.|model\.visual\.|visual\.)|\.mup_vector$")
 """Tensors that belong to other parts of a checkpoint: heads for several tokens, images."""
 
@@ -66,35 +75,28 @@ def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Wei
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
-    parts, renames = dict[str, Part](), RENAMES[shape.hybrid]
+    parts, renames, names = dict[str, Part](), RENAMES[shape.hybrid], source.names
     if renames is _GRANITE and shape.mixture is None:
         renames = _DENSE_GRANITE
-    if shape.hybrid == "qwen3_next":
-        _expect_fused(source, shape, name)
-    for theirs in source.names:
+    for theirs in names:
         if _IGNORED.search(theirs):
             continue
         ours = theirs
-        for pattern, new in renames:
-            ours = re.sub(pattern, new, ours)
+        for old, new in renames:
+            ours = ours.replace(old, new, 1)
         layer = re.match(r"model\.layers\.(\d+)\.norm\.", ours)
         if layer and shape.hybrid == "nemotron_h":  # one norm a layer, of whatever it has
             own = "post_attention_layernorm" if shape.has_mlp(int(layer[1])) else "input_layernorm"
             ours = ours.replace(".norm.", f".{own}.")
         parts |= _split(source, shape, ours, theirs, name)
-    return PartWeights(source, parts)
 
+    def back(ours: str) -> str:
+        for old, new in (*_PARTS.get(shape.hybrid, ()), (".q_proj.", ".gates_proj."), *reversed(renames)):
+            if new != "model." or any(each.startswith(old) for each in names):
+                ours = ours.replace(new, old, 1)
+        return ours
 
-def _expect_fused(source: WeightSource, shape: LlamaShape, name: str) -> None:
-    """Raise ModelError for a fused projection that is missing, by its own name: its parts are called otherwise."""
-    named = [f"model.layers.{layer}.linear_attn.{key}.weight" for layer in range(shape.num_layers) if shape.mixer(layer)
-             for key in ("in_proj_qkvz", "in_proj_ba")]  # fmt: skip
-    missing = [each for each in named if each not in source.names]
-    if missing and not any(".in_proj_qkv." in each for each in source.names):
-        raise ModelError(
-            f"{name}: the weights do not match the configuration: {missing[0]} is missing"
-            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; expected both of one checkpoint"
-        )
+    return PartWeights(source, parts, back)
 
 
 def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name: str) -> dict[str, Part]:

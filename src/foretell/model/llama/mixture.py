@@ -183,8 +183,7 @@ _RENAMED = (
     (re.compile(r"(\.experts(?:\.\d+)?)\.w1\."), r"\1.gate_proj."),
     (re.compile(r"(\.experts(?:\.\d+)?)\.w2\."), r"\1.down_proj."),
     (re.compile(r"(\.experts(?:\.\d+)?)\.w3\."), r"\1.up_proj."),
-    (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),  # GLM-4.5, Nemotron-H
-    (re.compile(r"\.mlp\.expert_bias$"), ".mlp.gate.e_score_correction_bias"),  # LFM2
+    (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),  # GLM-4.5
 )
 
 
@@ -236,7 +235,7 @@ class ExpertWeights(WeightSource):
     def called(self, name: str) -> str:
         """See ``WeightSource.called``."""
         place = self._places.get(name)
-        return name if place is None else self._source.called(place.theirs)
+        return self._source.called(name if place is None else place.theirs)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""

@@ -18,10 +18,12 @@ class Part(NamedTuple):
 
 
 class PartWeights(WeightSource):
-    """Parts of another source's tensors."""
+    """Parts of another source's tensors. back: what the source would call one that it lacks."""
 
-    def __init__(self, source: WeightSource, parts: Mapping[str, Part]) -> None:
-        self._source, self._parts = source, parts
+    def __init__(
+        self, source: WeightSource, parts: Mapping[str, Part], back: Callable[[str], str] = lambda name: name
+    ) -> None:
+        self._source, self._parts, self._back = source, parts, back
 
     @property
     def names(self) -> Collection[str]:
@@ -39,7 +41,7 @@ class PartWeights(WeightSource):
     def called(self, name: str) -> str:
         """See ``WeightSource.called``."""
         part = self._parts.get(name)
-        return name if part is None else self._source.called(part.theirs)
+        return self._source.called(self._back(name) if part is None else part.theirs)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""

@@ -47,7 +47,15 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Weig
                 rows = None
             parts[theirs.replace(found[1], part)] = Part(theirs, rows)
             start += size
-    return PartWeights(source, parts)
+    wholes = [whole for whole in sizes if any(f".{whole}." in each for each in source.names)]
+
+    def back(ours: str) -> str:
+        for whole in wholes:
+            for part, _ in sizes[whole]:
+                ours = ours.replace(f".{part}.", f".{whole}.")
+        return ours
+
+    return PartWeights(source, parts, back)
 
 
 def _order(shape: LlamaShape) -> torch.Tensor | None:
