@@ -247,6 +247,7 @@ def test_routers_are_not_rounded(weights: str) -> None:
         ("qwen3moe", {"num_experts": 2000}, "2000 experts a layer; at most 1024"),
         ("glm4moe", {"topk_group": 5}, "8 experts in 4 groups, of which 5 can be chosen from"),
         ("glm4moe", {"head_dim": 18}, "9 of 18 values of a head are rotated, an odd number"),
+        ("glm4moe", {"n_group": 0}, "8 experts in 0 groups, of which 2 can be chosen from"),
         ("glm4moe", {"n_group": 8}, "8 experts in 8 groups, of which 2 can be chosen from"),
         ("glm4moe", {"topk_group": 1}, "a token reads 3 of 2 experts"),
         ("olmoe", {"clip_qkv": 3.0}, "clip_qkv 3.0"),

@@ -80,7 +80,8 @@ def unsupported(config: Any) -> str | None:
     if found.num_experts > MAX_EXPERTS:
         return f"{found.num_experts} experts a layer; at most {MAX_EXPERTS}"
     groups, chosen = found.groups
-    if found.num_experts % groups or (groups > 1 and found.num_experts < 2 * groups) or not 0 < chosen <= groups:
+    is_divided = 0 < chosen <= groups and found.num_experts % groups == 0
+    if not is_divided or (groups > 1 and found.num_experts < 2 * groups):  # groups are ranked by two experts
         return f"{found.num_experts} experts in {groups} groups, of which {chosen} can be chosen from"
     if not 0 < found.num_chosen <= found.num_experts // groups * chosen:
         return f"a token reads {found.num_chosen} of {found.num_experts // groups * chosen} experts"
@@ -108,7 +109,7 @@ def mixture_of(config: Any) -> Mixture | None:
         }
     return Mixture(
         num_experts=num_experts,
-        num_chosen=config.num_experts_per_tok,
+        num_chosen=_first(config, ("num_experts_per_tok",), 0),
         inner=inner,
         shared_inner=inner * num_shared or _first(config, _SHARED, 0),
         sums_over_chosen=bool(getattr(config, "norm_topk_prob", True)),
