@@ -157,6 +157,27 @@ def test_every_field_of_a_router_means_the_same_in_c(change: dict[str, Any]) -> 
         assert not torch.allclose(lean, module(tokens, use_cache=False).logits, atol=1e-3)  # the change is seen
 
 
+def test_sigmoid_routers_multiply_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 too, as the module does: logits that were rounded would choose other experts."""
+    module, seen, said = make_model("glm4moe").bfloat16(), list[Tensor](), list[Tensor]()
+    model, layer = LeanModel.from_hf(module), module.model.layers[1].mlp
+    hook = layer.gate.register_forward_hook(lambda _, args, out: seen.extend((args[0], out[0])))
+    with torch.no_grad():
+        module(tokens_of(1, 30), use_cache=False)
+    hook.remove()
+
+    def watched(logits: Tensor, sizes: Mixture, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        said.append(logits)
+        return route(logits, sizes, bias)
+
+    monkeypatch.setattr(experts, "route", watched)
+    mlp = model._layers[1].mlp
+    assert isinstance(mlp, experts.Experts)
+    mlp(seen[0])
+    torch.testing.assert_close(said[0], seen[1], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(said[0].bfloat16().float(), seen[1], atol=1e-5, rtol=1e-5)
+
+
 @needs_native
 @pytest.mark.parametrize("kind", ["glm4moe", "granitemoeshared"])
 def test_routers_in_c_are_those_in_torch(kind: str) -> None:

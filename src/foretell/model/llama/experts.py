@@ -36,7 +36,7 @@ class Experts:
     """The experts of one layer. They are added in the order of their weights, in float32."""
 
     mixture: Mixture
-    router: Tensor  # [experts, H]
+    router: Tensor  # [experts, H]; of sigmoid routers in float32, in which transformers multiplies it
     each: tuple[GatedMLP, ...]
     bias: Tensor | None = None  # [experts] float32, of the router
     shared: GatedMLP | None = None
@@ -45,7 +45,7 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] of normed rows x [..., H]."""
         rows = x.flatten(0, -2)
-        chosen, weights = route(F.linear(rows, self.router), self.mixture, self.bias)  # [n, k]
+        chosen, weights = route(F.linear(rows.to(self.router.dtype), self.router), self.mixture, self.bias)  # [n, k]
         num_chosen = chosen.shape[1]
         flat = chosen.flatten()
         order = flat.argsort(stable=True)

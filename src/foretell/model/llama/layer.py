@@ -104,11 +104,14 @@ class LayerReader:
             gate_up, down_map = (make_linear(weight, None, packed=self.packed) for weight in (fused, down))
             return GatedMLP(gate_up, down_map, _activation(self.shape.traits))
 
-        router, *gate = (self.source.read(name, dtype, device) for name in router_names(index, mixture))
+        wide = torch.promote_types(dtype, torch.float32) if mixture.is_sigmoid else dtype
+        router_name, *gate_name = router_names(index, mixture)
+        router = self.source.read(router_name, wide, device)
+        gate = self.source.read(gate_name[0], dtype, device) if gate_name else None
         bias = self.source.read(bias_name(index), torch.float32, device) if mixture.has_bias else None
         each = tuple(expert(number) for number in range(mixture.num_experts))
         shared = expert(None) if mixture.shared_inner else None
-        return Experts(mixture, router, each, bias, shared, gate[0] if gate else None)
+        return Experts(mixture, router, each, bias, shared, gate)
 
 
 def _activation(traits: Traits) -> Callable[[Tensor], Tensor]:
