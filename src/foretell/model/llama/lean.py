@@ -97,8 +97,7 @@ class LeanModel(CausalModel):
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._growths = [rope.growth for rope in ropes]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
-        if shape.traits.is_fused:
-            source = split_weights(source, shape, name=name)
+        source = split_weights(source, shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
