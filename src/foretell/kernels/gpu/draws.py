@@ -51,7 +51,7 @@ def exponential(w):
     return -tl.log(rest) * (u / lost)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])
 def keys_kernel(seeds, positions, index, out, num_columns, stream, S0, S1, P0, P1, I0, I1, BLOCK: tl.constexpr):
     """One program a row of out; each argument has strides by row and by column."""
     row = tl.program_id(0)
@@ -181,7 +181,7 @@ def masses(z, vocab_size, inverse, shift, least, here, top, BLOCK: tl.constexpr)
     return everything, more
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])
 def node_keys_kernel(seeds, positions, parents, out, num_nodes, stream, BLOCK: tl.constexpr):
     """One program a row: the key of the token that follows each node of a tree; positions are the roots'."""
     row = tl.program_id(0).to(tl.int64)
