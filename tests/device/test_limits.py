@@ -18,7 +18,7 @@ from foretell.verify.selection import Importance, Transport
 from tests.device.counting import Run, engine_on, requests, run
 from tests.device.pretend import NAME, device
 
-LONG = SamplingParams(max_new_tokens=24, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=18, ignore_eos=True)
 FAST = ("none", "draft_model:4", "eagle3:eagle2/size=8", "draft_model:transport:static/branching=3x1", "hybrid")
 SLOW = (
     "eagle1", "eagle3", "medusa", "dflash", "kangaroo", "early_exit", "ngram", "suffix", "recycling", "prediction",

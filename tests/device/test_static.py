@@ -23,7 +23,7 @@ from foretell.verify.base import Evidence, Verdict
 from tests.device.counting import engine_on, requests
 from tests.device.pretend import METER, NAME, Call, recording, replay
 
-LONG = SamplingParams(max_new_tokens=28, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=20, ignore_eos=True)
 ROWS = [LONG, replace(LONG, temperature=0.0)]
 
 
@@ -104,7 +104,13 @@ class Replayed:
         return begin, end
 
 
-@pytest.mark.parametrize("words", ["none", "draft_model:4", "draft_model:static/branching=2x1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "draft_model:4",
+        *(pytest.param(words, marks=pytest.mark.slow) for words in ("none", "draft_model:static/branching=2x1")),
+    ],
+)
 def test_the_kernels_of_one_step_decide_the_next(words: str) -> None:
     """Nothing of a step is in its kernels but the memory they read: with the next step's tokens, parents, lengths and keys
     there they come to its verdict."""
