@@ -1,9 +1,11 @@
 """vLLM with foretell's guesses: the same greedy texts as without guesses, and how many guesses were right.
 
     python examples/vllm_proposer.py MODEL [--prompts 20] [--predict]
+    python examples/vllm_proposer.py MODEL --coupled DRAFT
 
 It runs where vLLM is installed, with foretell beside it. Each mode is a process of its own: plain vLLM, then vLLM with the
-proposer; the texts of the first are the predictions of the last where --predict is given.
+proposer; the texts of the first are the predictions of the last where --predict is given. With --coupled texts are sampled
+at temperature 1, a seed each, and vLLM's own drafter guesses under the verifier "coupled".
 """
 
 import argparse
@@ -19,7 +21,7 @@ from typing import Any
 PROPOSER, WORKER = "foretell.adapters.vllm.Proposer", "foretell.adapters.vllm.Worker"
 SUBJECTS = ("a list of three colours", "a loop over five numbers", "the word yes ten times", "a short poem about rain")
 FORMS = ("Write {}.", "Repeat after me: {}, {}, {}.", "Explain {} to a child.", "JSON of {}:", "def f(x):\n    # {}\n")
-MODES = ("plain", "suffix", "predicted")
+MODES = ("plain", "suffix", "predicted", "coupled")
 
 
 def questions(count: int) -> list[str]:
@@ -29,13 +31,19 @@ def questions(count: int) -> list[str]:
     return [f"{made[index % len(made)]}{' Again.' * (index // len(made))}" for index in range(count)]
 
 
-def run(model: str, prompts: Sequence[str], mode: str, told: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
-    """The greedy token ids of one mode, and vLLM's counters. told: the predictions."""
+def run(
+    model: str, prompts: Sequence[str], mode: str, told: Sequence[Sequence[int]], tokens: int, draft: str | None
+) -> dict[str, Any]:
+    """The token ids of one mode, greedy unless there is a draft, and vLLM's counters. told: the predictions."""
     from vllm import LLM, SamplingParams
     from vllm.v1.metrics.reader import Counter
 
     settings: dict[str, Any] = {}
-    if mode != "plain":
+    if mode == "coupled":
+        settings["speculative_config"] = {
+            "method": "draft_model", "model": draft, "num_speculative_tokens": 3, "rejection_sample_method": "coupled"
+        }  # fmt: skip
+    elif mode != "plain":
         settings["speculative_config"] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 6}
     if mode == "predicted":
         settings["worker_cls"] = WORKER
@@ -45,7 +53,7 @@ def run(model: str, prompts: Sequence[str], mode: str, told: Sequence[Sequence[i
     )  # fmt: skip
     params = [
         SamplingParams(
-            temperature=0.0, max_tokens=tokens,
+            temperature=1.0 if draft else 0.0, seed=index, max_tokens=tokens,
             extra_args={"foretell_prediction": list(told[index])} if mode == "predicted" else None,
         )
         for index in range(len(prompts))
@@ -64,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--predict", action="store_true", help="a third run, with the right texts as predictions")
+    parser.add_argument("--coupled", metavar="DRAFT", help="sampled texts instead, with this draft model")
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -73,15 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = questions(args.prompts)
     if args.mode is not None:
         told = json.loads(args.file.read_text()) if args.mode == "predicted" else []
-        args.file.write_text(json.dumps(run(args.model, prompts, args.mode, told, args.tokens)))
+        args.file.write_text(json.dumps(run(args.model, prompts, args.mode, told, args.tokens, args.coupled)))
         return 0
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for mode in MODES[: 3 if args.predict else 2]:
+        for mode in ("plain", "coupled") if args.coupled else MODES[: 3 if args.predict else 2]:
             file = Path(folder) / f"{mode}.json"
             if mode == "predicted":
                 file.write_text(json.dumps(found["plain"]["tokens"]))
             own = [__file__, args.model, "--prompts", str(args.prompts), "--tokens", str(args.tokens)]
+            own += ["--coupled", args.coupled] if args.coupled else []
             subprocess.run([sys.executable, *own, "--mode", mode, "--file", str(file)], check=True)
             found[mode] = json.loads(file.read_text())
     return report(found)

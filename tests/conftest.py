@@ -14,6 +14,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for every process that a test starts
 
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its kernels run on the CPU
+
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.cputime import known

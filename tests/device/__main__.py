@@ -1,17 +1,21 @@
-"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places]``: what one step costs a device, as a table.
+"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places] [--triton]``: what one step costs a device.
 
 Counted on the pretend device: launches of the draft, of the target (with its layout and moves), of the verifier (with the
 probabilities and the verdict), reads by the host and blocking uploads, means over the steps in which no request comes or
-ends. --places says where each read and upload is asked for.
+ends. --places says where each read and upload is asked for; --triton runs Triton's kernels, by its interpreter: slowly.
 """
 
+import os
 import sys
 from collections import Counter
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
 from foretell import SamplingParams
 from foretell.core.spec import method_words
+from foretell.kernels.gpu.ops import DISPATCH_KEYS
 from tests.device.counting import Step, engine_on, requests, run
 from tests.device.pretend import METER, NAME
 
@@ -30,7 +34,9 @@ def mean(steps: list[Step], of: str, key: str | None = None) -> float:
 def main(words: list[str]) -> None:
     """Print the table."""
     METER.places = "--places" in words
-    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    if "--triton" in words:
+        DISPATCH_KEYS[NAME] = "CPU"
+    params = SamplingParams(max_new_tokens=12 if "--triton" in words else 40, ignore_eos=True)
     print("| one row, T = 1 | launches | draft / target / verify | reads | uploads |\n| --- | --- | --- | --- | --- |")
     for word in [word for word in words if not word.startswith("--")] or USUAL:
         steps = run(engine_on(NAME, method_words(word)[0]), requests([params])).steady

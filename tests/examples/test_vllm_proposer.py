@@ -1,6 +1,8 @@
 """``examples/vllm_proposer.py`` without vLLM: its questions, its verdict, and what it says where vLLM is missing."""
 
 import importlib.util
+import json
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +35,32 @@ def test_any_other_token_is_a_failure(example: ModuleType, capsys: pytest.Captur
     }
     assert example.report(found) == (last != 2)
     assert capsys.readouterr().out.splitlines()[1] == f"suffix: {2 - (last != 2)} of 2 texts equal; accepted_tokens 5"
+
+
+@pytest.mark.parametrize(
+    ("options", "modes"),
+    [
+        ([], ["plain", "suffix"]),
+        (["--predict"], ["plain", "suffix", "predicted"]),
+        (["--coupled", "DRAFT"], ["plain", "coupled"]),
+    ],
+)
+def test_every_mode_is_a_process_that_knows_the_draft(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, options: list[str], modes: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], check: bool) -> None:
+        named = dict(pairwise(command))
+        assert check
+        assert named.get("--coupled") == ("DRAFT" if "--coupled" in options else None)
+        ran.append(named["--mode"])
+        Path(named["--file"]).write_text(json.dumps({"tokens": [[1]], "counts": {}}))
+
+    monkeypatch.setattr(example, "find_spec", lambda _: object())
+    monkeypatch.setattr(example.subprocess, "run", run)
+    assert example.main(["model", *options]) == 0
+    assert ran == modes
 
 
 def test_without_vllm_it_says_so(

@@ -10,9 +10,10 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foretell import bundled
+from foretell.model.defaults import DEFAULTS
 from foretell.model.llama.rope import scaled_frequencies
 from foretell.model.llama.shape import read_shape
-from foretell.model.plain import DEFAULTS, plain_config, read_plain
+from foretell.model.plain import plain_config, read_plain
 from foretell.model.source import read_config, read_generation
 from foretell.model.source import read_plain as read_both
 
@@ -30,10 +31,44 @@ GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+DELTA, CONV = ["linear_attention"] * 3 + ["full_attention"], ["conv", "full_attention"] * 2
+MAMBA = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8}
+PARTIAL = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25}
+NEEDED: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"rope_parameters": GEMMA_ROPES},
+    "lfm2": {"layer_types": CONV, "num_hidden_layers": 4},
+    "lfm2_moe": {"layer_types": CONV, "num_hidden_layers": 4},
+    **{
+        kind: {"layer_types": DELTA, "num_hidden_layers": 4}
+        for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "linear_attention", "mamba"], "num_hidden_layers": 4},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+    "glm4": {"pad_token_id": 0},
+    "glm4_moe": {"head_dim": 32},
+}
+"""What a type must state, or its defaults contradict each other."""
+
+
+def small(kind: str) -> dict[str, Any]:
+    """SMALL with what a type must state, of the fields that it has."""
+    values = {**SMALL, **NEEDED.get(kind, {}), **(MAMBA if kind == "granitemoehybrid" else {})}
+    return {key: value for key, value in values.items() if key != "intermediate_size" or key in DEFAULTS[kind]}
+
+
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((kind, {}) for kind in DEFAULTS if kind != "gemma3_text"),
-    *((kind, dict(SMALL)) for kind in DEFAULTS if kind != "gemma3_text"),
-    ("gemma3_text", {"rope_parameters": GEMMA_ROPES}),
+    *((kind, NEEDED.get(kind, {})) for kind in DEFAULTS),
+    *((kind, small(kind)) for kind in DEFAULTS),
+    ("qwen3_next", {**SMALL, "layer_types": DELTA, "partial_rotary_factor": 0.5, "rope_theta": 1e7, "head_dim": 16}),
+    ("glm4_moe", {**SMALL, "rope_parameters": PARTIAL, "head_dim": 16, "use_qk_norm": True, "n_group": 2, "topk_group": 2}),
+    ("qwen3_5_text", {**SMALL, "layer_types": DELTA,
+                      "rope_parameters": {**PARTIAL, "mrope_section": [2, 1, 1], "mrope_interleaved": True}}),
+    ("granite", {**SMALL, "embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22}),
+    ("granitemoehybrid", {**SMALL, **MAMBA, **NEEDED["granitemoehybrid"], "num_local_experts": 0, "num_experts_per_tok": 0,
+                          "mamba_d_head": 16, "position_embedding_type": "rope", "rope_theta": 10000}),
+    ("nemotron_h", {**SMALL, **NEEDED["nemotron_h"], "n_group": 2, "norm_topk_prob": False, "n_groups": 2}),
+    ("mixtral", {**SMALL, "rope_theta": 1e6, "sliding_window": 4, "num_local_experts": 4}),
+    ("lfm2_moe", {**SMALL, "layer_types": CONV, "num_dense_layers": 0, "use_expert_bias": False}),
     ("gemma3_text", {**SMALL, "rope_parameters": GEMMA_ROPES, "layer_types": KINDS, "query_pre_attn_scalar": 8}),
     ("llama", {**SMALL, "rope_scaling": LLAMA3, "rope_theta": 10000.0}),
     ("llama", {**SMALL, "rope_parameters": LLAMA3, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
@@ -63,7 +98,7 @@ def test_equals_transformers(tmp_path: Path, kind: str, values: dict[str, Any]) 
 
 def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
     for kind in DEFAULTS:
-        values = {**SMALL, **({"rope_parameters": GEMMA_ROPES} if kind == "gemma3_text" else {})}
+        values = small(kind)
         CONFIG_MAPPING[kind](**values).save_pretrained(tmp_path / kind)
         found = read_plain(tmp_path / kind)
         assert found is not None, kind
@@ -100,6 +135,13 @@ def test_the_bundled_pair(name: str) -> None:
         {"model_type": "gemma3_text"},
         {"model_type": "gemma3_text", "rope_parameters": GEMMA_ROPES, "use_bidirectional_attention": True},
         {"model_type": "gemma3_text", "rope_parameters": GEMMA_ROPES, "_sliding_window_pattern": 2},
+        {"model_type": "lfm2", "layer_types": ["conv", "sliding_attention"] * 16},
+        {"model_type": "qwen3_next"},
+        {"model_type": "qwen3_next", "layer_types": DELTA * 12, "partial_rotary_factor": 1.5},
+        {"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "hybrid"]},
+        {"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "mlp"], "num_hidden_layers": 3},
+        {"model_type": "granitemoehybrid", "layer_types": ["mamba"] * 32, "mamba_d_head": 65},
+        {"model_type": "granitemoehybrid", "layer_types": ["mamba"] * 32, "time_step_limit": [0.1, 1.0]},
         {"model_type": ["llama"]},
         {},
     ],

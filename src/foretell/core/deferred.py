@@ -15,12 +15,13 @@ from torch import Tensor
 from foretell.core.noise import Noise, Stream, race, token_table
 from foretell.core.probs import History, Paths, Processors, logits_to_probs, process_logits
 from foretell.core.tree import TokenTree
+from foretell.kernels.gpu.ops import ops
 from foretell.kernels.race import race_library
 
 
 class Deferred:
-    """The distributions [B, N, V] after N nodes of each row, from logits [B, N, V'] on the CPU. What it is made of must
-    not change while it is used, but for the history's lists, which may grow."""
+    """The distributions [B, N, V] after N nodes of each row, from logits [B, N, V']. What it is made of must not change
+    while it is used, but for the history's lists, which may grow."""
 
     def __init__(self, logits: Tensor, processors: Processors, history: History, paths: Paths) -> None:
         """As ``logits_to_probs`` takes them."""
@@ -72,7 +73,7 @@ class Deferred:
         float32 logits decide all of these draws; None elsewhere."""
         library, processors, logits = race_library(), self.processors, self.logits
         by_row, by_node, by_token = logits.stride()
-        if library is None or logits.dtype != torch.float32 or by_token != 1:
+        if library is None or not logits.is_cpu or logits.dtype != torch.float32 or by_token != 1:
             return None
         if processors.reads_history or processors.bias is not None:
             return None
@@ -95,6 +96,28 @@ class Deferred:
                 return None
             out.append((found[start + 2 : start + 2 + count], found[start + 1]))
         return out
+
+    def draw_all(self, keys: Tensor, *, impossible: int = 0) -> Tensor | None:
+        """[B, N] int64: the token that wins the race after every node, E keyed by keys [B, N]; ``impossible`` where no
+        token has a probability. None where no kernel of an accelerator draws from these logits."""
+        gpu, processors = ops(self.logits.device.type), self.processors
+        if gpu is None or self.logits.dtype == torch.float64:
+            return None
+        logits = self.logits[..., : processors.vocab_size]  # a token without a column has no probability
+        if processors.reads_history or processors.bias is not None:
+            logits = process_logits(self.logits, processors, self._history(), self.paths)
+        drawn: Tensor = gpu.draw(logits, processors.warp_table, keys, impossible)
+        return drawn
+
+    def walk_all(self, tree: TokenTree, noise: Noise) -> Tensor | None:
+        """``walk`` on an accelerator, without a host read: int64 [B, 3 + N], a row of which is the number of kept nodes,
+        the draw after them, 1 where that has a probability (else 0), and all nodes, those that are kept first."""
+        gpu = ops(self.logits.device.type)
+        if gpu is None:
+            return None
+        keys = gpu.node_keys(noise.seeds, noise.positions, tree.parent, int(Stream.COUPLED))
+        drawn = self.draw_all(keys, impossible=-1)
+        return None if drawn is None else gpu.walk(drawn, tree.tokens, tree.parent)
 
     def has_mass(self, row: int, node: int, token: int) -> bool:
         """Whether a token has a probability above 0 after a node."""

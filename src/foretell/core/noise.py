@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.upload import tensor_on
+from foretell.kernels.gpu.ops import ops
 from foretell.kernels.race import race_library
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -89,6 +91,9 @@ def derive_seed(*parts: int) -> int:
 def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor | int = 0) -> Tensor:
     """int64 keys; seeds, positions and index are int64 and broadcast against each other."""
     library = race_library() if seeds.device.type == "cpu" else None
+    if library is None and (gpu := ops(seeds.device.type)) is not None:
+        made: Tensor = gpu.stream_keys(seeds, positions, _index_tensor(index, seeds.device), int(stream))
+        return made
     if library is None:
         key = mix(mix(seeds + _signed(_GOLDEN)) ^ _signed(_MULTIPLIER_2 * int(stream)))
         key = mix(key ^ mix(positions + _signed(_GOLDEN)))
@@ -96,7 +101,7 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
             key ^ (index * _signed(_MULTIPLIER_1) if isinstance(index, Tensor) else _signed(index * _MULTIPLIER_1))
         )
     # A dozen torch operations on a handful of integers would cost more than the kernels of a small model.
-    indices = index if isinstance(index, Tensor) else _index_tensor(index)
+    indices = _index_tensor(index, seeds.device)
     if not seeds.dtype == positions.dtype == indices.dtype == torch.int64:
         raise ConfigError(
             f"seeds, positions and index are int64; given {seeds.dtype}, {positions.dtype}, {indices.dtype}"
@@ -115,9 +120,13 @@ def _before_index(seed: int, position: int, stream: Stream) -> int:
     return mix_int(key ^ mix_int(position + _GOLDEN))
 
 
+def _index_tensor(index: Tensor | int, device: torch.device) -> Tensor:
+    return index if isinstance(index, Tensor) else _number(index, device)
+
+
 @lru_cache(maxsize=256)
-def _index_tensor(index: int) -> Tensor:
-    return torch.tensor(index)
+def _number(number: int, device: torch.device) -> Tensor:
+    return tensor_on(device, number)
 
 
 @lru_cache(maxsize=64)
@@ -178,7 +187,9 @@ def race(probs: Tensor, keys: Tensor) -> Tensor:
     library = race_library() if probs.device.type == "cpu" and probs.dtype == torch.float32 else None
     _check_keys(probs, keys)
     if library is None:
-        return (probs / exponentials(keys, probs.shape[-1])).argmax(-1)
+        gpu = ops(probs.device.type) if probs.dtype != torch.float64 else None
+        won: Tensor = (probs / exponentials(keys, probs.shape[-1])).argmax(-1) if gpu is None else gpu.race(probs, keys)
+        return won
     probs, keys = probs.contiguous(), keys.contiguous()
     winners = torch.empty_like(keys)
     table = token_table(probs.shape[-1], probs.device)
@@ -197,7 +208,11 @@ def race_top(probs: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     _check_keys(probs, keys)
     native = _native_top(probs, keys, count)
-    return native if native is not None else _largest(probs / exponentials(keys, probs.shape[-1]), count)
+    if native is not None:
+        return native
+    gpu = ops(probs.device.type) if probs.dtype != torch.float64 else None
+    scores = probs / exponentials(keys, probs.shape[-1]) if gpu is None else gpu.race_scores(probs, keys)
+    return _largest(scores, count)
 
 
 def top(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:

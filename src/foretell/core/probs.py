@@ -23,6 +23,11 @@ from foretell.kernels.race import Warp, race_library
 _LARGEST = torch.finfo(torch.float32).max
 
 
+def _inverse(temperature: float) -> float:
+    """1 / temperature, as a float32 neither 0 nor infinite."""
+    return 1.0 / min(max(temperature, 1e-30), 1e30)
+
+
 @dataclass
 class History:
     """The text so far as processors see it: B rows, the pending token included.
@@ -84,8 +89,8 @@ class Processors:
         # Rows that top-p or min-p may cut, [B, 1, 1]: what is left of them is scaled to 1, the others are not touched.
         cut = [row.top_p < 1 or row.min_p > 0 for row in params]
         self.cut, self.cuts_all = tensor_on(device, cut)[:, None, None], all(cut)
-        # Greedy rows are overwritten later: any finite factor will do. To race.c 0 means greedy: none may round to it.
-        inverse = [1.0 / min(max(row.temperature, 1e-30), 1e30) if row.temperature else 1.0 for row in params]
+        # Greedy rows are overwritten later: any finite factor will do.
+        inverse = [_inverse(row.temperature) if row.temperature else 1.0 for row in params]
         self.inverse_temperature = tensor_on(device, inverse, torch.float32)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
         self.repetition, self.presence, self.frequency = (
@@ -124,11 +129,16 @@ class Processors:
     def warps(self) -> "ctypes.Array[Warp]":
         """[B] each row's temperature and filters, as ``race_logits.h`` reads them."""
         made = (Warp * len(self.params))()
-        inverse = self.inverse_temperature.flatten().tolist()
-        for warp, params, scale, top_k in zip(made, self.params, inverse, self.top_k, strict=True):
-            warp.inverse = 0.0 if params.temperature == 0 else scale
+        for warp, params, top_k in zip(made, self.params, self.top_k, strict=True):
+            warp.inverse = _inverse(params.temperature) if params.temperature else 0.0
             warp.top_p, warp.min_p, warp.top_k = params.top_p, params.min_p, top_k
         return made
+
+    @cached_property
+    def warp_table(self) -> Tensor:
+        """[B, 4] float32: ``warps``, as the draws of an accelerator read them."""
+        rows = [(warp.inverse, warp.top_p, warp.min_p, warp.top_k) for warp in self.warps]
+        return tensor_on(self.device, rows, torch.float32)
 
     @cached_property
     def softened(self) -> "Processors":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.core.deferred import Deferred
 from foretell.core.noise import Noise
-from foretell.core.probs import Paths, logits_to_probs
+from foretell.core.probs import Paths
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout, pad_tree
 from foretell.draft.base import Drafter
 from foretell.draft.shapes import Shape
@@ -81,11 +81,9 @@ def step(
 
 
 def _evidence(logits: Tensor, state: State, tree: TokenTree, plan: Plan, noise: Noise, taps: Tensor | None) -> Evidence:
-    """On the CPU p is made where a verifier or an observer reads it; elsewhere at once, without a host read."""
-    given = logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent, is_tree=True)
-    if logits.is_cpu:
-        return Evidence.later(tree, Deferred(*given), noise, taps)
-    return Evidence(tree, logits_to_probs(*given), noise, taps)
+    """p is made where a verifier or an observer reads it."""
+    paths = Paths(tree.tokens, plan.ancestry, tree.parent, is_tree=True)
+    return Evidence.later(tree, Deferred(logits, state.processors, state.history, paths), noise, taps)
 
 
 def candidates(logits: Tensor, count: int) -> Tensor | None:

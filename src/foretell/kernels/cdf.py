@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.gpu.ops import ops
 
 
 @lru_cache(maxsize=1)
@@ -44,6 +45,9 @@ def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
         kernel = getattr(library, f"foretell_invert_cdf_{name}")
         kernel(*probs.shape, probs.data_ptr(), uniform.data_ptr(), winners.data_ptr())
         return winners
+    if (gpu := ops(probs.device.type)) is not None:
+        drawn: Tensor = gpu.invert_cdf(probs, uniform)
+        return drawn
     mass = probs.double().cumsum(-1)
     point = uniform[:, None] * mass[:, -1:]
     # The first token whose cumulative mass exceeds the point: right=True steps over tokens of mass 0.

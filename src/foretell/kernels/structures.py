@@ -35,7 +35,7 @@ class Matrix(ctypes.Structure):
 
 
 class Expert(ctypes.Structure):
-    """One expert of a mixture; inner: rows of gate and of up."""
+    """One expert of a mixture; inner: rows of gate (where it has one) and of up."""
 
     _fields_ = [*((name, Matrix) for name in ("gate", "up", "down")), ("inner", ctypes.c_int64)]
 
@@ -44,7 +44,10 @@ class Experts(ctypes.Structure):
     """A mixture in place of a layer's MLP; a shared expert stands behind the others."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("count", "top", "shared", "over_chosen")),
+        *((name, ctypes.c_int64) for name in ("count", "top", "shared", "over_chosen", "sigmoid")),
+        *((name, ctypes.c_int64) for name in ("groups", "groups_chosen")),
+        *((name, ctypes.c_double) for name in ("epsilon", "scale")),
+        ("bias", ctypes.c_void_p),
         ("router", Matrix),
         ("shared_gate", Matrix),
         ("each", ctypes.POINTER(Expert)),

@@ -19,6 +19,7 @@ from foretell.model import tokenizer as tokenizers
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
+from foretell.model.host import drawn_on_host
 from foretell.model.llama.weights import ShapeError
 from foretell.model.names import FAST, check_implementation, check_weights, torch_name
 from foretell.model.source import is_file, read_config, read_plain
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 _draws_bars = True
 
 
+@drawn_on_host
 def load_model(
     name: str | PathLike[str],
     *,
@@ -153,6 +155,7 @@ def load_model(
     return model
 
 
+@drawn_on_host
 def from_module(module: "PreTrainedModel", *, name: str | None = None) -> CausalModel:
     """Wrap a transformers model that is already in memory and stays as it is (one in training mode is in eval mode during
     passes alone). Raises ModelError as above."""
@@ -161,6 +164,7 @@ def from_module(module: "PreTrainedModel", *, name: str | None = None) -> Causal
     return TransformersModel(module, name=name)
 
 
+@drawn_on_host
 def from_tensors(
     config: Any, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device, name: str
 ) -> CausalModel:

@@ -40,6 +40,10 @@ class Packed:
     shape: tuple[int, int]  # (out, in); in is a multiple of the block's values
     data: "Tensor"  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
 
+    def part(self, rows: tuple[int, int] | None) -> "Packed":
+        """A range of its rows; None: all."""
+        return self if rows is None else Packed(self.kind, (rows[1] - rows[0], self.shape[1]), self.data[slice(*rows)])
+
     def rows(self, start: int, stop: int) -> "Tensor":
         """Rows [start, stop), contiguous."""
         return self.data[start:stop].contiguous()

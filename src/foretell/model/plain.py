@@ -13,72 +13,42 @@ from typing import Any
 import torch
 
 from foretell.core.jsontext import parse_json
+from foretell.model.defaults import DEFAULTS, PARTIAL, THETAS
 from foretell.model.llama.traits import ARCHITECTURES
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
-_LLAMA = {
-    **_COMMON, "vocab_size": 32000, "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
-    "max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-_MISTRAL = {
-    **_COMMON, "vocab_size": 32000, "intermediate_size": 14336, "num_key_value_heads": 8, "head_dim": None,
-    "max_position_embeddings": 131072, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-_WINDOW = {"use_sliding_window": False, "sliding_window": 4096}
-_QWEN = {**_COMMON, **_WINDOW, "head_dim": None, "max_window_layers": 28, "layer_types": None}
-_EXPERTS = {
-    "hidden_size": 2048, "num_hidden_layers": 24, "decoder_sparse_step": 1, "norm_topk_prob": False,
-    "mlp_only_layers": None,
-}  # fmt: skip
-_GEMMA = {
-    **_COMMON, "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131072, "tie_word_embeddings": True, "attention_bias": False, "query_pre_attn_scalar": 256,
-    "sliding_window": 4096, "layer_types": None, "final_logit_softcapping": None, "attn_logit_softcapping": None,
-    "use_bidirectional_attention": False, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
-}  # fmt: skip
-del _GEMMA["hidden_act"]
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
-    "mistral": _MISTRAL,
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
-    "qwen3_moe": {
-        **_COMMON, **_WINDOW, **_EXPERTS, "intermediate_size": 6144, "num_key_value_heads": 4, "attention_bias": False,
-        "head_dim": None, "moe_intermediate_size": 768, "num_experts_per_tok": 8, "num_experts": 128,
-    },
-    "qwen2_moe": {
-        **_QWEN, **_EXPERTS, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
-        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4,
-        "num_experts": 60, "qkv_bias": True,
-    },
-    "gemma3_text": _GEMMA,
-}  # fmt: skip
-"""Type -> the fields that are read, and transformers' defaults of them."""
 _OPTIONAL = {
     "num_key_value_heads": int, "head_dim": int, "sliding_window": int, "final_logit_softcapping": float,
-    "attn_logit_softcapping": float,
+    "attn_logit_softcapping": float, "clip_qkv": float, "moe_latent_size": int, "mamba_d_head": int,
+    "position_embedding_type": str, "num_hidden_layers": int,
 }  # fmt: skip
+_MAY_BE_0 = (
+    "sliding_window", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "num_dense_layers",
+    "first_k_dense_replace", "num_nextn_predict_layers",
+)  # fmt: skip
+_MAY_BE_WHOLE = (
+    "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "routed_scaling_factor",
+    "query_pre_attn_scalar",
+)  # fmt: skip
 _UNREAD = frozenset((
     "model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache",
     "initializer_range", "attention_dropout", "pretraining_tp", "rope_theta", "rope_scaling", "rope_parameters",
     "output_router_logits", "router_aux_loss_coef", "bos_token_id", "eos_token_id", "pad_token_id", "is_llama_config",
-    "rope_interleaved", "max_window_layers",
+    "rope_interleaved", "max_window_layers", "router_jitter_noise", "mtp_layers_block_type",
+    "full_attn_idxs", "mamba_chunk_size", "chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype",
+    "hidden_dropout", "moe_shared_expert_overlap", "rescale_prenorm_residual", "residual_in_fp32", "num_logits_to_keep",
+    "time_step_floor", "time_step_max", "mamba_proj_bias",
 ))  # fmt: skip
 """Keys that are read otherwise, or that no pass depends on."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KINDS = ("full_attention", "sliding_attention")
+_DELTA_KINDS, _CONV_KINDS = ("full_attention", "linear_attention"), ("full_attention", "conv")
+_KINDS_OF = {  # of hybrids, whose lists of layers have to be stated
+    "lfm2": _CONV_KINDS, "lfm2_moe": _CONV_KINDS, "qwen3_next": _DELTA_KINDS, "qwen3_5_text": _DELTA_KINDS,
+    "qwen3_5_moe_text": _DELTA_KINDS, "granitemoehybrid": ("full_attention", "attention", "linear_attention", "mamba"),
+    "nemotron_h": ("full_attention", "linear_attention", "mlp", "moe"),
+}  # fmt: skip
+_NO_LIMITS = ([0.0, {"__float__": "Infinity"}], [0.0, float("inf")])
+_LISTS: dict[str, type] = {"layer_types": str, "layers_block_type": str, "mlp_only_layers": int}
 _ROPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # type -> numbers that it needs, and that it may have
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -132,10 +102,17 @@ def plain_config(raw: Mapping[str, Any]) -> PlainConfig | None:
     if kind == "qwen3_moe" and "num_local_experts" in raw:  # as transformers saves it
         raw = {"num_experts": raw["num_local_experts"], **raw}
         del raw["num_local_experts"]
+    if raw.get("time_step_limit") in _NO_LIMITS:  # as transformers saves infinity, and as others do
+        raw = {key: value for key, value in raw.items() if key != "time_step_limit"}
     if kind == "gemma3_text" and raw.get("layer_types"):  # they say what the pattern would
         raw = {key: value for key, value in raw.items() if key != "_sliding_window_pattern"}
     known = DEFAULTS.get(kind) if isinstance(kind, str) else None
-    if known is None or not raw.keys() <= {*known, *_UNREAD} or raw.get("architectures") not in (None, [_class(kind)]):
+    more = ("partial_rotary_factor",) if known is not None and kind in PARTIAL else ()
+    if (
+        known is None
+        or not raw.keys() <= {*known, *_UNREAD, *more}
+        or raw.get("architectures") not in (None, [_class(kind)])
+    ):
         return None
     values = {key: raw.get(key, default) for key, default in known.items() if not key.endswith("_token_id")}
     dtype = raw.get("dtype") or raw.get("torch_dtype")
@@ -161,16 +138,16 @@ def _class(kind: Any) -> str:
 
 def _fits(key: str, value: Any, default: Any) -> bool:
     """Whether a value is of the kind of a field."""
-    if key in ("layer_types", "mlp_only_layers"):
-        each = (lambda item: item in _KINDS) if key == "layer_types" else (lambda item: type(item) is int)
-        return value is None or (isinstance(value, list) and all(map(each, value)))
+    if key in _LISTS:
+        return value is None or (isinstance(value, list) and all(type(item) is _LISTS[key] for item in value))
     if key == "use_bidirectional_attention":
         return not value
     if value is None:
         return default is None or key == "sliding_window"
-    if type(value) is not _OPTIONAL.get(key, type(default)):
+    is_whole = type(value) is int and key in _MAY_BE_WHOLE
+    if not is_whole and type(value) is not _OPTIONAL.get(key, type(default)):
         return False
-    return bool(value > 0 or key == "sliding_window") if type(value) is int else type(value) is not float or value >= 0
+    return bool(value > 0 or key in _MAY_BE_0) if type(value) is int else type(value) is not float or value >= 0
 
 
 def _is_ids(key: str, value: Any, size: int) -> bool:
@@ -180,16 +157,19 @@ def _is_ids(key: str, value: Any, size: int) -> bool:
 
 def _complete(config: PlainConfig) -> bool:
     """Fill in the fields that follow from others; False where they contradict each other."""
-    kind, layers = config.model_type, config.num_hidden_layers
+    kind = config.model_type
+    if kind in _KINDS_OF and not _complete_hybrid(config):
+        return False
+    layers = config.num_hidden_layers
     if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
-    if config.head_dim is None:
+    if getattr(config, "head_dim", None) is None:
         if config.hidden_size % config.num_attention_heads:
             return False
         config.head_dim = config.hidden_size // config.num_attention_heads
     if kind == "llama" and config.hidden_size % config.num_attention_heads:
         return False
-    if kind.startswith("qwen"):
+    if hasattr(config, "use_sliding_window"):
         without = 0 if kind == "qwen2_moe" else None
         config.sliding_window = config.sliding_window if config.use_sliding_window else without
     if hasattr(config, "mlp_only_layers"):
@@ -200,13 +180,30 @@ def _complete(config: PlainConfig) -> bool:
         return True
     if config.layer_types is None:
         config.layer_types = [_KINDS[_slides(config, layer)] for layer in range(layers)]
-    return bool(len(config.layer_types) == layers)
+    known = set(_KINDS_OF.get(kind, _KINDS))
+    return len(config.layer_types) == layers and known.issuperset(config.layer_types)
+
+
+def _complete_hybrid(config: PlainConfig) -> bool:
+    """The same of what hybrids alone have."""
+    if config.model_type == "nemotron_h":
+        kinds = config.layers_block_type
+        if not kinds or config.num_hidden_layers not in (None, len(kinds)):
+            return False
+        config.num_hidden_layers = len(kinds)
+        return set(_KINDS_OF["nemotron_h"]).issuperset(kinds)
+    if config.model_type == "granitemoehybrid":
+        inner = config.mamba_expand * config.hidden_size
+        config.mamba_d_head = config.mamba_d_head or inner // config.mamba_n_heads
+        if config.mamba_d_head * config.mamba_n_heads != inner or config.position_embedding_type not in (None, "rope"):
+            return False
+    return bool(config.layer_types)
 
 
 def _slides(config: PlainConfig, layer: int) -> bool:
     """Whether a layer has a window, where config.json lists no kinds of layers."""
-    if config.model_type == "gemma3_text":
-        return (layer + 1) % 6 != 0
+    if config.model_type.startswith("gemma"):
+        return (layer + 1) % (2 if config.model_type == "gemma2" else 6) != 0
     if config.model_type == "qwen2_moe":
         return bool(config.use_sliding_window) and layer < config.max_window_layers and layer % 2 == 0
     return config.sliding_window is not None and bool(layer >= config.max_window_layers)
@@ -215,15 +212,27 @@ def _slides(config: PlainConfig, layer: int) -> bool:
 def _rope(raw: Mapping[str, Any], config: PlainConfig) -> dict[str, Any] | None:
     """rope_parameters; None where they are not understood."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    theta = raw.get("rope_theta", 10000.0)
+    theta = raw.get("rope_theta", THETAS.get(config.model_type, 10000.0))
     if not isinstance(given, Mapping) or not _is_number(theta):
         return None
+    if config.model_type in PARTIAL:
+        return _partial_rope(given, theta, raw.get("partial_rotary_factor", PARTIAL[config.model_type]), config)
     if config.model_type != "gemma3_text":
         return _one_rope(given, theta, config.max_position_embeddings)
     if given.keys() != set(_KINDS) or "rope_theta" in raw:
         return None
     each = {key: _one_rope(given[key], None, config.max_position_embeddings) for key in _KINDS}
     return None if None in each.values() else each
+
+
+def _partial_rope(given: Mapping[str, Any], theta: Any, part: Any, config: PlainConfig) -> dict[str, Any] | None:
+    """One of a part of a head; sections are those of images, and texts have one."""
+    part = given.get("partial_rotary_factor", part)
+    own = ("partial_rotary_factor", *(("mrope_section", "mrope_interleaved") if "qwen3_5" in config.model_type else ()))
+    rope = _one_rope(
+        {key: value for key, value in given.items() if key not in own}, theta, config.max_position_embeddings
+    )
+    return None if rope is None or not _is_number(part) or part > 1 else {**rope, "partial_rotary_factor": part}
 
 
 def _one_rope(given: Any, theta: Any, positions: int) -> dict[str, Any] | None:

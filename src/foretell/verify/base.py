@@ -65,7 +65,7 @@ class Evidence:
 
     def has_mass(self, at: Tensor, tokens: Tensor) -> Tensor:
         """[B] bool: whether token tokens[b] has a positive probability at node at[b]."""
-        if self.deferred is None:
+        if self.deferred is None or not at.is_cpu:
             return has_mass(self.p, at, tokens)
         places = enumerate(zip(at.tolist(), tokens.tolist(), strict=True))
         return torch.tensor([self.deferred.has_mass(row, node, token) for row, (node, token) in places])

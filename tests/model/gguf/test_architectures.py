@@ -28,8 +28,8 @@ from tests.model.gguf.oracle.tokens import TEXTS, tokenizer_of
 from tests.model.gguf.test_load import logits
 from tests.model.gguf.test_tokenizer import texts
 
-NATIVE = ("gemma2", "phi3", "glm4", "smollm3", "olmo2", "granite", "mistral3")
-MODULES = ("gemma4", "gemma4moe", "glm4moe", "gpt-oss", "deepseek2", "deepseek2-lite")
+NATIVE = ("gemma2", "phi3", "glm4", "glm4moe", "smollm3", "olmo2", "granite", "mistral3")
+MODULES = ("gemma4", "gemma4moe", "gpt-oss", "deepseek2", "deepseek2-lite")
 """Those that transformers alone runs."""
 NAMES = tuple(name for name in (*NATIVE, *MODULES) if name in labels(quantised=False))
 CLOSE = 1e-4  # of the largest logit

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,13 +16,16 @@ from foretell.model.gguf.config import end_ids, read_values
 from foretell.model.gguf.file import GGUFFile, open_gguf
 from foretell.model.gguf.hybrids import HYBRIDS
 from foretell.model.gguf.weights import GGUFWeights
-from foretell.model.load import load_config, load_model, load_tokenizer
+from foretell.model.llama.native import NativeModel
+from foretell.model.load import load_config, load_model, load_tokenizer, unsupported
 from foretell.model.packed import BLOCK_KINDS
+from tests.model.gguf.change import change
 from tests.model.gguf.oracle import case, checkpoint, labels
 from tests.model.gguf.oracle.table import ARCHITECTURES, VOCAB
 from tests.model.gguf.oracle.tokens import tokenizer_of
 from tests.model.gguf.test_load import logits
 
+REASON = unsupported("native", checkpoint("lfm2").config, torch.float32, torch.device("cpu"))
 LABELS = [label for label in labels() if case(label).name in HYBRIDS]
 NAMES = [label for label in LABELS if case(label).name == label]
 CLOSE = 1e-4  # of the largest logit
@@ -104,11 +108,14 @@ def test_configuration(name: str) -> None:
         assert found.get(key) == config.get(key), key
 
 
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
 @pytest.mark.parametrize("label", LABELS)
-def test_logits(label: str) -> None:
-    """Through transformers: llama.cpp's, and the original module's where nothing was quantised."""
+def test_logits(label: str, implementation: str) -> None:
+    """llama.cpp's, and the original module's where nothing was quantised."""
+    if implementation == "native" and REASON:
+        pytest.skip(str(REASON))
     kept = case(label)
-    model = load_model(str(kept.path), implementation="transformers", weights="fp32")
+    model = load_model(str(kept.path), implementation=implementation, dtype=torch.float32, weights="fp32")
     bound = CLOSE * kept.largest
     for index, tokens in enumerate(kept.sequences):
         found = logits(model, torch.tensor(tokens))
@@ -134,6 +141,38 @@ def test_packed_rows_are_in_transformers_order(label: str) -> None:
     blocks = {key for key in source.names if file.tensors[source.called(key)].kind in BLOCK_KINDS}
     assert blocks - found == {key for key in blocks if key.endswith("linear_attn.out_proj.weight")}
     assert found or not source.kinds & BLOCK_KINDS.keys()
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.parametrize("name", ["lfm2moe", "nemotron_h_moe", "granitehybrid", "glm4moe", "qwen35moe"])
+def test_blocks_of_experts_stay_packed(name: str, tmp_path: Path) -> None:
+    """Every expert's matrices as the file has them, the router as floats; gate and up of a stack are not copied."""
+    path = change(case(name).path, tmp_path / "x.gguf", kind="Q8_0")
+    model = load_model(str(path), implementation="native", dtype=torch.float32)
+    assert isinstance(model, NativeModel)
+    experts = {key: kind for key, kind in model.matrices.kinds.items() if "expert" in key}
+    assert len(experts) >= 4 * 2
+    assert set(experts.values()) == {"Q8_0"}
+    assert not any(key.endswith("mlp.gate.weight") for key in model.matrices.kinds)
+    near = load_model(str(path), implementation="native", dtype=torch.float32, weights="fp32")
+    tokens = torch.tensor(case(name).sequences[0])
+    found, expected = logits(model, tokens), logits(near, tokens)
+    assert torch.nn.functional.cosine_similarity(found, expected).mean() > 0.98
+    assert not torch.equal(found, expected)
+    file = open_gguf(path, name=name)
+    source = GGUFWeights(file)
+    stacks = [key for key in source.names if len(source.shape(key)) == 3 and source.shape(key)[1] > 1]
+    for stack in stacks:
+        rows, whole = (
+            source.packed(stack, (32, 64)),
+            source.packed(stack),
+        )  # of the first expert's up, or of the second one
+        assert rows is not None
+        assert whole is not None
+        assert np.shares_memory(rows.data.numpy(), file.data)
+        assert torch.equal(rows.data, whole.data[32:64])
+        assert torch.equal(source.reader(stack)(32, 64), source.reader(stack)(0, 128)[32:64])
+    assert len(stacks) >= 2
 
 
 @pytest.mark.parametrize("name", NAMES)

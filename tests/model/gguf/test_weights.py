@@ -116,7 +116,7 @@ def test_experts_of_a_stack_come_one_by_one(tmp_path: Path, arch: str, kind: str
         tensor = tensors[f"blk.1.{name}.weight"]
         whole = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), np.float32))
         for expert in range(4):
-            ours, expected = expert_names(1, expert)[key], whole[expert]
+            ours, expected = expert_names(1, expert, mixture)[key], whole[expert]
             assert source.shape(ours) == tuple(expected.shape)
             assert torch.equal(source.read(ours, torch.float32, CPU), expected)
             assert torch.equal(source.reader(ours)(3, 7).float(), expected[3:7])

@@ -13,10 +13,14 @@ from transformers import (
     GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3Config,
@@ -75,15 +79,18 @@ _LONG = {
 }  # fmt: skip
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
-SPARSE = ("qwen3moe", "qwen3moe-dense-between", "qwen2moe", "mixtral-window", "olmoe", "granitemoe")
+_SOFTMAX = ("qwen3moe", "qwen3moe-dense-between", "qwen2moe", "mixtral-window", "olmoe", "granitemoe")
+_NEWER = ("glm4moe", "granitemoeshared")
+SPARSE = (*_SOFTMAX, *_NEWER)
 """Mixtures of experts."""
 FAMILY = (
     "llama", "llama-tied", "llama-mha-bias", "llama-linear-rope", "llama-llama3-rope", "llama-yarn-rope",
     "mistral-window", "qwen2", "qwen2-tied-window", "qwen3", "qwen3-tied",
     "phi3-window", "phi3-partial", "phi3-longrope",
     "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window",
-    *SPARSE,
+    *_SOFTMAX,
     "glm4", "olmo3", "ministral3",
+    *_NEWER,
 )  # fmt: skip
 
 
@@ -121,6 +128,9 @@ def make_model(kind: str, **overrides: Any) -> Any:
                 weight.normal_(0.0, 0.16)
             else:
                 weight.normal_(0.0 if "bias" in name else 1.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):  # a router's
+                buffer.normal_(0.0, 0.2)
     return model.eval()
 
 
@@ -135,6 +145,14 @@ def _make_sparse(kind: str, settings: dict[str, Any], overrides: dict[str, Any])
     if kind.startswith("mixtral"):
         settings |= {"num_local_experts": 4, "sliding_window": 7}
         return MixtralForCausalLM(MixtralConfig(**(settings | overrides)))
+    if kind == "glm4moe":
+        partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        settings |= {
+            "n_routed_experts": 8, "moe_intermediate_size": 40, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "num_experts_per_tok": 3, "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True,
+            "rope_parameters": partial,
+        }  # fmt: skip
+        return Glm4MoeForCausalLM(Glm4MoeConfig(**(settings | overrides)))
     # The head dimension of the others is hidden / heads; nothing sets it apart.
     settings = {key: value for key, value in settings.items() if key != "head_dim"} | {"hidden_size": 64}
     if kind.startswith("qwen2"):
@@ -147,6 +165,9 @@ def _make_sparse(kind: str, settings: dict[str, Any], overrides: dict[str, Any])
         "num_local_experts": 4, "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7,
         "logits_scaling": 5.0,
     }  # fmt: skip
+    if kind == "granitemoeshared":
+        settings |= {"shared_intermediate_size": 56}
+        return GraniteMoeSharedForCausalLM(GraniteMoeSharedConfig(**(settings | overrides)))
     return GraniteMoeForCausalLM(GraniteMoeConfig(**(settings | overrides)))
 
 

@@ -27,6 +27,16 @@ _NEMOTRON = {"layers_block_type": ["linear_attention", "mlp", "full_attention", 
 _GRANITE = {"num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 8, "shared_intermediate_size": 40}
 _QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
 _HALF = {**_QUARTER, "partial_rotary_factor": 0.5}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+}
 _MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 40}
 
 # name -> (family of ``recurrent.FAMILIES`` or configuration class, what differs)
@@ -53,6 +63,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 64, "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": True,
          "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 20, "tie_word_embeddings": False},
     ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {"hidden_size": 64, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "num_dense_layers": 1,
+         "routed_scaling_factor": 1.7},
+    ),
+    "lfm2_moe-plain": (
+        "lfm2_moe",
+        {"hidden_size": 64, "moe_intermediate_size": 40, "num_experts": 5, "num_experts_per_tok": 3, "num_dense_layers": 0,
+         "use_expert_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False},
+    ),
     "falcon_h1": ("falcon_h1", {"head_dim": 16, "mamba_n_groups": 2, **_MULTIPLIERS}),
     "falcon_h1-norm": (
         "falcon_h1",
@@ -71,6 +91,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "attention_bias": True, "mlp_bias": True,
          "tie_word_embeddings": True, "layer_norm_epsilon": 1e-3},
     ),
+    "nemotron_h_moe": (
+        "nemotron_h",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"], **_ROUTED},
+    ),
+    "granite_hybrid_moe": (
+        "granite_hybrid",
+        {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24, "residual_multiplier": 0.5,
+         "mamba_n_groups": 2},
+    ),
     "granite_hybrid": (
         "granite_hybrid",
         {**_GRANITE, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
@@ -88,17 +117,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "tie_word_embeddings": True},
     ),
 }  # fmt: skip
-KINDS = ("qwen3_5", "qwen3_next", "lfm2", "falcon_h1-norm", "nemotron_h", "granite_hybrid")
+KINDS = ("qwen3_5", "qwen3_next", "lfm2", "falcon_h1-norm", "nemotron_h", "nemotron_h_moe", "granite_hybrid")
 """One of each code of a mixer and of what stands beside it."""
+_MIXTURES = {"qwen3_5_moe": ("qwen3_5", "Qwen3_5MoeTextConfig"), "lfm2_moe": ("lfm2", "Lfm2MoeConfig")}
+"""Of families that ``FAMILIES`` lacks: the one that they are a mixture of, and their own configuration."""
 MOST = 12  # nodes of a row that are compared
 
 
 def hybrid_config(case: str, **changes: Any) -> Any:
     """The configuration of one of CASES."""
     family, own = CASES[case]
-    class_name, differs = FAMILIES["qwen3_5" if family == "qwen3_5_moe" else family]
-    if family == "qwen3_5_moe":
-        class_name = "Qwen3_5MoeTextConfig"
+    like, own_class = _MIXTURES.get(family, (family, ""))
+    class_name, differs = FAMILIES[like]
+    class_name = own_class or class_name
     return getattr(transformers, class_name)(**{**COMMON, **differs, "max_position_embeddings": 1024, **own, **changes})
 
 
@@ -112,6 +143,9 @@ def hybrid_module(case: str, *, dtype: torch.dtype = torch.float32, seed: int = 
             for parameter in module.parameters():
                 if parameter.dim() == 1:
                     parameter += 0.3 * torch.randn_like(parameter)
+            for name, buffer in module.named_buffers():
+                if name.endswith("bias"):  # a router's
+                    buffer += 0.3 * torch.randn_like(buffer)
     return module.to(dtype).eval()
 
 

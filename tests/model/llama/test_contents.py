@@ -141,6 +141,23 @@ def test_old_buffers_and_a_head_that_is_the_embedding_are_no_surplus(
         assert "lm_head.weight" not in model.matrices.held
 
 
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("projection", ["eh_proj", "other"])
+def test_a_layer_for_further_tokens_is_no_surplus(
+    tmp_path: Path, implementation: str, projection: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As GLM-4.5's checkpoints have it, behind the model's own layers; a layer without what marks it is one too many."""
+
+    def change(weights: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        last = {name.replace("layers.2.", "layers.3."): x.clone() for name, x in weights.items() if "layers.2." in name}
+        return {**weights, **last, f"model.layers.3.{projection}.weight": torch.ones(48, 96)}
+
+    path = saved(tmp_path, "glm4moe", change, num_nextn_predict_layers=1)
+    with caplog.at_level(logging.WARNING, logger="foretell"):
+        load_model(path, implementation=implementation)
+    assert ("are not read" in caplog.text) == (projection == "other")
+
+
 def test_a_module_s_own_weights_are_its_configuration_s() -> None:
     for kind in ("llama-mha-bias", "qwen2moe", "phi3-partial"):
         module = make_model(kind)

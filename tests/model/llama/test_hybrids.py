@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.model.llama.mixture import mixture_of
 from foretell.model.llama.native import NativeModel, supports
 from tests.model.llama.hybrid import (
     CASES,
@@ -46,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 def in_float64(module: Any) -> Any:
     """The module in float64, its experts by a product that has that type."""
-    if hasattr(module.config, "num_experts"):
+    if mixture_of(module.config) is not None:
         module.set_experts_implementation("eager")
     return module.double()
 

@@ -1,5 +1,6 @@
 """Mixtures of experts: the router's choice, checkpoints' layouts, what a pass reads, and equal texts with guesses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from foretell.model.llama import experts, mixture, native
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route
 from foretell.model.llama.native import NativeModel
+from foretell.model.llama.shape import read_shape
 from foretell.model.llama.weights import ModuleWeights, SafetensorsWeights
 from foretell.model.target import CausalModel
 from tests.model.llama.family import CAPACITY, SPARSE, VOCABULARY, chain, make_model
@@ -112,6 +114,95 @@ def test_route_by_example() -> None:
         torch.testing.assert_close(weights, shares / shares.sum(-1, keepdim=True) if over_chosen else shares)
 
 
+def test_route_with_a_bias_and_groups_by_example() -> None:
+    """The bias and the groups change the choice and no weight; weights sum to the factor, or are the scores times it."""
+    scores = torch.tensor([[0.9, 0.2, 0.6, 0.5, 0.8, 0.1]])
+    sizes = Mixture(6, 2, 8, 0, True, frozenset((0,)), is_sigmoid=True, epsilon=0.1, scale=2.0)
+    for bias, groups, chosen, over in (
+        (None, (1, 1), [0, 4], True),
+        (None, (1, 1), [0, 4], False),
+        ([0.0, 0.0, 0.0, 0.45, 0.0, 0.0], (1, 1), [3, 0], True),
+        (None, (3, 1), [0, 1], True),  # sums of two: 1.1, 1.1, 0.9: of equal ones the first
+        ([0.0, 0.0, 0.0, 0.05, 0.0, 0.0], (3, 1), [2, 3], False),
+        (None, (3, 2), [0, 2], True),
+    ):
+        some = replace(sizes, groups=groups, sums_over_chosen=over, has_bias=bias is not None)
+        found, weights = route(scores.logit(), some, None if bias is None else torch.tensor(bias))
+        assert found.tolist() == [chosen], (bias, groups)
+        own = scores[:, chosen]
+        torch.testing.assert_close(weights, own / (own.sum() + 0.1) * 2.0 if over else own * 2.0)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 0.5}, {"scale": 1.0}, {"sums_over_chosen": False}, {"groups": (2, 1)}, {"groups": (1, 1)},
+        {"has_bias": False}, {"is_sigmoid": False, "has_bias": False},
+        {"is_sigmoid": False, "has_bias": False, "sums_over_chosen": False}, {"num_chosen": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_field_of_a_router_means_the_same_in_c(change: dict[str, Any]) -> None:
+    module = make_model("glm4moe")
+    shape, tokens = read_shape(module.config), tokens_of(2, 17)
+    assert shape.mixture is not None
+    other = replace(shape, mixture=replace(shape.mixture, **change))
+    dtype, source = torch.float32, ModuleWeights(module)
+    lean = logits_of(LeanModel(other, source, dtype=dtype, device=CPU, name="x"), tokens)
+    torch.testing.assert_close(
+        logits_of(NativeModel(other, source, dtype=dtype, name="x"), tokens), lean, atol=1e-4, rtol=1e-4
+    )
+    with torch.no_grad():
+        assert not torch.allclose(lean, module(tokens, use_cache=False).logits, atol=1e-3)  # the change is seen
+
+
+def test_sigmoid_routers_multiply_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 too, as the module does: logits that were rounded would choose other experts."""
+    module, seen, said = make_model("glm4moe").bfloat16(), list[Tensor](), list[Tensor]()
+    model, layer = LeanModel.from_hf(module), module.model.layers[1].mlp
+    hook = layer.gate.register_forward_hook(lambda _, args, out: seen.extend((args[0], out[0])))
+    with torch.no_grad():
+        module(tokens_of(1, 30), use_cache=False)
+    hook.remove()
+
+    def watched(logits: Tensor, sizes: Mixture, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        said.append(logits)
+        return route(logits, sizes, bias)
+
+    monkeypatch.setattr(experts, "route", watched)
+    mlp = model._layers[1].mlp
+    assert isinstance(mlp, experts.Experts)
+    mlp(seen[0])
+    torch.testing.assert_close(said[0], seen[1], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(said[0].bfloat16().float(), seen[1], atol=1e-5, rtol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["glm4moe", "granitemoeshared"])
+def test_routers_in_c_are_those_in_torch(kind: str) -> None:
+    """An expert that changes changes the bits of the rows for which torch's router chooses it, and no others."""
+    module = make_model(kind, num_hidden_layers=1, **({"first_k_dense_replace": 0} if kind == "glm4moe" else {}))
+    sizes, tokens, inputs = mixture_of(module.config), tokens_of(1, 40, seed=3), list[Tensor]()
+    assert sizes is not None
+    block = module.model.layers[0].mlp if kind == "glm4moe" else module.model.layers[0].block_sparse_moe
+    hook = block.register_forward_hook(lambda _, args, out: inputs.append(args[0]))
+    with torch.no_grad():
+        module(tokens, use_cache=False)
+    hook.remove()
+    router = block.gate if kind == "glm4moe" else block.router
+    bias = router.e_score_correction_bias if kind == "glm4moe" else None
+    chosen = route(inputs[0][0] @ router.weight.T, sizes, bias)[0]
+    before = logits_of(NativeModel.from_hf(module), tokens)[0]
+    for expert in range(sizes.num_experts):
+        kept = block.experts.down_proj[expert].clone()
+        with torch.no_grad():
+            block.experts.down_proj[expert] += 1.0
+            after = logits_of(NativeModel.from_hf(module), tokens)[0]
+            block.experts.down_proj[expert] = kept
+        assert torch.equal((after != before).any(-1), (chosen == expert).any(-1)), expert
+
+
 @pytest.mark.parametrize("kind", SPARSE)
 def test_a_checkpoint_on_disk_is_the_module(tmp_path: Path, kind: str) -> None:
     """transformers writes experts one by one, under each family's own names, or in stacks: the same tensors come back."""
@@ -121,8 +212,8 @@ def test_a_checkpoint_on_disk_is_the_module(tmp_path: Path, kind: str) -> None:
     assert sizes is not None
     sources = [ExpertWeights(one, sizes) for one in (ModuleWeights(module), SafetensorsWeights(tmp_path))]
     layer = min(sizes.layers)
-    names = [*expert_names(layer, 2).values(), *mixture.router_names(layer, sizes)]
-    names += expert_names(layer, None).values() if sizes.shared_inner else []
+    names = [*expert_names(layer, 2, sizes).values(), *mixture.router_names(layer, sizes)]
+    names += expert_names(layer, None, sizes).values() if sizes.shared_inner else []
     for name in names:
         first, second = (source.read(name, torch.float32, CPU) for source in sources)
         assert tuple(first.shape) == sources[0].shape(name) == sources[1].shape(name)
@@ -149,9 +240,9 @@ def test_lean_reads_no_experts_for_padding(monkeypatch: pytest.MonkeyPatch, rows
     """One token a row: at most two experts each, whatever kernels pad to."""
     model, seen = LeanModel.from_hf(make_model("qwen3moe")), []
 
-    def watched(logits: Tensor, sizes: Mixture) -> tuple[Tensor, Tensor]:
+    def watched(logits: Tensor, sizes: Mixture, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         seen.append(len(logits))
-        return route(logits, sizes)
+        return route(logits, sizes, bias)
 
     monkeypatch.setattr(experts, "route", watched)
     logits_of(model, tokens_of(rows, 1))
@@ -162,9 +253,11 @@ def test_lean_reads_no_experts_for_padding(monkeypatch: pytest.MonkeyPatch, rows
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_routers_are_not_rounded(weights: str) -> None:
     model = NativeModel.from_hf(make_model("qwen2moe"), weights=weights)
-    for name in mixture.router_names(1, model.shape.mixture or Mixture(0, 0, 0, 0, True, frozenset())):
+    sizes = model.shape.mixture
+    assert sizes is not None
+    for name in mixture.router_names(1, sizes):
         assert model.matrices.held[name].format == 0
-    assert model.matrices.held[expert_names(1, 0)["gate"]].format > 1
+    assert model.matrices.held[expert_names(1, 0, sizes)["gate"]].format > 1
     assert set(model.spec.weights.split("+")) <= {"int8", "int4"}
 
 
@@ -173,6 +266,11 @@ def test_routers_are_not_rounded(weights: str) -> None:
     [
         ("qwen3moe", {"num_experts_per_tok": 7}, "a token reads 7 of 6 experts"),
         ("qwen3moe", {"num_experts": 2000}, "2000 experts a layer; at most 1024"),
+        ("glm4moe", {"topk_group": 5}, "8 experts in 4 groups, of which 5 can be chosen from"),
+        ("glm4moe", {"head_dim": 18}, "9 of 18 values of a head are rotated, an odd number"),
+        ("glm4moe", {"n_group": 0}, "8 experts in 0 groups, of which 2 can be chosen from"),
+        ("glm4moe", {"n_group": 8}, "8 experts in 8 groups, of which 2 can be chosen from"),
+        ("glm4moe", {"topk_group": 1}, "a token reads 3 of 2 experts"),
         ("olmoe", {"clip_qkv": 3.0}, "clip_qkv 3.0"),
     ],
 )
@@ -223,8 +321,8 @@ def test_measured_steps_read_more_experts_than_plain_ones(monkeypatch: pytest.Mo
     """What ``auto`` measures are passes whose nodes hold different tokens: their experts are in the costs."""
     model, read = LeanModel.from_hf(make_model("qwen3moe")), []
 
-    def watched(logits: Tensor, sizes: Mixture) -> tuple[Tensor, Tensor]:
-        found = route(logits, sizes)
+    def watched(logits: Tensor, sizes: Mixture, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        found = route(logits, sizes, bias)
         read.append(len(found[0].unique()))
         return found
 

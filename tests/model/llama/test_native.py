@@ -343,6 +343,7 @@ def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -
         ("llama", "layers.1.self_attn.q_proj"), ("gemma2", "layers.1.self_attn.k_proj"), ("gemma2", "layers.2.mlp.gate_p"),
         ("gemma2", "model.norm"), ("olmo2", "q_norm"), ("qwen3moe", "layers.2.mlp.gate.weight"),
         ("mixtral-window", "layers.2.mlp.gate.weight"), ("qwen2moe", "shared_expert_gate"),
+        ("glm4moe", "layers.2.mlp.gate.weight"),
     ],
 )  # fmt: skip
 def test_not_a_number_is_not_made_one(kind: str, part: str) -> None:

@@ -217,8 +217,8 @@ class Requantised(ModuleWeights):
             with torch.no_grad():
                 self._tensors[name].copy_(torch.from_numpy(values.copy()))
 
-    def packed(self, name: str) -> Packed | None:
-        return self.blocks.get(name)
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
+        return self.blocks[name].part(rows) if name in self.blocks else None
 
     def shared(self, name: str) -> Tensor | None:
         return None

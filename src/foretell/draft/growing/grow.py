@@ -158,7 +158,12 @@ def chain(
             drawn = drawn_from.draw(range(num_rows), [0] * num_rows, keys)
             tokens[:, node] = torch.tensor([token for token, _ in drawn])
         else:
-            tokens[:, node] = choose(drawn_from.probs[:, 0], label, noise, depth=node - 1, node=node)
+            won = None
+            if label == DrawnBy.COUPLED:
+                won = drawn_from.draw_all(noise.coupled_keys(node)[:, node - 1 :])
+            if won is None:
+                won = choose(drawn_from.probs[:, 0], label, noise, depth=node - 1, node=node)[:, None]
+            tokens[:, node] = won[:, 0]
         if label == DrawnBy.IID:
             distributions.append(drawn_from.probs[:, 0])
         if node < num_tokens:

@@ -48,16 +48,20 @@ typedef struct {
 } Matrix;
 
 typedef struct {
-  Matrix gate, up, down;
-  int64_t inner; /* rows of gate and of up */
+  Matrix gate, up, down; /* gate's data NULL: the activation is relu(up)^2 */
+  int64_t inner;         /* rows of gate and of up */
 } Expert;
 
 /* A mixture in place of an MLP: see experts.h. */
 typedef struct {
   int64_t count, top;  /* experts, and how many of them a token reads */
-  int64_t shared;      /* 1: one more, behind the others, that every token reads, by a gate of its own */
+  int64_t shared;      /* 1: one more, behind the others, that every token reads */
   int64_t over_chosen; /* weights of the chosen sum to 1, else those of all */
-  Matrix router, shared_gate; /* [count, hidden] and [1, hidden], in the model's type */
+  int64_t sigmoid;     /* scores are the sigmoid of each logit, else the softmax of all */
+  int64_t groups, groups_chosen; /* experts stand in `groups` of one size; those of the `groups_chosen` best can be chosen */
+  double epsilon, scale; /* added to the sum of the chosen scores; on the weights */
+  const float *bias;     /* [count] or NULL: added to a sigmoid's scores for the choice alone */
+  Matrix router, shared_gate; /* [count, hidden] and [1, hidden], in the model's type; the latter absent: weight 1 */
   const Expert *each;
 } Experts;
 

@@ -3,7 +3,7 @@
  *  - Reading. Rows are grouped by expert, so that a pass reads the weights of every expert that some row has chosen once,
  *    for all of them: more nodes read more experts, and cost more. Each expert's outputs are divided between all threads.
  *  - Bits. What an expert returns for a row depends on that row alone (tiles.h, quant.h). A row adds up what its experts
- *    return in the order in which the router chose them: largest logit first, of equal ones the lower number, shared last.
+ *    return in the order in which the router chose them: largest rank first, of equal ones the lower number, shared last.
  *    So neither the grouping nor other rows change a bit. The router is never quantised.
  *  - Memory. Rows of long prompts come GROUPED_ROWS at a time: their weights are then worth reading again.
  */
@@ -31,6 +31,10 @@ INLINE void share_down(const Model *m, const Experts *x, int t, int threads, int
   else share(m->hidden, t, threads, a, b);
 }
 
+/* What is read first of an expert: of one without a gate, up. */
+INLINE const Matrix *first_matrix(const Expert *w) { return w->gate.data ? &w->gate : &w->up; }
+INLINE int expert_reads(const Expert *w) { return reads(first_matrix(w)) | reads(&w->up); }
+
 /* What thread t reads first of a mixture. */
 INLINE const void *experts_start(const Experts *x, int t, int threads) {
   int64_t a, b;
@@ -38,32 +42,62 @@ INLINE const void *experts_start(const Experts *x, int t, int threads) {
   return row_of(&x->router, a);
 }
 
-/* The experts of a row and their weights, from its logits [count + shared], which are overwritten. */
-static void choose(const Experts *x, float *logits, int32_t *expert, float *weight) {
-  uint64_t taken[MAX_EXPERTS / 64] = {0};
-  for (int64_t k = 0; k < x->top; k++) {
-    int64_t best = -1;
-    for (int64_t e = 0; e < x->count; e++)
-      if (!(taken[e / 64] >> e % 64 & 1) && (best < 0 || logits[e] > logits[best])) best = e;
-    taken[best / 64] |= (uint64_t)1 << best % 64;
-    expert[k] = (int32_t)best;
+/* Of numbers [n], those of which no bit is set in `taken`: the largest, of equal ones the first; its bit is set. */
+INLINE int64_t take(const float *x, int64_t n, uint64_t *taken) {
+  int64_t best = -1;
+  for (int64_t e = 0; e < n; e++)
+    if (!(taken[e / 64] >> e % 64 & 1) && (best < 0 || x[e] > x[best])) best = e;
+  taken[best / 64] |= (uint64_t)1 << best % 64;
+  return best;
+}
+
+/* Set the bits of all experts but those of the groups whose two best experts have the largest sums. */
+static void leave_groups(const Experts *x, const float *ranks, uint64_t *taken) {
+  const int64_t size = x->count / x->groups;
+  float sums[MAX_EXPERTS];
+  uint64_t in[MAX_EXPERTS / 64] = {0};
+  for (int64_t g = 0; g < x->groups; g++) {
+    uint64_t seen[MAX_EXPERTS / 64] = {0};
+    const float *of = ranks + g * size;
+    sums[g] = of[take(of, size, seen)];
+    sums[g] += of[take(of, size, seen)];
   }
-  const vec largest = v_all(logits[expert[0]]);
-  const float gate = logits[x->count];
+  for (int64_t g = 0; g < x->groups_chosen; g++) take(sums, x->groups, in);
+  for (int64_t e = 0; e < x->count; e++)
+    if (!(in[e / size / 64] >> e / size % 64 & 1)) taken[e / 64] |= (uint64_t)1 << e % 64;
+}
+
+/* Logits as scores: their sigmoid, or exp(logit - largest), whose softmax is by the sum over all. Returns that sum. */
+static float score(float *logits, int64_t n, int sigmoid, float largest) {
   vec sums = v_zero();
-  for (int64_t e = 0; e < x->count; e += 16) {
-    const Lanes lanes = first_lanes(x->count - e);
-    const vec y = v_keep(lanes, exp16(v_sub(v_load_some(lanes, logits + e), largest)));
+  for (int64_t e = 0; e < n; e += 16) {
+    const Lanes lanes = first_lanes(n - e);
+    const vec x = v_load_some(lanes, logits + e);
+    vec y = exp16(sigmoid ? v_sub(v_zero(), x) : v_sub(x, v_all(largest)));
+    if (sigmoid) y = v_div(v_all(1.0f), v_add(v_all(1.0f), y));
+    y = v_keep(lanes, y);
     sums = v_add(sums, y);
     v_store_some(logits + e, lanes, y);
   }
-  float total = x->over_chosen ? 0.0f * sum1(sums) : sum1(sums); /* NaN where any logit is, though none such is chosen */
+  return sum1(sums);
+}
+
+/* The experts of a row and their weights, from its logits [count + shared], which are overwritten. */
+static void choose(const Experts *x, float *logits, int32_t *expert, float *weight) {
+  uint64_t taken[MAX_EXPERTS / 64] = {0};
+  float ranks[MAX_EXPERTS], all = 0.0f, gate[16];
+  if (x->shared_gate.data) v_store(gate, exp16(v_all(-logits[x->count])));
+  if (x->sigmoid) all = score(logits, x->count, 1, 0.0f);
+  for (int64_t e = 0; e < x->count; e++) ranks[e] = x->bias ? logits[e] + x->bias[e] : logits[e];
+  if (x->groups > 1) leave_groups(x, ranks, taken);
+  for (int64_t k = 0; k < x->top; k++) expert[k] = (int32_t)take(ranks, x->count, taken);
+  if (!x->sigmoid) all = score(logits, x->count, 0, logits[expert[0]]);
+  float total = x->sigmoid || x->over_chosen ? 0.0f * all : all; /* NaN where any logit is, though none such is chosen */
+  if (x->sigmoid && !x->over_chosen) total += 1.0f;
   for (int64_t k = 0; k < x->top && x->over_chosen; k++) total += logits[expert[k]];
-  for (int64_t k = 0; k < x->top; k++) weight[k] = logits[expert[k]] / total;
-  if (!x->shared) return;
-  float e[16];
-  v_store(e, exp16(v_all(-gate)));
-  expert[x->top] = (int32_t)x->count, weight[x->top] = 1.0f / (1.0f + e[0]);
+  total += (float)x->epsilon;
+  for (int64_t k = 0; k < x->top; k++) weight[k] = logits[expert[k]] / total * (float)x->scale;
+  if (x->shared) expert[x->top] = (int32_t)x->count, weight[x->top] = x->shared_gate.data ? 1.0f / (1.0f + gate[0]) : 1.0f;
 }
 
 /* Places in groups of `count` rows from `first` on: experts in order, the rows of each in order. */
@@ -102,7 +136,7 @@ static void gather(Pass *p, const Experts *x, const Input *rows, int64_t count, 
   share(count * num_chosen(x), t, p->threads, &a, &b);
   for (int64_t e = used_from(p, x, 0); e < num_experts(x); e = used_from(p, x, e + 1)) {
     const int64_t place = p->begin[e], n = p->begin[e + 1] - place, to = MIN(b, place + n);
-    const int wanted = reads(&x->each[e].gate) | reads(&x->each[e].up);
+    const int wanted = expert_reads(&x->each[e]);
     Block *blocks = group_blocks(p->gathered_blocks, H, place);
     for (int64_t j = MAX(a, place); j < to && n < p->rows; j++) {
       const int64_t row = p->from[j];
@@ -131,7 +165,7 @@ static void add_parts(Pass *p, const Layer *l, int apart, int64_t first, int64_t
   }
 }
 
-/* Gate and up of the experts in all groups, and what comes behind them. */
+/* Gate (if there is one) and up of the experts in all groups, and what comes behind them. */
 static void expert_inner(Pass *p, const Experts *x, const Input *rows, int t) {
   const Model *m = p->model;
   const int64_t n = num_experts(x), first = used_from(p, x, 0);
@@ -142,15 +176,16 @@ static void expert_inner(Pass *p, const Experts *x, const Input *rows, int t) {
     const Expert *w = &x->each[e];
     const int64_t place = p->begin[e], count = p->begin[e + 1] - place;
     const Input in = group_input(p, rows, e);
-    float *gate = p->expert_gate + place * p->ld_expert, *up = p->expert_up + place * p->ld_expert;
+    float *gate = w->gate.data ? p->expert_gate + place * p->ld_expert : 0;
+    float *up = p->expert_up + place * p->ld_expert;
     const Gated y = {gate, up, count, p->ld_expert, w->inner, p->expert_inner + place * p->ld_expert * (m->bf16 ? 2 : 4),
                      p->ld_expert, group_blocks(p->expert_blocks, m->expert_inner, place)};
     share_expert(w, t, p->threads, &a, &b);
     after = used_from(p, x, e + 1);
     if (after < n) share_expert(&x->each[after], t, p->threads, &a1, &b1);
-    linear(&w->gate, a, b, input_of(&in, &w->gate), p->ld_hidden, count, 0, gate, y.ld, 0, row_of(&w->up, a));
+    if (gate) linear(&w->gate, a, b, input_of(&in, &w->gate), p->ld_hidden, count, 0, gate, y.ld, 0, row_of(&w->up, a));
     linear(&w->up, a, b, input_of(&in, &w->up), p->ld_hidden, count, 0, up, y.ld, 0,
-           after < n ? row_of(&x->each[after].gate, a1) : down);
+           after < n ? row_of(first_matrix(&x->each[after]), a1) : down);
     activate_rows(p, &y, &w->down, a, b, t);
   }
 }
@@ -178,11 +213,11 @@ static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const 
   const int apart = l->mlp_after || by != 1.0f;
   int64_t a, b, d0, d1;
   int wanted = PLAIN;
-  for (int i = 0; i < 2; i++) wanted |= reads(&ends[i]->gate) | reads(&ends[i]->up);
+  for (int i = 0; i < 2; i++) wanted |= expert_reads(ends[i]);
   const Input rows = norm(p, wanted, l->mlp_norm, t, phase);
   share(x->count, t, p->threads, &a, &b);
   linear(&x->router, a, b, rows.plain, p->ld_hidden, p->rows, 0, p->route, p->ld_route, 0, x->router.data);
-  if (x->shared && t == 0)
+  if (x->shared_gate.data && t == 0)
     linear(&x->shared_gate, 0, 1, rows.plain, p->ld_hidden, p->rows, 0, p->route + x->count, p->ld_route, 0,
            x->router.data);
   share_down(p->model, x, t, p->threads, &d0, &d1);

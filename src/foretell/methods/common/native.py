@@ -150,9 +150,10 @@ class _InBlocks(TensorWeights):
         super().__init__(tensors)
         self._blocks = blocks
 
-    def packed(self, name: str) -> Packed | None:
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``."""
-        return self._blocks.get(name)
+        found = self._blocks.get(name)
+        return None if found is None else found.part(rows)
 
 
 def layer_of(

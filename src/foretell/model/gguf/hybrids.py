@@ -4,13 +4,12 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from foretell.core.errors import ModelError
 from foretell.model.gguf.architecture import Architecture, Change
 from foretell.model.gguf.decoders import ATTENTION, FFN_NORM, turned_rows
 from foretell.model.gguf.delta import DELTA_NETS
 from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.mixtures import halves
 from foretell.model.gguf.rope import read_rope
 from foretell.model.gguf.states import recurrent
 from foretell.model.gguf.values import decimal, depth, each, refuse, whole
@@ -302,19 +301,7 @@ def _turned(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None
 
 def _granite_change(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
     """Beside that: gate and up as halves of one matrix, or of each expert's."""
-    if len(theirs) == 1:
-        return _turned(file, ours, theirs)
-    shape = file.tensors[theirs[0]].shape
-    if file.tensors[theirs[1]].shape != shape:
-        found = file.tensors[theirs[1]].shape
-        raise ModelError(f"{file.name}: tensor {theirs[1]} has shape {found}; expected {shape}, as of {theirs[0]}")
-    *experts, rows, columns = shape
-    if not experts:
-        return Change(shape=(2 * rows, columns))
-    return Change(
-        order=torch.arange(2 * experts[0] * rows).view(2, experts[0], rows).transpose(0, 1).reshape(-1),
-        shape=(experts[0], 2 * rows, columns),
-    )
+    return _turned(file, ours, theirs) if len(theirs) == 1 else halves(file, theirs)
 
 
 def _falcon(file: GGUFFile) -> dict[str, Any]:

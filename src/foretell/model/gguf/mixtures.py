@@ -124,8 +124,16 @@ def stacked(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None
     """Gate and up of each expert in one matrix, as transformers keeps them: [experts, 2 inner, hidden]."""
     if not ours.endswith("experts.gate_up_proj") or len(theirs) == 1:
         return None
-    experts, inner, hidden = _alike(file, theirs)
-    return Change(undo=lambda parts: torch.cat(parts, 1), shape=(experts, 2 * inner, hidden))
+    return halves(file, theirs)
+
+
+def halves(file: GGUFFile, theirs: tuple[str, ...]) -> Change:
+    """Gate and up below each other, or of a stack those of each expert. Raises ModelError where their shapes differ."""
+    *experts, rows, columns = _alike(file, theirs)
+    if not experts:
+        return Change(shape=(2 * rows, columns))
+    order = torch.arange(2 * experts[0] * rows).view(2, experts[0], rows).transpose(0, 1).reshape(-1)
+    return Change(order=order, shape=(experts[0], 2 * rows, columns))
 
 
 def _interleaved(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:

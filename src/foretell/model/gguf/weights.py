@@ -123,9 +123,9 @@ class GGUFWeights(WeightSource):
     def _fill(self, parts: tuple[str, ...], order: Tensor | None, out: Tensor) -> None:
         """Dequantise the rows of parts below each other, in order."""
         infos = [self._file.tensors[part] for part in parts]
-        raw = self._rows(parts, order)
-        if raw is not None:
-            dequantise_into(infos[0].kind, raw.reshape(-1), out)
+        found = self._rows(parts, order)
+        if found is not None:
+            dequantise_into(found[0], found[1].reshape(-1), out)
             return
         held = [torch.empty(info.shape, dtype=out.dtype) for info in infos]
         for part, info, values in zip(parts, infos, held, strict=True):
@@ -133,32 +133,45 @@ class GGUFWeights(WeightSource):
         joined = torch.cat([values.flatten(0, -2) for values in held])
         out.copy_((joined if order is None else joined[order]).view(out.shape))
 
-    def _rows(self, parts: tuple[str, ...], order: Tensor | None) -> NDArray[np.uint8] | None:
-        """[rows, bytes] of parts below each other, in order, the mapping itself where it is so; None where they are not
-        stored alike. Each value of a vector is a row."""
+    def _rows(
+        self, parts: tuple[str, ...], order: Tensor | None, rows: tuple[int, int] | None = None
+    ) -> tuple[str, NDArray[np.uint8]] | None:
+        """Kind and bytes [rows, bytes] of parts below each other, in order (rows: of a range of that), the mapping itself
+        where it is so; None where they are not stored alike. Each value of a vector is a row."""
         infos = [self._file.tensors[part] for part in parts]
-        if len({(info.kind, info.shape[-1]) for info in infos}) > 1:
-            return None
         found = [
             self._file.raw(part).reshape(prod(info.shape[: max(1, len(info.shape) - 1)]), -1)
             for part, info in zip(parts, infos, strict=True)
         ]
+        if len(parts) > 1 and rows is not None:  # where all of them are in one part, the others do not matter
+            ends = np.cumsum([len(each) for each in found])
+            wanted = np.arange(*rows) if order is None else order[slice(*rows)].numpy()
+            first = int(np.searchsorted(ends, wanted.min(), side="right"))
+            if wanted.max() < ends[first]:
+                wanted = wanted - (ends[first] - len(found[first]))
+                is_range = bool((np.diff(wanted) == 1).all())
+                return infos[first].kind, found[first][slice(wanted[0], wanted[-1] + 1) if is_range else wanted]
+        if len({(info.kind, info.shape[-1]) for info in infos}) > 1:
+            return None
         joined = found[0] if len(found) == 1 else np.concatenate(found)
-        return joined if order is None else joined[order.numpy()]
+        span = slice(None) if rows is None else slice(*rows)
+        return infos[0].kind, joined[span] if order is None else joined[order[span].numpy()]
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``: only what is asked for is ever in memory."""
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
-        is_moved = change.order is not None or change.columns is not None or change.undo is not None or len(parts) > 1
-        if is_moved or len(info.shape) < 2:
+        if change.columns is not None or change.undo is not None or len(info.shape) < 2:
             return super().reader(name)
-        raw = self._file.raw(parts[0]).reshape(prod(info.shape[:-1]), -1)
-        dtype = torch.bfloat16 if info.kind == "BF16" else torch.float32
 
         def rows(start: int, stop: int) -> Tensor:
-            part = torch.empty(stop - start, info.shape[-1], dtype=dtype)
-            dequantise_into(info.kind, raw[start:stop].reshape(-1), part)
+            found = self._rows(parts, change.order, (start, stop))
+            if found is None:
+                return WeightSource.reader(self, name)(start, stop)
+            part = torch.empty(
+                stop - start, info.shape[-1], dtype=torch.bfloat16 if found[0] == "BF16" else torch.float32
+            )
+            dequantise_into(found[0], found[1].reshape(-1), part)
             return part
 
         return rows
@@ -167,11 +180,11 @@ class GGUFWeights(WeightSource):
         """See ``WeightSource.release``."""
         self._file.release()
 
-    def packed(self, name: str) -> Packed | None:
-        """See ``WeightSource.packed``: the mapped bytes themselves, but where rows of blocks stand in another order or in
-        several tensors, or blocks of a row in another order: copies then. Of stacks of matrices all rows below each other.
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
+        """See ``WeightSource.packed``: the mapped bytes themselves, but where these rows stand in another order or in
+        several tensors, or blocks of a row in another order: copies then.
         """
-        packed, columns = self._blocks(name), self._entries[name].change.columns
+        packed, columns = self._blocks(name, rows), self._entries[name].change.columns
         if packed is None or columns is None:
             return packed
         blocks = whole_blocks(columns, BLOCK_KINDS[packed.kind].values)
@@ -187,14 +200,16 @@ class GGUFWeights(WeightSource):
         packed, columns = self._blocks(name), self._entries[name].change.columns
         return None if packed is None or columns is None else (packed, torch.argsort(columns))
 
-    def _blocks(self, name: str) -> Packed | None:
+    def _blocks(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """A quantised matrix with its rows in transformers' order and its columns in the file's."""
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
-        if info.kind not in BLOCK_KINDS or len(info.shape) < 2 or change.undo is not None:
+        if len(info.shape) < 2 or change.undo is not None:
             return None
-        raw = self._rows(parts, change.order)
-        return None if raw is None else Packed(info.kind, (len(raw), info.shape[-1]), torch.from_numpy(raw))
+        found = self._rows(parts, change.order, rows)
+        if found is None or found[0] not in BLOCK_KINDS:
+            return None
+        return Packed(found[0], (len(found[1]), info.shape[-1]), torch.from_numpy(found[1]))
 
 
 def whole_blocks(columns: Tensor, size: int) -> Tensor | None:

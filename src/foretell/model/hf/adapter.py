@@ -40,7 +40,6 @@ from foretell.model.hf.refusals import check_config, context_length, needs_tower
 from foretell.model.hf.runner import Runner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
 from foretell.model.hf.taps import capture
-from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.recurrent import RecurrentCache
 from foretell.model.source import is_file, open_weights, read_config, read_generation
 from foretell.model.target import CausalModel, ModelSpec, Output
@@ -319,13 +318,12 @@ def _zeros(hidden: Tensor) -> Tensor:
 def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str, Any]]:
     """Class, and configuration and weights, of a GGUF file; transformers' own reader leaves out RoPE scaling."""
     config, source = read_config(path, name=name), open_weights(path, name=name)
-    mixture = mixture_of(config)
-    if mixture is not None:  # transformers stacks experts itself, of checkpoints that have them one by one
-        source = ExpertWeights(source, mixture, name=name)
     tensors: dict[str, Tensor] = {}
     for key in source.names:
         tensor, place = source.read(key, dtype, torch.device("cpu")), key.partition(".experts.")
-        if tensor.dim() == 3 and place[2].endswith(".weight"):
+        if key.endswith("shared_expert_gate.weight"):  # llama.cpp keeps it as a vector
+            tensors[key] = tensor.view(1, -1)
+        elif tensor.dim() == 3 and place[2].endswith(".weight"):  # transformers stacks them itself, as of checkpoints
             tensors |= {f"{place[0]}.experts.{index}.{place[2]}": one for index, one in enumerate(tensor)}
         else:
             tensors[key] = tensor

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 
 from foretell.core.errors import ModelError
-from foretell.model.llama.mixture import expert_names, router_names
+from foretell.model.llama import mixture as mixtures
 from foretell.model.llama.shape import EMBEDDING, FINAL_NORM, HEAD, LlamaShape, bias_name, layer_names
 from foretell.model.llama.weights import ShapeError, WeightSource
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _ATTENTION, _MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
 _HARMLESS = re.compile(r"rotary_emb\.|\.(masked_bias|attention\.bias)$")
 """Buffers that old checkpoints hold, and that follow from the configuration."""
+_DRAFTS = "eh_proj.weight"  # a layer that has one is a module for further tokens (DeepSeek-V3, GLM-4.5)
 _NAMED = 4  # tensors of a message
 _ROWS = 1 << 12  # of two heads that are compared at a time
 
@@ -42,10 +43,14 @@ def check_contents(source: WeightSource, shape: LlamaShape, *, name: str) -> Con
     names = set(source.names)
     biases = _biases_of_first_layer(names, shape) if shape.biases is None else shape.biases
     wanted = dict(chain(_outer(shape), *(_layer(index, shape, biases) for index in range(shape.num_layers))))
-    missing = [each for each in wanted if each not in names]
+    missing: dict[str, list[tuple[int, ...]]] = {}  # by the checkpoint's names, of which several may be parts of one
+    for each in (each for each in wanted if each not in names):
+        missing.setdefault(source.called(each), []).append(wanted[each])
     other = [each for each, size in wanted.items() if each in names and source.shape(each) != size]
     if missing or other:
-        said = [f"{source.called(each)} is missing, expected {wanted[each]}" for each in missing]
+        said = [
+            f"{each} is missing{f', expected {sizes[0]}' if len(sizes) == 1 else ''}" for each, sizes in missing.items()
+        ]
         said += [f"{source.called(each)} has shape {source.shape(each)}, expected {wanted[each]}" for each in other]
         more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
         kind = ShapeError if other else ModelError
@@ -54,7 +59,9 @@ def check_contents(source: WeightSource, shape: LlamaShape, *, name: str) -> Con
             f"({'; '.join(said[:_NAMED])}{more}); expected both of one checkpoint"
         )
     head = _head(source, shape, name) if HEAD in names else EMBEDDING
-    surplus = sorted(each for each in names - wanted.keys() - {HEAD} if not _HARMLESS.search(each))
+    drafts = tuple(each.removesuffix(_DRAFTS) for each in names if each.endswith(_DRAFTS))
+    left = (each for each in names - wanted.keys() - {HEAD} if not _HARMLESS.search(each))
+    surplus = sorted(each for each in left if not each.startswith(drafts))
     if surplus:
         listed = ", ".join(source.called(each) for each in surplus[:_NAMED])
         logger.warning(
@@ -97,13 +104,14 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
     if mixer is not None:
         yield from mixer.tensors(index)
     if shape.is_sparse(index) and mixture is not None:
-        for name, rows in zip(router_names(index, mixture), (mixture.num_experts, 1), strict=False):
+        for name, rows in zip(mixtures.router_names(index, mixture), (mixture.num_experts, 1), strict=False):
             yield name, (rows, hidden)
+        if mixture.has_bias:
+            yield mixtures.bias_name(index), (mixture.num_experts,)
         for expert in mixture.experts:
-            each = expert_names(index, expert)
             rows = mixture.shared_inner if expert is None else mixture.inner
-            yield from ((each[key], (rows, hidden)) for key in ("gate", "up"))
-            yield each["down"], (hidden, rows)
+            for key, name in mixtures.expert_names(index, expert, mixture).items():
+                yield name, (hidden, rows) if key == "down" else (rows, hidden)
 
 
 def _head(source: WeightSource, shape: LlamaShape, name: str) -> str:

@@ -36,15 +36,16 @@ class Experts:
     """The experts of one layer. They are added in the order of their weights, in float32."""
 
     mixture: Mixture
-    router: Tensor  # [experts, H]
+    router: Tensor  # [experts, H]; of sigmoid routers in float32, in which transformers multiplies it
     each: tuple[GatedMLP, ...]
+    bias: Tensor | None = None  # [experts] float32, of the router
     shared: GatedMLP | None = None
-    shared_gate: Tensor | None = None  # [1, H]
+    shared_gate: Tensor | None = None  # [1, H]; None: the shared one's weight is 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] of normed rows x [..., H]."""
         rows = x.flatten(0, -2)
-        chosen, weights = route(F.linear(rows, self.router), self.mixture)  # [n, k]
+        chosen, weights = route(F.linear(rows.to(self.router.dtype), self.router), self.mixture, self.bias)  # [n, k]
         num_chosen = chosen.shape[1]
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
@@ -56,6 +57,7 @@ class Experts:
         wide = torch.promote_types(rows.dtype, torch.float32)
         terms = parts.view(len(rows), num_chosen, -1).to(wide) * weights[..., None].to(wide)
         out = terms.sum(1)
-        if self.shared is not None and self.shared_gate is not None:
-            out += F.linear(rows, self.shared_gate).to(wide).sigmoid() * self.shared.padded(rows).to(wide)
+        if self.shared is not None:
+            part, gate = self.shared.padded(rows).to(wide), self.shared_gate
+            out += part if gate is None else F.linear(rows, gate).to(wide).sigmoid() * part
         return out.to(rows.dtype).view(x.shape)

@@ -5,51 +5,66 @@ from collections.abc import Mapping
 
 import torch
 
-from foretell.core.errors import ModelError
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.traits import rotation_order
 from foretell.model.llama.weights import WeightSource, expect_shape
 
 Renames = tuple[tuple[str, str], ...]
-"""(pattern of the checkpoint's names, our name for it), applied one after the other."""
+"""(the checkpoint's text, ours for it), one after the other; backwards they say what a checkpoint calls what it lacks."""
 _MAMBA_FEED: Renames = (
-    (r"\.mamba\.", ".mixer."),
-    (r"\.feed_forward\.", ".mlp."),
-    (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
-    (r"^model\.final_layernorm\.", "model.norm."),
+    (".mamba.", ".mixer."),
+    (".feed_forward.", ".mlp."),
+    (".pre_ff_layernorm.", ".post_attention_layernorm."),
+    ("model.final_layernorm.", "model.norm."),
 )
-_QWEN: Renames = ((r"^model\.language_model\.", "model."), (r"\.linear_attn\.", ".mixer."))
+_QWEN: Renames = (("model.language_model.", "model."), (".linear_attn.", ".mixer."))
 _LFM2: Renames = (
-    (r"\.conv\.conv\.", ".mixer.conv1d."),
-    (r"\.conv\.(in_proj|out_proj)\.", r".mixer.\1."),
-    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-    (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
-    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
-    (r"\.operator_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"^model\.embedding_norm\.", "model.norm."),
+    (".conv.conv.", ".conv.conv1d."),
+    (".conv.", ".mixer."),
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".q_layernorm.", ".q_norm."),
+    (".k_layernorm.", ".k_norm."),
+    (".feed_forward.", ".mlp."),
+    (".mlp.w1.", ".mlp.gate_proj."),
+    (".mlp.w3.", ".mlp.up_proj."),
+    (".mlp.w2.", ".mlp.down_proj."),
+    (".mlp.expert_bias", ".mlp.gate.e_score_correction_bias"),
+    (".operator_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+    ("model.embedding_norm.", "model.norm."),
 )
 _NEMOTRON: Renames = (
-    (r"^backbone\.", "model."),
-    (r"^model\.embeddings\.", "model.embed_tokens."),
-    (r"^model\.norm_f\.", "model.norm."),
-    (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
-    (r"\.mixer\.(up_proj|down_proj)\.", r".mlp.\1."),
+    ("backbone.", "model."),
+    ("model.embeddings.", "model.embed_tokens."),
+    ("model.norm_f.", "model.norm."),
+    *((f".mixer.{key}_proj.", f".self_attn.{key}_proj.") for key in "qkvo"),
+    *((f".mixer.{key}.", f".mlp.{key}.") for key in ("up_proj", "down_proj", "gate", "experts")),
+    (".mixer.shared_experts.", ".mlp.shared_expert."),
 )
-_GRANITE: Renames = ((r"\.mamba\.", ".mixer."), (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."))
+_GRANITE: Renames = ((".mamba.", ".mixer."),)
+_DENSE_GRANITE: Renames = (
+    *_GRANITE,
+    (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
+    (".shared_mlp.output_linear.", ".mlp.down_proj."),
+)
 RENAMES: Mapping[str, Renames] = {
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,
     "qwen3_5_moe_text": _QWEN,
     "lfm2": _LFM2,
+    "lfm2_moe": _LFM2,
     "nemotron_h": _NEMOTRON,
     "granitemoehybrid": _GRANITE,
     "falcon_h1": _MAMBA_FEED,
     "bamba": _MAMBA_FEED,
+}
+_PARTS: Mapping[str, Renames] = {  # (what the checkpoint has, one of several that are made of it)
+    "qwen3_next": (
+        *((".in_proj_qkvz.", f".in_proj_{key}.") for key in ("qkv", "z")),
+        *((".in_proj_ba.", f".in_proj_{key}.") for key in "ba"),
+    ),
+    "nemotron_h": tuple((".norm.", f".{key}_layernorm.") for key in ("input", "post_attention")),
 }
 _IGNORED = re.compile(r"^(mtp\.|model\.visual\.|visual\.)|\.mup_vector$")
 """Tensors that belong to other parts of a checkpoint: heads for several tokens, images."""
@@ -60,49 +75,40 @@ def hybrid_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Wei
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
-    parts: dict[str, Part] = {}
-    if shape.hybrid == "qwen3_next":
-        _expect_fused(source, shape, name)
-    for theirs in source.names:
+    parts, renames, names = dict[str, Part](), RENAMES[shape.hybrid], source.names
+    if renames is _GRANITE and shape.mixture is None:
+        renames = _DENSE_GRANITE
+    for theirs in names:
         if _IGNORED.search(theirs):
             continue
         ours = theirs
-        for pattern, new in RENAMES[shape.hybrid]:
-            ours = re.sub(pattern, new, ours)
+        for old, new in renames:
+            ours = ours.replace(old, new, 1)
         layer = re.match(r"model\.layers\.(\d+)\.norm\.", ours)
         if layer and shape.hybrid == "nemotron_h":  # one norm a layer, of whatever it has
             own = "post_attention_layernorm" if shape.has_mlp(int(layer[1])) else "input_layernorm"
             ours = ours.replace(".norm.", f".{own}.")
         parts |= _split(source, shape, ours, theirs, name)
-    return PartWeights(source, parts)
 
+    def back(ours: str) -> str:
+        for old, new in (*_PARTS.get(shape.hybrid, ()), (".q_proj.", ".gates_proj."), *reversed(renames)):
+            if new != "model." or any(each.startswith(old) for each in names):
+                ours = ours.replace(new, old, 1)
+        return ours
 
-def _expect_fused(source: WeightSource, shape: LlamaShape, name: str) -> None:
-    """Raise ModelError for a fused projection that is missing, by its own name: its parts are called otherwise."""
-    named = [f"model.layers.{layer}.linear_attn.{key}.weight" for layer in range(shape.num_layers) if shape.mixer(layer)
-             for key in ("in_proj_qkvz", "in_proj_ba")]  # fmt: skip
-    missing = [each for each in named if each not in source.names]
-    if missing and not any(".in_proj_qkv." in each for each in source.names):
-        raise ModelError(
-            f"{name}: the weights do not match the configuration: {missing[0]} is missing"
-            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; expected both of one checkpoint"
-        )
+    return PartWeights(source, parts, back)
 
 
 def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name: str) -> dict[str, Part]:
     """The parts of one tensor."""
-    prefix, _, last = ours.rpartition(".self_attn.")
-    if prefix:
-        return _attention(source, shape, prefix, last, theirs, name)
-    stem = ours.removesuffix(".weight")
-    if stem.endswith(".shared_mlp.input_linear"):
-        inner = shape.intermediate_size
-        expect_shape(source, theirs, (2 * inner, shape.hidden_size), name)
-        mlp = stem.replace(".shared_mlp.input_linear", ".mlp")
+    if ".self_attn.q_proj." in ours and shape.traits.is_gated:
+        dim, queries = shape.head_dim, shape.num_heads * shape.head_dim
+        expect_shape(source, theirs, (2 * queries, *source.shape(theirs)[1:]), name)
         return {
-            f"{mlp}.gate_proj.weight": Part(theirs, (0, inner)),
-            f"{mlp}.up_proj.weight": Part(theirs, (inner, 2 * inner)),
+            ours.replace("q_proj", key): Part(theirs, in_heads(torch.arange(at, at + dim), queries, of=2 * dim))
+            for key, at in (("q_proj", 0), ("gates_proj", dim))
         }
+    stem = ours.removesuffix(".weight")
     if stem.endswith((".mixer.in_proj_qkvz", ".mixer.in_proj_ba")):
         mixer = shape.mixer(int(stem.split(".")[2]))
         if mixer is None:
@@ -114,25 +120,6 @@ def _split(source: WeightSource, shape: LlamaShape, ours: str, theirs: str, name
         expect_shape(source, theirs, (sum(map(len, found.values())), shape.hidden_size), name)
         return {f"{stem.rpartition('.')[0]}.{key}.weight": Part(theirs, order) for key, order in found.items()}
     return {ours: Part(theirs)}
-
-
-def _attention(
-    source: WeightSource, shape: LlamaShape, prefix: str, last: str, theirs: str, name: str
-) -> dict[str, Part]:
-    """Parts of a tensor of attention: queries apart from gates, rows of queries and keys in ``rotation_order``."""
-    traits, dim = shape.traits, shape.head_dim
-    order = torch.arange(dim) if traits.rotated is None else rotation_order(dim, traits.rotated)
-    ours, queries = f"{prefix}.self_attn.{last}", shape.num_heads * dim
-    if last.startswith("q_proj.") and traits.is_gated:
-        expect_shape(source, theirs, (2 * queries, *source.shape(theirs)[1:]), name)
-        gates = ours.replace("q_proj", "gates_proj")
-        return {
-            ours: Part(theirs, in_heads(order, queries, of=2 * dim)),
-            gates: Part(theirs, in_heads(torch.arange(dim, 2 * dim), queries, of=2 * dim)),
-        }
-    if traits.rotated is None or last.split(".")[0] not in ("q_proj", "k_proj", "q_norm", "k_norm"):
-        return {ours: Part(theirs)}
-    return {ours: Part(theirs, in_heads(order, source.shape(theirs)[0]))}
 
 
 def _qwen3_next_orders(mixer: Mixer) -> dict[str, torch.Tensor]:

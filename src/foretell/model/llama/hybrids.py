@@ -1,7 +1,7 @@
 """Hybrids: models of the Llama family some of whose layers have a recurrent mixer in place of attention, or beside it.
 
-What transformers' configurations say of them: Qwen3-Next, Qwen3.5 (dense and mixture), LFM2, Nemotron-H (without experts),
-Granite 4 (without experts), Falcon-H1 and Bamba. Their tensors: ``hybrid_weights.py``.
+What transformers' configurations say of them: Qwen3-Next, Qwen3.5, LFM2, Nemotron-H and Granite 4 (dense and mixtures),
+Falcon-H1 and Bamba. Their tensors: ``hybrid_weights.py``; their experts: ``mixture.py``.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ TYPES = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
@@ -24,7 +25,7 @@ TYPES = {
 def mixers_of(config: Any) -> tuple[Mixer | None, ...]:
     """The mixer of each layer; None: it has none."""
     kind: str = config.model_type
-    if kind == "lfm2":
+    if kind in ("lfm2", "lfm2_moe"):
         conv = Mixer(
             "short_conv", config.hidden_size, config.conv_L_cache,
             in_bias=config.conv_bias, conv_bias=config.conv_bias, out_bias=config.conv_bias,
@@ -52,10 +53,10 @@ def attending(config: Any) -> frozenset[int] | None:
 
 
 def with_mlp(config: Any) -> frozenset[int] | None:
-    """The layers with an MLP; None: all."""
+    """The layers with an MLP or experts; None: all."""
     if config.model_type != "nemotron_h":
         return None
-    return frozenset(layer for layer, kind in enumerate(layer_kinds(config)) if kind == "mlp")
+    return frozenset(layer for layer, kind in enumerate(layer_kinds(config)) if kind in ("mlp", "moe"))
 
 
 def intermediate_size(config: Any) -> int:
@@ -134,10 +135,11 @@ def _state_space(config: Any) -> Mixer:
 def unsupported(config: Any) -> str | None:
     """Why the mixers of a hybrid's configuration are not supported; None where they are."""
     kind: str = config.model_type
-    if kind == "granitemoehybrid" and config.num_local_experts:
-        return "experts beside a shared MLP without a gate"
     if kind == "nemotron_h" and "moe" in layer_kinds(config):
-        return "experts without a gate"
+        if config.moe_latent_size is not None:
+            return f"experts between projections of their own (moe_latent_size {config.moe_latent_size})"
+        if config.mlp_bias:
+            return "experts beside a shared one with biases (mlp_bias)"
     if kind == "nemotron_h" and config.mlp_hidden_act != "relu2":
         return f"activation {config.mlp_hidden_act!r} of an MLP without a gate; implemented: relu2"
     acts = {getattr(config, "mamba_hidden_act", "silu"), getattr(config, "hidden_act", "silu")}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from foretell.model.llama import shape as llama
 from foretell.model.llama.experts import Experts, GatedMLP
-from foretell.model.llama.mixture import expert_names, router_names
+from foretell.model.llama.mixture import bias_name, expert_names, router_names
 from foretell.model.llama.pack import Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits
@@ -98,17 +98,20 @@ class LayerReader:
         assert mixture is not None
 
         def expert(number: int | None) -> GatedMLP:
-            names = expert_names(index, number)
+            names = expert_names(index, number, mixture)
             fused = _read_fused(self.source, [names["gate"], names["up"]], dtype, device)
             down = self.source.read(names["down"], dtype, device)
             gate_up, down_map = (make_linear(weight, None, packed=self.packed) for weight in (fused, down))
             return GatedMLP(gate_up, down_map, _activation(self.shape.traits))
 
-        router, *gate = (self.source.read(name, dtype, device) for name in router_names(index, mixture))
+        wide = torch.promote_types(dtype, torch.float32) if mixture.is_sigmoid else dtype
+        router_name, *gate_name = router_names(index, mixture)
+        router = self.source.read(router_name, wide, device)
+        gate = self.source.read(gate_name[0], dtype, device) if gate_name else None
+        bias = self.source.read(bias_name(index), torch.float32, device) if mixture.has_bias else None
         each = tuple(expert(number) for number in range(mixture.num_experts))
-        if not gate:
-            return Experts(mixture, router, each)
-        return Experts(mixture, router, each, expert(None), gate[0])
+        shared = expert(None) if mixture.shared_inner else None
+        return Experts(mixture, router, each, bias, shared, gate)
 
 
 def _activation(traits: Traits) -> Callable[[Tensor], Tensor]:

@@ -18,13 +18,14 @@ from torch.nn import functional as F
 
 from foretell.core.progress import tell
 from foretell.core.tree import Plan
+from foretell.kernels.gpu.ops import MOST_NODES, ops
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import hybrids
 from foretell.model.llama import shape as llama
 from foretell.model.llama.contents import check_contents
 from foretell.model.llama.experts import MIN_ROWS, Experts
-from foretell.model.llama.layer import LayerReader
+from foretell.model.llama.layer import Layer, LayerReader
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.pack import bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
@@ -68,6 +69,7 @@ class _Pass:
     shape: tuple[int, int] | None = None  # flat: (B, n)
     real: Tensor | None = None  # packed: [r] flat indices of the real nodes in [B, n]
     rows: Tensor | None = None  # packed: [r] their rows
+    plan: Plan | None = None  # where attention reads it in the place of masks
 
     @property
     def width(self) -> int:
@@ -88,13 +90,14 @@ class LeanModel(CausalModel):
         self.shape = shape
         self.spec = shape.spec(name, "lean", dtype, device)
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
+        own = dtype != torch.float64 and shape.traits.qk_norm != "all"
+        self._gpu = ops(device.type) if own else None  # Triton's kernels between the products
         self._group = shape.num_heads // shape.num_kv_heads
         ropes = list(dict.fromkeys(shape.ropes))
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._growths = [rope.growth for rope in ropes]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
-        if shape.traits.is_fused:
-            source = split_weights(source, shape, name=name)
+        source = split_weights(source, shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
@@ -241,6 +244,9 @@ class LeanModel(CausalModel):
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return x
+        if self._gpu is not None:
+            normed: Tensor = self._gpu.norm(x, weight, self.shape.norm_eps)
+            return normed
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.shape.norm_eps).to(x.dtype)
 
     def _add(self, x: Tensor, part: Tensor, norm: Tensor | None) -> Tensor:
@@ -271,6 +277,8 @@ class LeanModel(CausalModel):
             for rope, growth in enumerate(self._growths)
             if growth is not None
         }
+        if self._gpu is not None and num_nodes <= MOST_NODES:
+            return _Pass(turns, growths, {}, plan.slots, plan.span, plan=plan)
         masks: dict[int | None, Tensor] = {}
         for window in set(self.shape.windows[first:stop]):
             visible = plan.mask  # [B, 1, n, S]
@@ -289,16 +297,41 @@ class LeanModel(CausalModel):
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(*x.shape[:2], heads + 2 * kv_heads, dim)
+        qkv = layer.qkv(self._norm(x, layer.input_norm))
+        cos, sin = shared.turns[layer.rope]
+        if self._gpu is not None:
+            query: Tensor = self._gpu.place(
+                qkv, layer.qk_norm, shape.norm_eps, cos, sin, shared.growths.get(layer.rope), shared.slots,
+                cache.keys[index], cache.values[index],
+            )  # fmt: skip
+            return self._after(layer, x, self._seen(index, query, shared, cache), shared)
+        qkv = qkv.view(*x.shape[:2], heads + 2 * kv_heads, dim)
         qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         if layer.qk_norm is not None:
             qk = self._norm_heads(qk, layer.qk_norm)
-        cos, sin = shared.turns[layer.rope]
         swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
         qk = torch.addcmul(qk * cos, swapped, sin)
         if layer.rope in shared.growths:
             qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
-        x = self._add(x, layer.out(self._mix(index, qk, value, shared, cache)), layer.attention_after)
+        return self._after(layer, x, self._mix(index, qk, value, shared, cache), shared)
+
+    def _seen(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        """[B, n, heads * head_dim] of queries [B, heads, n, head_dim]: attention on an accelerator."""
+        plan, traits = shared.plan, self.shape.traits
+        if plan is None:
+            grouped = query.view(len(query), self.shape.num_kv_heads, -1, query.shape[-1])
+            return self._attend(index, grouped, shared, cache)
+        assert self._gpu is not None
+        mixed: Tensor = self._gpu.attend(
+            query, cache.keys[index], cache.values[index], plan.ancestry, plan.length, plan.positions,
+            plan.tree_positions, plan.span, self._layers[index].window or 0,
+            traits.score_scale or self.shape.head_dim**-0.5, traits.score_cap or 0.0,
+        )  # fmt: skip
+        return mixed
+
+    def _after(self, layer: Layer, x: Tensor, mixed: Tensor, shared: _Pass) -> Tensor:
+        """The stream after a layer: what attention has mixed is added, and then the MLP's part."""
+        x = self._add(x, layer.out(mixed), layer.attention_after)
         normed = self._norm(x, layer.mlp_norm)
         if isinstance(layer.mlp, Experts):  # padding would read experts of its own
             part = F.pad(layer.mlp(normed[:, : shared.width]), (0, 0, 0, x.shape[1] - shared.width))
@@ -325,23 +358,21 @@ class LeanModel(CausalModel):
             count = len(real)
             cache.write_packed(index, shared.rows, shared.slots, qk[0, :count, heads:], value[0, :count])
             query = qk.new_zeros(prod(shape), heads, qk.shape[-1]).index_copy_(0, real, qk[0, :count, :heads])
-            mixed = self._attend(index, query.view(*shape, heads, -1), shared, cache).flatten(0, 1)[real]
+            query = self._grouped(query.view(*shape, heads, -1))
+            mixed = self._attend(index, query, shared, cache).flatten(0, 1)[real]
             return F.pad(mixed, (0, 0, 0, length - count))[None]
         if shape is not None:
             qk, value = (part[0, : prod(shape)].view(*shape, *part.shape[2:]) for part in (qk, value))
         written = shared.slots.shape[1]
         key = qk[:, :written, heads:]
         cache.write(index, shared.slots, key.transpose(1, 2), value[:, :written].transpose(1, 2))
-        mixed = self._attend(index, qk[:, :, :heads], shared, cache)
+        mixed = self._attend(index, self._grouped(qk[:, :, :heads]), shared, cache)
         return mixed if shape is None else F.pad(mixed.flatten(0, 1), (0, 0, 0, length - prod(shape)))[None]
 
     def _attend(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
-        """[B, n, heads * head_dim] of queries [B, n, heads, head_dim] over the slots of one layer."""
-        num_rows, num_nodes, heads, dim = query.shape
-        kv_heads = self.shape.num_kv_heads
-        # The queries of one key-value head stand below each other: [B, kv heads, G * n, dim].
-        query = query.reshape(num_rows, num_nodes, kv_heads, self._group, dim)
-        query = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, self._group * num_nodes, dim)
+        """[B, n, heads * head_dim] of queries [B, kv heads, G * n, head_dim] over the slots of one layer."""
+        num_rows, kv_heads, length, dim = query.shape
+        num_nodes = length // self._group
         keys, values = cache.keys[index][:, :, : shared.span], cache.values[index][:, :, : shared.span]
         mask, traits = shared.masks[self._layers[index].window], self.shape.traits
         if traits.score_cap is None:
@@ -351,7 +382,13 @@ class LeanModel(CausalModel):
             scores = _capped(scores, traits.score_cap) + mask
             mixed = torch.softmax(scores.float(), -1).to(query.dtype) @ values
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
-        return mixed.reshape(num_rows, num_nodes, heads * dim)
+        return mixed.reshape(num_rows, num_nodes, -1)
+
+    def _grouped(self, query: Tensor) -> Tensor:
+        """Queries [B, n, heads, head_dim], those of one key-value head below each other: [B, kv heads, G * n, head_dim]."""
+        num_rows, num_nodes, _, dim = query.shape
+        query = query.reshape(num_rows, num_nodes, self.shape.num_kv_heads, self._group, dim)
+        return query.permute(0, 2, 3, 1, 4).reshape(num_rows, self.shape.num_kv_heads, -1, dim)
 
 
 def _capped(x: Tensor, cap: float) -> Tensor:

@@ -1,11 +1,12 @@
 """Mixtures of experts: their sizes and their names, and checkpoints' several layouts under one set of names.
 
-In place of a layer's MLP, a router's largest logits choose some experts (gated MLPs) for each token, whose outputs are
-added with weights: Qwen3-MoE, Qwen2-MoE (beside a shared expert that every token reads), Mixtral, OLMoE and Granite-MoE.
+In place of a layer's MLP, a router chooses some experts (MLPs) for each token, whose outputs are added with weights, in
+most models beside a shared expert that every token reads. What routers differ in is data (``Mixture``); DeepSeek-V3's
+(arXiv 2412.19437, section 2.1.2), whose bias is of the choice alone, is GLM-4.5's, LFM2's and Nemotron-H's too.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,32 +14,49 @@ import torch
 from torch import Tensor
 
 from foretell.kernels import structures
+from foretell.model.llama.parts import within
 from foretell.model.llama.weights import WeightSource, expect_shape
 from foretell.model.packed import Packed
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
-PARTS = ("gate", "up", "down")
-_QWEN = ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
-_BESIDE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # a shared expert with a gate
-TYPES = (*_QWEN, "mixtral", "olmoe", "granitemoe")
+_FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one
+_SIGMOID = ("lfm2_moe", "nemotron_h", *_FURTHER)
+_GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
+TYPES = ("qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", *_SIGMOID)
 """The types with experts that are covered."""
+_ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid")  # of all their MLPs
+_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+_FIRST = ("num_dense_layers", "first_k_dense_replace")  # the first layer that may have experts
+_SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Experts of the sparse layers of one model."""
+    """Experts of the sparse layers of one model, and their router; the defaults are Qwen2-MoE's."""
 
     num_experts: int
     num_chosen: int  # experts that a token reads, without the shared one
-    inner: int  # rows of an expert's gate
+    inner: int  # rows of an expert's up
     shared_inner: int  # of the shared one's; 0: there is none
-    sums_over_chosen: bool  # weights of the chosen sum to 1; else weights of all do
+    sums_over_chosen: bool  # weights of the chosen sum to 1; else weights of all do (of a sigmoid: none do)
     layers: frozenset[int]  # those that have experts
+    is_sigmoid: bool = False  # scores are each logit's sigmoid; else the softmax of all
+    has_bias: bool = False  # what is added to scores for the choice alone
+    groups: tuple[int, int] = (1, 1)  # how many of one size experts stand in, and in how many of them one can be chosen
+    epsilon: float = 0.0  # added to the sum of the chosen's scores
+    scale: float = 1.0  # on the weights of the chosen
+    is_shared_gated: bool = True  # the shared one's weight is a sigmoid; else 1
+    is_gated: bool = True  # experts are down(activation(gate) * up); else down(relu(up)^2)
 
     @property
     def experts(self) -> list[int | None]:
         """All of a layer, as C has them; None: the shared one."""
         return [*range(self.num_experts), *([None] if self.shared_inner else [])]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Short names of an expert's matrices."""
+        return ("gate", "up", "down") if self.is_gated else ("up", "down")
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -48,8 +66,8 @@ class Mixture:
 
     def weights_of(self, hidden_size: int) -> int:
         """Weights that one token reads in one layer."""
-        rows = self.num_experts + (1 if self.shared_inner else 0)  # of the router and of the shared one's gate
-        return hidden_size * (rows + 3 * (self.num_chosen * self.inner + self.shared_inner))
+        rows = self.num_experts + (1 if self.shared_inner and self.is_shared_gated else 0)  # of router and shared gate
+        return hidden_size * (rows + len(self.parts) * (self.num_chosen * self.inner + self.shared_inner))
 
 
 def unsupported(config: Any) -> str | None:
@@ -61,8 +79,12 @@ def unsupported(config: Any) -> str | None:
         return None
     if found.num_experts > MAX_EXPERTS:
         return f"{found.num_experts} experts a layer; at most {MAX_EXPERTS}"
-    if not 0 < found.num_chosen <= found.num_experts:
-        return f"a token reads {found.num_chosen} of {found.num_experts} experts"
+    groups, chosen = found.groups
+    is_divided = 0 < chosen <= groups and found.num_experts % groups == 0
+    if not is_divided or (groups > 1 and found.num_experts < 2 * groups):  # groups are ranked by two experts
+        return f"{found.num_experts} experts in {groups} groups, of which {chosen} can be chosen from"
+    if not 0 < found.num_chosen <= found.num_experts // groups * chosen:
+        return f"a token reads {found.num_chosen} of {found.num_experts // groups * chosen} experts"
     return None
 
 
@@ -71,46 +93,78 @@ def mixture_of(config: Any) -> Mixture | None:
     kind = config.model_type
     if kind not in TYPES:
         return None
-    is_qwen = kind in _QWEN
-    layers = range(config.num_hidden_layers)
-    if is_qwen and hasattr(config, "decoder_sparse_step"):
-        step, dense = config.decoder_sparse_step, config.mlp_only_layers
-        layers = [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]  # type: ignore[assignment]
-    num_experts = config.num_experts if kind == "olmoe" or is_qwen else config.num_local_experts
+    num_experts, layers = _first(config, _COUNTS, 0), _layers(config)
     if not num_experts or not layers:
         return None
+    inner = config.intermediate_size if kind in _ONE_SIZE else config.moe_intermediate_size
+    num_shared = _first(config, ("n_shared_experts",), 0) if kind in _FURTHER else 0
+    router: dict[str, Any] = {}
+    if kind in _SIGMOID:
+        router = {
+            "is_sigmoid": True,
+            "has_bias": bool(getattr(config, "use_expert_bias", True)),
+            "groups": (_first(config, ("n_group",), 1), _first(config, ("topk_group",), 1)),
+            "epsilon": 1e-6 if kind == "lfm2_moe" else 1e-20,
+            "scale": float(config.routed_scaling_factor),
+        }
     return Mixture(
         num_experts=num_experts,
-        num_chosen=config.num_experts_per_tok,
-        inner=config.moe_intermediate_size if is_qwen else config.intermediate_size,
-        shared_inner=config.shared_expert_intermediate_size if kind in _BESIDE else 0,
+        num_chosen=_first(config, ("num_experts_per_tok",), 0),
+        inner=inner,
+        shared_inner=inner * num_shared or _first(config, _SHARED, 0),
         sums_over_chosen=bool(getattr(config, "norm_topk_prob", True)),
-        layers=frozenset(layers),
+        layers=layers,
+        is_shared_gated=kind in _GATED,
+        is_gated=kind != "nemotron_h",
+        **router,
     )
 
 
-def expert_names(layer: int, expert: int | None) -> dict[str, str]:
+def _first(config: Any, keys: Sequence[str], default: int) -> int:
+    """The first of these fields that a configuration has."""
+    return next((getattr(config, key) for key in keys if getattr(config, key, None) is not None), default)
+
+
+def _layers(config: Any) -> frozenset[int]:
+    """Those that have experts."""
+    if config.model_type == "nemotron_h":
+        return frozenset(layer for layer, kind in enumerate(config.layers_block_type) if kind == "moe")
+    first, step = _first(config, _FIRST, 0), _first(config, ("decoder_sparse_step",), 1)
+    dense = getattr(config, "mlp_only_layers", None) or ()
+    layers = range(first, config.num_hidden_layers)
+    return frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0)
+
+
+def expert_names(layer: int, expert: int | None, mixture: Mixture) -> dict[str, str]:
     """Short name -> name of an expert's weights; None: of the shared one."""
     part = "shared_expert" if expert is None else f"experts.{expert}"
-    return {key: f"model.layers.{layer}.mlp.{part}.{key}_proj.weight" for key in PARTS}
+    return {key: f"model.layers.{layer}.mlp.{part}.{key}_proj.weight" for key in mixture.parts}
 
 
 def router_names(layer: int, mixture: Mixture) -> list[str]:
     """The router, and the shared expert's gate where there is one: never quantised."""
-    prefix = f"model.layers.{layer}.mlp"
-    return [f"{prefix}.gate.weight", *([f"{prefix}.shared_expert_gate.weight"] if mixture.shared_inner else [])]
+    prefix, has_gate = f"model.layers.{layer}.mlp", mixture.shared_inner and mixture.is_shared_gated
+    return [f"{prefix}.gate.weight", *([f"{prefix}.shared_expert_gate.weight"] if has_gate else [])]
 
 
-def view_of(mixture: Mixture, layer: int, held: Mapping[str, structures.Matrix]) -> structures.Experts:
-    """The experts of a sparse layer as C sees them, of matrices by name."""
+def bias_name(layer: int) -> str:
+    """The router's bias, where it has one."""
+    return f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+
+
+def view_of(
+    mixture: Mixture, layer: int, held: Mapping[str, structures.Matrix], bias: int | None = None
+) -> structures.Experts:
+    """The experts of a sparse layer as C sees them, of matrices by name and the address of the router's bias."""
     router, *gate = router_names(layer, mixture)
     each = (structures.Expert * len(mixture.experts))()
     for view, expert in zip(each, mixture.experts, strict=True):
-        for key, name in expert_names(layer, expert).items():
+        for key, name in expert_names(layer, expert, mixture).items():
             setattr(view, key, held[name])
         view.inner = mixture.shared_inner if expert is None else mixture.inner
     return structures.Experts(
-        mixture.num_experts, mixture.num_chosen, len(gate), mixture.sums_over_chosen, held[router],
+        mixture.num_experts, mixture.num_chosen, bool(mixture.shared_inner), mixture.sums_over_chosen, mixture.is_sigmoid,
+        *mixture.groups, mixture.epsilon, mixture.scale, bias, held[router],
         held[gate[0]] if gate else structures.Matrix(), each,
     )  # fmt: skip
 
@@ -124,10 +178,13 @@ _RENAMED = (
     (re.compile(r"\.block_sparse_moe\.router(?:\.layer)?\."), ".mlp.gate."),  # Granite
     (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
     (re.compile(r"\.block_sparse_moe\.output_linear\.weight$"), ".mlp.experts.down_proj"),
+    (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.shared_expert.gate_up_proj."),
+    (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.shared_expert.down_proj."),
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),  # Mixtral
-    (re.compile(r"(\.experts\.\d+)\.w1\."), r"\1.gate_proj."),
-    (re.compile(r"(\.experts\.\d+)\.w2\."), r"\1.down_proj."),
-    (re.compile(r"(\.experts\.\d+)\.w3\."), r"\1.up_proj."),
+    (re.compile(r"(\.experts(?:\.\d+)?)\.w1\."), r"\1.gate_proj."),
+    (re.compile(r"(\.experts(?:\.\d+)?)\.w2\."), r"\1.down_proj."),
+    (re.compile(r"(\.experts(?:\.\d+)?)\.w3\."), r"\1.up_proj."),
+    (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),  # GLM-4.5
 )
 
 
@@ -144,13 +201,19 @@ class ExpertWeights(WeightSource):
             for pattern, new in _RENAMED:
                 ours = pattern.sub(new, ours)
             prefix, found, part = ours.partition(".experts.")
+            if ours.endswith(".shared_expert.gate_up_proj.weight"):
+                inner = mixture.shared_inner
+                expect_shape(source, theirs, (2 * inner, None), name)
+                for key, rows in (("gate", (0, inner)), ("up", (inner, 2 * inner))):
+                    self._places[ours.replace("gate_up", key)] = _Place(theirs, rows)
+                continue
             if not found or part[0].isdigit():
                 self._places[ours] = _Place(theirs, None)
                 continue
             part = part.removesuffix(".weight").removesuffix("_proj")  # gate_up, gate, up or down
             stacked = part.split("_")
-            rows = None if stacked == ["down"] else len(stacked) * mixture.inner
-            expect_shape(source, theirs, (mixture.num_experts, rows, None), name)
+            num_rows = None if stacked == ["down"] else len(stacked) * mixture.inner
+            expect_shape(source, theirs, (mixture.num_experts, num_rows, None), name)
             size = source.shape(theirs)[1] // len(stacked)
             for expert in range(mixture.num_experts):
                 for at, key in enumerate(stacked):
@@ -173,7 +236,7 @@ class ExpertWeights(WeightSource):
     def called(self, name: str) -> str:
         """See ``WeightSource.called``."""
         place = self._places.get(name)
-        return name if place is None else self._source.called(place.theirs)
+        return self._source.called(name if place is None else place.theirs)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""
@@ -189,13 +252,10 @@ class ExpertWeights(WeightSource):
         own = self._source.shared(theirs)
         return own if own is None or rows is None else own.flatten(0, -2)[rows[0] : rows[1]]
 
-    def packed(self, name: str) -> Packed | None:
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``."""
-        theirs, rows = self._places[name]
-        packed = self._source.packed(theirs)
-        if packed is None or rows is None:
-            return packed
-        return Packed(packed.kind, (rows[1] - rows[0], packed.shape[1]), packed.data[rows[0] : rows[1]])
+        theirs, own = self._places[name]
+        return self._source.packed(theirs, within(own, rows))
 
     def release(self) -> None:
         """See ``WeightSource.release``."""
@@ -208,13 +268,26 @@ class ExpertWeights(WeightSource):
         return lambda start, stop: read(begin + start, begin + stop)
 
 
-def route(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The experts that rows [n, experts] of logits choose, int64 [n, k], and their weights, float32 [n, k].
+def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The experts that rows [n, experts] of logits choose, int64 [n, k], and their weights, float32 [n, k]. bias: the
+    router's [experts], where it has one.
 
     Largest first, of equal ones the lower number, as ``experts.h`` has it.
     """
     wide = logits.float()
-    chosen = torch.sort(wide, dim=-1, descending=True, stable=True).indices[:, : mixture.num_chosen]
+    scores = wide.sigmoid() if mixture.is_sigmoid else torch.softmax(wide, -1)
+    ranks = scores if mixture.is_sigmoid else wide  # of equal order, and softmax would round
+    ranks = ranks if bias is None else ranks + bias
+    groups, num_left = mixture.groups
+    if groups > 1:  # those of the groups whose two best have the largest sums
+        best = ranks.view(len(ranks), groups, -1).topk(2).values.sum(-1)
+        left = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, num_left:]
+        out = torch.zeros_like(best, dtype=torch.bool).scatter(-1, left, value=True)
+        ranks = ranks.masked_fill(out.repeat_interleave(mixture.num_experts // groups, -1), float("-inf"))
+    chosen = torch.sort(ranks, dim=-1, descending=True, stable=True).indices[:, : mixture.num_chosen]
+    if mixture.sums_over_chosen and not mixture.is_sigmoid:
+        return chosen, torch.softmax(wide.gather(-1, chosen), -1) * mixture.scale
+    weights = scores.gather(-1, chosen)
     if mixture.sums_over_chosen:
-        return chosen, torch.softmax(wide.gather(-1, chosen), -1)
-    return chosen, torch.softmax(wide, -1).gather(-1, chosen)
+        weights = weights / (weights.sum(-1, keepdim=True) + mixture.epsilon)
+    return chosen, weights * mixture.scale

@@ -32,7 +32,7 @@ from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.contents import check_contents
 from foretell.model.llama.hybrid_weights import hybrid_weights
 from foretell.model.llama.matrices import Matrices, read_matrices
-from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names, view_of
+from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import split_weights
 from foretell.model.llama.states import HybridCache
@@ -355,8 +355,7 @@ class NativeModel(CausalModel):
         shape, cpu = self.shape, torch.device("cpu")
         if shape.hybrid:
             source = hybrid_weights(source, shape, name=name)
-        if shape.traits.is_fused:
-            source = split_weights(source, shape, name=name)
+        source = split_weights(source, shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
@@ -368,8 +367,9 @@ class NativeModel(CausalModel):
             mixer = shape.mixer(index)
             matrices += mixer.matrix_names(index) if mixer is not None else []
             if shape.mixture is not None and shape.is_sparse(index):
-                routers += router_names(index, shape.mixture)
-                matrices += [name for expert in shape.mixture.experts for name in expert_names(index, expert).values()]
+                mixture = shape.mixture
+                routers += router_names(index, mixture)
+                matrices += [name for each in mixture.experts for name in expert_names(index, each, mixture).values()]
         made = read_matrices(
             source, [*matrices, *routers], weights=weights, dtype=dtype, allocate=huge_pages, plain=routers, told=name
         )
@@ -392,7 +392,8 @@ class NativeModel(CausalModel):
                 if key in contents.biases:
                     setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key])))
             if shape.mixture is not None and shape.is_sparse(index):
-                self._experts.append(view_of(shape.mixture, index, read))
+                bias = vector(bias_name(index)) if shape.mixture.has_bias else None
+                self._experts.append(view_of(shape.mixture, index, read, bias))
                 layer.experts = ctypes.pointer(self._experts[-1])
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))

@@ -18,10 +18,12 @@ class Part(NamedTuple):
 
 
 class PartWeights(WeightSource):
-    """Parts of another source's tensors."""
+    """Parts of another source's tensors. back: what the source would call one that it lacks."""
 
-    def __init__(self, source: WeightSource, parts: Mapping[str, Part]) -> None:
-        self._source, self._parts = source, parts
+    def __init__(
+        self, source: WeightSource, parts: Mapping[str, Part], back: Callable[[str], str] = lambda name: name
+    ) -> None:
+        self._source, self._parts, self._back = source, parts, back
 
     @property
     def names(self) -> Collection[str]:
@@ -39,7 +41,7 @@ class PartWeights(WeightSource):
     def called(self, name: str) -> str:
         """See ``WeightSource.called``."""
         part = self._parts.get(name)
-        return name if part is None else self._source.called(part.theirs)
+        return self._source.called(self._back(name) if part is None else part.theirs)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""
@@ -72,18 +74,27 @@ class PartWeights(WeightSource):
         part = read(0, self._source.shape(theirs)[0])[rows]
         return lambda start, stop: part[start:stop].contiguous()
 
-    def packed(self, name: str) -> Packed | None:
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``."""
-        theirs, rows = self._parts[name]
+        theirs, own = self._parts[name]
+        if not isinstance(own, Tensor):
+            return self._source.packed(theirs, within(own, rows))
         packed = self._source.packed(theirs)
-        if packed is None or rows is None:
-            return packed
-        data = packed.data[rows] if isinstance(rows, Tensor) else packed.data[slice(*rows)]
+        if packed is None:
+            return None
+        data = packed.data[own if rows is None else own[slice(*rows)]]
         return Packed(packed.kind, (len(data), packed.shape[1]), data)
 
     def release(self) -> None:
         """See ``WeightSource.release``."""
         self._source.release()
+
+
+def within(outer: tuple[int, int] | None, rows: tuple[int, int] | None) -> tuple[int, int] | None:
+    """A range of rows of a range, in the whole; None: all."""
+    if outer is None or rows is None:
+        return outer or rows
+    return outer[0] + rows[0], outer[0] + rows[1]
 
 
 def in_heads(order: Tensor, count: int, *, of: int = 0) -> Tensor:

@@ -13,24 +13,26 @@ from foretell.model.llama.weights import WeightSource, expect_shape
 
 
 def split_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> WeightSource:
-    """Another source's tensors, its fused ones as rows of several; rows of queries and keys in ``rotation_order``.
+    """Another source's tensors, its fused ones as rows of several; rows of queries, keys and the norms of their heads in
+    ``rotation_order``. The source itself where it has neither.
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
-    queries, keys, inner = (
-        shape.num_heads * shape.head_dim,
-        shape.num_kv_heads * shape.head_dim,
-        shape.intermediate_size,
-    )
+    order, parts = _order(shape), dict[str, Part]()
+    if order is None and not shape.traits.is_fused:
+        return source
+    dim, inner = shape.head_dim, shape.intermediate_size
+    queries, keys = shape.num_heads * dim, shape.num_kv_heads * dim
     sizes = {
         "qkv_proj": (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)),
         "gate_up_proj": (("gate_proj", inner), ("up_proj", inner)),
         "q_proj": (("q_proj", queries),),
         "k_proj": (("k_proj", keys),),
+        "q_norm": (("q_norm", dim),),
+        "k_norm": (("k_norm", dim),),
     }
-    order, parts = _order(shape), dict[str, Part]()
     for theirs in source.names:
-        found = re.search(r"\.(qkv_proj|gate_up_proj|q_proj|k_proj)\.", theirs)
+        found = re.search(rf"\.({'|'.join(sizes)})\.", theirs)
         if found is None:
             parts[theirs] = Part(theirs)
             continue
@@ -38,15 +40,22 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Weig
             expect_shape(source, theirs, (sum(size for _, size in sizes[found[1]]), shape.hidden_size), name)
         start = 0
         for part, size in sizes[found[1]]:
-            turned = order is not None and part in ("q_proj", "k_proj")
             rows: Tensor | tuple[int, int] | None = (start, start + size)
-            if turned and order is not None:
+            if order is not None and part[0] in "qk":
                 rows = start + in_heads(order, size)
             elif len(sizes[found[1]]) == 1:
                 rows = None
             parts[theirs.replace(found[1], part)] = Part(theirs, rows)
             start += size
-    return PartWeights(source, parts)
+    wholes = [whole for whole in sizes if any(f".{whole}." in each for each in source.names)]
+
+    def back(ours: str) -> str:
+        for whole in wholes:
+            for part, _ in sizes[whole]:
+                ours = ours.replace(f".{part}.", f".{whole}.")
+        return ours
+
+    return PartWeights(source, parts, back)
 
 
 def _order(shape: LlamaShape) -> torch.Tensor | None:

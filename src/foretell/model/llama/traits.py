@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ModelError
 from foretell.model.llama import hybrids
 from foretell.model.llama import mixture as mixtures
 from foretell.model.llama.rope import scaled_frequencies
@@ -52,7 +51,7 @@ class Traits:
     residual_scale: float = 1.0  # on what attention and MLP return
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    is_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
+    is_fused: bool = False  # the checkpoint has qkv_proj, or gate_up_proj of MLPs
     rotated: int | None = None  # values of a head that are rotated, None: all
     is_gated: bool = False  # what attention mixed is multiplied by the sigmoid of a projection of its input
     attention_scale: float = 1.0  # on what attention returns
@@ -83,15 +82,23 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "solar_open": "SolarOpenForCausalLM",
     **hybrids.TYPES,
 }
 """The types that are covered, and their classes."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
-_PARTLY_TURNED = ("phi3", "glm4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
+_PARTLY_TURNED = ("phi3", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
+_WITHOUT_O = ("glm4", "glm4_moe", "solar_open")  # whose attention_bias is of queries, keys and values
 _WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the window
 _TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
-_WINDOWLESS = ("llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", *hybrids.TYPES)
+_WINDOWLESS = (
+    "llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", "solar_open",
+    *hybrids.TYPES,
+)  # fmt: skip
 
 
 def unsupported(config: Any) -> str | None:
@@ -116,12 +123,14 @@ def unsupported(config: Any) -> str | None:
         return "rope parameters differ between layers"
     if head_dim(config) % 2:
         return f"odd head dimension {head_dim(config)}"
+    if (_rotated(config) or 0) % 2:
+        return f"{_rotated(config)} of {head_dim(config)} values of a head are rotated, an odd number"
     reason = hybrids.unsupported(config) if kind in hybrids.TYPES else None
     return reason or mixtures.unsupported(config)
 
 
 def traits_of(config: Any) -> Traits:
-    """The traits of a supported configuration. Raises ModelError for what contradicts itself."""
+    """The traits of a supported configuration."""
     kind, activation = config.model_type, _ACTIVATIONS[activation_of(config)]
     if kind.startswith("gemma"):
         newer = kind != "gemma"
@@ -136,13 +145,14 @@ def traits_of(config: Any) -> Traits:
             score_cap=getattr(config, "attn_logit_softcapping", None) if kind == "gemma2" else None,
             logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
         )
-    if kind in ("granite", "granitemoe", "granitemoehybrid"):
+    if kind.startswith("granite"):
         return Traits(
             activation=activation,
             embedding_scale=float(config.embedding_multiplier),
             score_scale=float(config.attention_multiplier),
             residual_scale=float(config.residual_multiplier),
             logit_scale=1.0 / float(config.logits_scaling),
+            is_fused=kind == "granitemoehybrid",
         )
     if kind in ("olmo2", "olmo3"):
         return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
@@ -167,7 +177,12 @@ def traits_of(config: Any) -> Traits:
             interleaved=True,
         )
     is_qwen = kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-    qk_norm = "heads" if is_qwen or kind in ("qwen3", "qwen3_moe", "lfm2") else "all" if kind == "olmoe" else ""
+    by_heads = (
+        is_qwen
+        or kind in ("qwen3", "qwen3_moe", "dots1", "lfm2", "lfm2_moe")
+        or (kind == "glm4_moe" and config.use_qk_norm)
+    )
+    qk_norm = "heads" if by_heads else "all" if kind == "olmoe" else ""
     return Traits(
         activation=activation,
         norm_offset=1.0 if is_qwen else 0.0,
@@ -183,8 +198,6 @@ def _rotated(config: Any) -> int | None:
     if config.model_type not in _PARTLY_TURNED:
         return None
     rotated = int(head_dim(config) * (config.rope_parameters.get("partial_rotary_factor") or 1.0))
-    if rotated % 2:
-        raise ModelError(f"{rotated} of {head_dim(config)} values of a head are rotated; expected an even number")
     return rotated if rotated < head_dim(config) else None
 
 
@@ -197,7 +210,7 @@ def biases_of(config: Any) -> frozenset[str]:
         return frozenset()
     # GLM-4 has none at the output, and transformers gives Nemotron-H's attention none at all.
     biased = kind != "nemotron_h" and getattr(config, "attention_bias", False)
-    attention = ("q", "k", "v", *(("o", "gates") if kind != "glm4" else ())) if biased else ()
+    attention = ("q", "k", "v", *(("o", "gates") if kind not in _WITHOUT_O else ())) if biased else ()
     has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))

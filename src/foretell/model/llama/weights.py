@@ -44,8 +44,9 @@ class WeightSource(ABC):
         """The tensor itself where it is already in memory and may be kept, else None."""
         return None
 
-    def packed(self, name: str) -> Packed | None:
-        """A quantised matrix as the file holds it, or None where the tensor is not quantised."""
+    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
+        """A quantised matrix as the file holds it, or a range of its rows (of a stack's, all below each other); None where
+        they are not quantised, or not alike."""
         return None
 
     def release(self) -> None:
