@@ -23,7 +23,7 @@ from foretell.verify.base import Evidence, Verdict
 from tests.device.counting import engine_on, requests
 from tests.device.pretend import METER, NAME, Call, recording, replay
 
-LONG = SamplingParams(max_new_tokens=20, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=24, ignore_eos=True)
 ROWS = [LONG, replace(LONG, temperature=0.0)]
 
 
@@ -120,4 +120,4 @@ def test_the_kernels_of_one_step_decide_the_next(words: str) -> None:
     with patch.multiple(stepping, layout=begin, draw=end):
         found = [done.token_ids for done in engine_on(NAME, method_words(words)[0]).generate_batch(requests(ROWS))]
     assert found == expected
-    assert replayed.compared > 5
+    assert replayed.compared > 3
