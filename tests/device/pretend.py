@@ -64,6 +64,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: Any
+    launched: bool  # else a view, or memory that is taken
 
     def described(self, addresses: bool = False) -> tuple[Any, ...]:
         """(operator, arguments, result): a tensor by its shape, dtype and strides, with addresses where it lies."""
@@ -257,7 +258,7 @@ def _run(op: Op, args: Any, kwargs: dict[str, Any]) -> Any:
     if launched:
         meter.launch()
     if meter.calls is not None and (launched or name in FREE or mine):
-        meter.calls.append(Call(meter.phase, op, args_inside, kwargs_inside, out))
+        meter.calls.append(Call(meter.phase, op, args_inside, kwargs_inside, out, launched))
     back = {id(x.values): x for x in mine}
     return tree_map(lambda x: back[id(x)] if id(x) in back else _outside(x), out)
 

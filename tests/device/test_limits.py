@@ -7,15 +7,18 @@ import pytest
 import torch
 
 from foretell import SamplingParams
+from foretell.core.noise import Noise
 from foretell.core.spec import method_words
 from foretell.core.tree import DrawnBy, TokenTree
+from foretell.verify import VERIFIERS
 from foretell.verify.base import Evidence
+from foretell.verify.lossy.base import Lossy
 from foretell.verify.multidraft import KSeq, MultiDraft
 from foretell.verify.selection import Importance, Transport
 from tests.device.counting import Run, engine_on, requests, run
 from tests.device.pretend import NAME, device
 
-LONG = SamplingParams(max_new_tokens=24, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=18, ignore_eos=True)
 FAST = ("none", "draft_model:4", "eagle3:eagle2/size=8", "draft_model:transport:static/branching=3x1", "hybrid")
 SLOW = (
     "eagle1", "eagle3", "medusa", "dflash", "kangaroo", "early_exit", "ngram", "suffix", "recycling", "prediction",
@@ -48,6 +51,26 @@ def test_rows_of_several_methods() -> None:
     configs = ["none", method_words("draft_model:dyspec/size=8")[0], "eagle3"]
     given = [replace(one, speculative=config) for one, config in zip(requests([LONG] * 3), configs, strict=True)]
     assert_lean(run(engine_on(NAME, "none"), given))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, rule in VERIFIERS.items() if isinstance(rule, Lossy) and name != "judge"]
+)
+def test_a_lossy_rule_tolerates_the_same(name: str) -> None:
+    """Of distributions so flat that it tolerates many, and so peaked that it tolerates few."""
+    rule, generator = VERIFIERS[name], torch.Generator().manual_seed(1)
+    parent = torch.tensor([[-1, 0, 0, 1, 1, 3, 5]] * 16)
+    p = torch.softmax(torch.randn(16, 7, 12, generator=generator) * torch.linspace(0.2, 4.0, 16)[:, None, None], -1)
+    tokens = torch.randint(0, 12, parent.shape, generator=generator)
+
+    def decided(where: torch.device) -> list[list[int]]:
+        tree = TokenTree(tokens.to(where), parent.to(where), torch.zeros_like(tokens).to(where))
+        noise = Noise(torch.arange(16).to(where), torch.full((16,), 9).to(where))
+        found = rule.decide(Evidence(tree, p.to(where), noise))
+        assert found is not None
+        return [each.tolist() for each in found]
+
+    assert decided(device()) == decided(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("rule", [KSeq(), Importance(), Transport()], ids=lambda rule: rule.name)

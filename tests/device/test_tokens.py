@@ -3,13 +3,14 @@
 The bundled pair in float32. The CPU draws by C kernels and reads values where it may; the device does neither.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell import Engine, LearnOptions, Request, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.builtin import METHODS, SHAPES, VERIFIERS
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.load import load_tokenizer
@@ -131,16 +132,46 @@ def test_the_transformers_module(name: str) -> None:
 
 
 def test_a_service_on_its_own_thread() -> None:
-    """With its planner, and requests that come one after the other."""
+    """Requests come one after the other."""
     found = []
     for where in ("cpu", NAME):
         engine = engine_on(where, DRAFT)
-        made, box = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=120)), Mailbox()
+        made, box = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=120, speculation="on")), Mailbox()
         made.start()
         ids = [load_tokenizer("bundled/target").encode(prompt) for prompt in PROMPTS]
         for number, prompt in enumerate(ids):
             made.submit(Submission(str(number), prompt, replace(SHORT, seed=number)), box.hear)
         done = [box.last(str(number), 60.0).completion for number in range(len(ids))]
+        made.close()
+        found.append([None if each is None else each.token_ids for each in done])
+    assert None not in found[0]
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_learning_while_serving() -> None:
+    """A draft model learns on the device, on the service's own thread: no token changes."""
+    found = []
+    for where in ("cpu", NAME):
+        options = LearnOptions(learn_share=1.0, learn_lr=3e-3, learn_every=1, where="inline")
+        made = Service(
+            engine_on(where, DRAFT), ServiceOptions(max_num_seqs=2, max_model_len=120, speculation="on"), learn=options
+        )
+        made.start()
+        box = Mailbox()
+        for number in range(4):
+            made.submit(
+                Submission(str(number), [5 + number, 6, 7], replace(SHORT, max_new_tokens=24, seed=number)), box.hear
+            )
+            box.last(str(number), 60.0)
+        deadline = time.monotonic() + 120.0
+        while not made.learner()["figures"]["num_updates"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        figures = made.learner()["figures"]
+        assert figures["num_updates"] > 0, figures
+        assert figures["num_failures"] == 0, figures
+        made.submit(Submission("last", [5, 6, 7], replace(SHORT, seed=1)), box.hear)
+        done = [box.last(name, 60.0).completion for name in (*map(str, range(4)), "last")]
         made.close()
         found.append([None if each is None else each.token_ids for each in done])
     assert None not in found[0]

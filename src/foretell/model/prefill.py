@@ -19,6 +19,16 @@ def round_up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
 
 
+FEW = 8
+"""Tokens of a row at most that a drafter reads in a usual step: those that were kept, and the pending one."""
+
+
+def padded_width(width: int, room: int, device: torch.device) -> int:
+    """Columns of a pass over known tokens, at least width and at most room. On an accelerator few numbers of them come up
+    in decoding, so that the passes of most steps are alike: then one recording of their kernels serves all."""
+    return width if device.type == "cpu" or width > FEW else min(room, max(2, 1 << (width - 1).bit_length()))
+
+
 def real_nodes(counts: Sequence[int], width: int) -> Tensor | None:
     """``Plan.real`` of chains of counts[b] nodes, padded to width; None where there is too little padding to matter."""
     if sum(counts) > 0.9 * len(counts) * width:
@@ -53,9 +63,9 @@ def feed(
         # Padding of short rows is written after them and must find room there too.
         chunk = min(PREFILL_CHUNK, capacity - max(start))
         pieces = [list(tokens[done : done + chunk]) for tokens in missing]
-        width = max(map(len, pieces))
+        width = padded_width(max(map(len, pieces)), capacity - max(start), device)
         tokens = tensor_on(device, [piece + [0] * (width - len(piece)) for piece in pieces])
-        ragged = any(len(piece) < width for piece in pieces)
+        ragged = any(len(piece) < width for piece in pieces) or (width <= FEW and device.type != "cpu")
         if ragged:
             count = tensor_on(device, [len(piece) for piece in pieces])
             parent = chain_tree(tokens, count).parent

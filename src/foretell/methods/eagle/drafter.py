@@ -31,7 +31,7 @@ from foretell.methods.eagle.native import NativePair, native_pair
 from foretell.methods.features import MOST_BYTES, FeatureBuffer
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
-from foretell.model.prefill import PREFILL_CHUNK, round_up
+from foretell.model.prefill import FEW, PREFILL_CHUNK, padded_width, round_up
 from foretell.model.target import CausalModel, Target
 
 
@@ -247,13 +247,16 @@ class EagleDrafter(Drafter):
             begun = [start + min(done, len(row)) for start, row in zip(starts, ids, strict=True)]
             width = min(PREFILL_CHUNK, total - done, self.capacity - max(begun))
             pieces = [row[done : done + width] for row in ids]
-            width = max(map(len, pieces))
+            width = padded_width(max(map(len, pieces)), self.capacity - max(begun), device)
             tokens = tensor_on(device, [piece + [0] * (width - len(piece)) for piece in pieces])
             parent = chain_parent(width, device).expand(num_rows, -1)
             span = min(self.capacity, round_up(max(begun) + width, 64))
             plan = layout(parent, tensor_on(device, begun), self.capacity, span=span)
-            here = self.run(tokens, features[:, done : done + width], plan)
-            if all(len(piece) == width for piece in pieces):
+            known = features[:, done : done + width]
+            if known.shape[1] < width:
+                known = torch.nn.functional.pad(known, (0, 0, 0, width - known.shape[1]))
+            here = self.run(tokens, known, plan)
+            if all(len(piece) == width for piece in pieces) and (width > FEW or device.type == "cpu"):
                 out, read = (each[:, -1:] for each in here)
             else:
                 last = tensor_on(device, [max(0, len(piece) - 1) for piece in pieces])

@@ -102,6 +102,9 @@ class LeanModel(CausalModel):
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
+        scale = shape.traits.embedding_scale
+        # The factor is rounded to the weights' dtype first, as the modules do.
+        self._scale = None if scale == 1.0 else self._embedding.new_tensor(scale)
         reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed)
         self._layers = []
         for index in range(shape.num_layers):
@@ -200,9 +203,7 @@ class LeanModel(CausalModel):
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
         embedded = F.embedding(tokens, self._embedding)
-        scale = self.shape.traits.embedding_scale
-        # The factor is rounded to the weights' dtype first, as the modules do.
-        return embedded if scale == 1.0 else embedded * embedded.new_tensor(scale)
+        return embedded if self._scale is None else embedded * self._scale
 
     @torch.no_grad()
     def normed(self, hidden: Tensor) -> Tensor:
