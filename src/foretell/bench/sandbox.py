@@ -98,7 +98,7 @@ def _run(source: str, timeout_s: float, memory_bytes: int) -> tuple[str, str]:
     # A program may have left directories that it may not even list; the test process must not fail on them.
     with tempfile.TemporaryDirectory(prefix="foretell-answer-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-I", "-S", "-B", "-c", _RUNNER, str(int(timeout_s) + 1), str(memory_bytes)]
-        kept = ("SYSTEMROOT",) if sys.platform == "win32" else ()
+        kept = ("SYSTEMROOT",)  # without it Windows starts nothing
         process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in kept if name in os.environ}, start_new_session=True,

@@ -6,6 +6,7 @@ says in its docstring what is missing there. It imports nothing of foretell: a s
 
 import contextlib
 import ctypes
+import errno
 import io
 import mmap
 import os
@@ -66,7 +67,14 @@ def forget_pages(mapping: Any) -> None:
 
 
 def free_memory() -> int:
-    """Bytes that programs can still be given, without swapping."""
+    """Bytes that this process can still be given, without swapping: the machine's, or less where a container's limit is
+    lower."""
+    free = _available()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _available() -> int:
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -74,6 +82,13 @@ def free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
 
 
 def memory_bytes() -> int:
@@ -244,7 +259,7 @@ def lock_file(file: int) -> bool:
 
 def flush_folder(folder: Path) -> None:
     """Write a folder's names to the disk. Raises OSError. On Windows a folder cannot be opened, and need not be."""
-    if os.name == "posix":
+    if sys.platform != "win32":
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -270,6 +285,12 @@ def forgiving(stream: Any, errors: str) -> None:
     if isinstance(stream, io.TextIOWrapper):
         own = sys.platform == "win32" and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
         stream.reconfigure(encoding="utf-8" if own else None, errors=errors)
+
+
+def is_closed_pipe(error: BaseException) -> bool:
+    """Whether what was written has no reader any more; on Windows that is EINVAL."""
+    known = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
+    return isinstance(error, OSError) and error.errno in known
 
 
 @cache

@@ -1,7 +1,6 @@
 """How much memory is free for keys and values."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -19,16 +18,7 @@ def free_bytes(device: torch.device) -> int:
     """Free bytes on a device: the machine's, or less where a container's limit is lower."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = free_memory()
-    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such limit, or "max"
-        return None
+    return free_memory()
 
 
 def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
