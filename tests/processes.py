@@ -1,12 +1,11 @@
 """Processes that tests start, ended with all that they started themselves."""
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from foretell.core.platform import end_group
 from foretell.kernels import build
 
 
@@ -43,9 +42,9 @@ def run_group(
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
             out, err = process.communicate()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
             raise
         return subprocess.CompletedProcess(list(command), process.returncode, out, err)

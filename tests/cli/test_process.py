@@ -1,7 +1,6 @@
 """What only a real process shows: a terminal, Ctrl-C, a closed pipe, a full disk, and how much --help imports."""
 
 import os
-import pty
 import select
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from foretell.cli.output import RESET, TINT
 
+pty = pytest.importorskip("pty", reason="terminals are opened as Unix does")
 PROGRAM = [sys.executable, "-m", "foretell.cli.main"]
 
 

@@ -29,6 +29,8 @@ def test_the_variables_say_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The system's temporary directory, as /tmp is."""
+    if not hasattr(os, "getuid"):
+        pytest.skip("this system's temporary directory is the user's own")
     place = tmp_path / "temporary"
     place.mkdir()
     place.chmod(0o1777)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import foretell
+from foretell.core.platform import thread_times
 from foretell.engine.loop import Limits, Loop
-from foretell.engine.threads import MOST_PAUSE_S, WINDOW_S, ThreadLimit, read_usage
+from foretell.engine.threads import MOST_PAUSE_S, WINDOW_S, ThreadLimit
 
 LOOP, WORKER, SERVER = 1, 2, 3
 
@@ -158,7 +159,7 @@ def test_a_kernel_that_does_not_count_changes_nothing():
 def test_this_kernels_figures_are_of_all_threads():
     import threading
 
-    usage = read_usage()
+    usage = thread_times()
     if not usage:
         pytest.skip("this kernel does not count")
     assert threading.get_native_id() in usage

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
+from foretell.core.platform import num_cores
 from foretell.learn.options import LearnOptions
 from foretell.learn.training import process as trainer_process
 from foretell.learn.training.pace import MOST_S, Pace, spare_cores
@@ -75,7 +76,7 @@ def test_no_limit() -> None:
 
 
 def test_cores_left_free() -> None:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = num_cores()
     assert spare_cores(usable) == 0
     assert spare_cores(1) == usable - 1
 

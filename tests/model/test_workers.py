@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.core import platform
 from foretell.model import workers
 from foretell.model.workers import release_workers
 
@@ -107,7 +108,9 @@ def test_without_libgomp_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for library in (Other(), object()):
         workers._pause.cache_clear()
-        monkeypatch.setattr(workers.ctypes, "CDLL", lambda _, library=library: library)
+        platform._library.cache_clear()
+        monkeypatch.setattr(platform.ctypes, "CDLL", lambda _, library=library: library)
         release_workers()
     workers._pause.cache_clear()
+    platform._library.cache_clear()
     assert called == ["__kmpc_fork_call"]

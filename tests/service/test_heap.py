@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from foretell import Submission
-from foretell.service import heap
+from foretell.core.platform import own_function
 from foretell.service.heap import BUSY_S, HeapKeeper, trim_heap
 from tests.service.test_memory import resident
 from tests.service.test_service import ENDLESS, Mailbox, service
 
-GLIBC = sys.platform == "linux" and heap._malloc_trim() is not None
+GLIBC = sys.platform == "linux" and own_function("malloc_trim") is not None
 
 
 @pytest.mark.skipif(not GLIBC, reason="another C library than glibc")

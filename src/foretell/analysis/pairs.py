@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.core.provenance import memory_bytes
+from foretell.core.platform import memory_bytes
 from foretell.core.tree import chain_parent, layout
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel, Target

@@ -19,7 +19,8 @@ from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
 from foretell.core.journal import Journal
 from foretell.core.params import SamplingParams
-from foretell.core.provenance import peak_rss_bytes, provenance
+from foretell.core.platform import peak_rss_bytes
+from foretell.core.provenance import provenance
 from foretell.core.spec import method_words
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import METHODS, speculative_config

@@ -9,13 +9,13 @@ fills the memory. It is no protection against a program that means harm: it may 
 
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+
+from foretell.core.platform import end_group
 
 TIMEOUT_S = 10.0
 MEMORY_BYTES = 1 << 30
@@ -98,7 +98,7 @@ def _run(source: str, timeout_s: float, memory_bytes: int) -> tuple[str, str]:
     # A program may have left directories that it may not even list; the test process must not fail on them.
     with tempfile.TemporaryDirectory(prefix="foretell-answer-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-I", "-S", "-B", "-c", _RUNNER, str(int(timeout_s) + 1), str(memory_bytes)]
-        kept = ("SYSTEMROOT",) if sys.platform == "win32" else ()
+        kept = ("SYSTEMROOT",)  # without it Windows starts nothing
         process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in kept if name in os.environ}, start_new_session=True,
@@ -106,19 +106,10 @@ def _run(source: str, timeout_s: float, memory_bytes: int) -> tuple[str, str]:
         try:
             out, _ = process.communicate(f"{word}\n{source}".encode(errors="replace"), timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            _kill(process)
+            end_group(process)
             process.communicate()
             return TIMED_OUT, ""
         finally:
-            _kill(process)  # children that outlive it
+            end_group(process)  # children that outlive it
     told, _, said = out.decode(errors="replace").partition("\n")
     return (PASSED if said == word and process.returncode == 0 else FAILED), told
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and all of its group."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if process.poll() is None:
-        process.kill()

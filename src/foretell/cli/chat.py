@@ -1,6 +1,5 @@
 """``foretell chat``: a conversation on the command line."""
 
-import io
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from foretell.cli.interrupt import interruptible
 from foretell.cli.output import PieceWriter, has_color
 from foretell.core.errors import PromptError
 from foretell.core.params import SamplingParams, fresh_seed
+from foretell.core.platform import forgiving
 
 if TYPE_CHECKING:
     from foretell import Completion, Engine
@@ -64,8 +64,7 @@ def _talk(engine: "Engine", begin: list[Message], params: SamplingParams, *, qui
     from foretell.cli.figures import figures
 
     asks = sys.stdin.isatty()
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # other bytes are a message that is refused, not an error here
+    forgiving(sys.stdin, "surrogateescape")  # other bytes are a message that is refused, not an error here
     if asks and not quiet:
         say(HINT)
     messages, turn, again = list(begin), 0, False  # again: the last thing at the prompt was Ctrl-C

@@ -3,7 +3,6 @@
 Set FORETELL_TRACEBACK=1 to see where an internal error came from.
 """
 
-import errno
 import os
 import sys
 import traceback
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 
 from foretell.cli.interrupt import Terminated
 from foretell.core.errors import ConfigError, ForetellError, nearest
+from foretell.core.platform import is_closed_pipe
 
 BROKEN_PIPE, INTERRUPTED = 1, 130  # as typer has it for a closed pipe; what a shell reports after SIGINT
 TERMINATED = 143  # what a shell reports after SIGTERM
@@ -57,7 +57,7 @@ def explain(error: BaseException) -> tuple[str | None, int]:
         return None, TERMINATED
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return None, INTERRUPTED
-    if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+    if isinstance(error, BrokenPipeError) or is_closed_pipe(error):
         return None, BROKEN_PIPE
     if hasattr(error, "format_message"):  # of click, whichever copy of it this typer uses
         return _usage(error), 2

@@ -1,18 +1,17 @@
 """The entry point of ``foretell``: handles an interrupt during the import of the rest."""
 
-import io
 import os
 import sys
 
 from foretell.cli.starting import command, let_idle_threads_sleep, uncollected
+from foretell.core.platform import forgiving
 
 
 def main() -> None:
     """Run the command line and exit."""
     open_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks, not an error
+        forgiving(stream, "replace")  # a terminal without UTF-8 gets question marks, not an error
     let_idle_threads_sleep()
     try:
         with command():

@@ -15,7 +15,7 @@ from foretell.cli.fields import option
 from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, check_speculation
-from foretell.core.provenance import num_cores
+from foretell.core.platform import num_cores
 from foretell.core.registry import check_draws, check_method, check_number
 from foretell.model import names
 from foretell.model.catalogue import DEFAULT, default_target

@@ -10,6 +10,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from foretell.core.platform import user_id
+
 
 def cache_directory() -> Path:
     """``$FORETELL_CACHE``, else ``foretell`` in ``$XDG_CACHE_HOME``, else ``~/.cache/foretell``. It may be absent."""
@@ -42,7 +44,8 @@ def other_directory() -> Path:
 
 
 def _temporary() -> Path | None:
-    return Path(tempfile.gettempdir(), f"foretell-{os.getuid()}") if hasattr(os, "getuid") else None
+    owner = user_id()
+    return Path(tempfile.gettempdir(), f"foretell-{owner}") if owner is not None else None
 
 
 def _is_private(path: Path) -> bool:
@@ -52,9 +55,9 @@ def _is_private(path: Path) -> bool:
         found, above = path.lstat(), path.parent.stat()
     except OSError:
         return False
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == user_id() and not found.st_mode & 0o077
     shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
-    return own and not shared and above.st_uid in (0, os.getuid())
+    return own and not shared and above.st_uid in (0, user_id())
 
 
 @cache

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from foretell.core.cachedir import cache_directory
 from foretell.core.jsontext import parse_json
-from foretell.core.provenance import num_cores, package_version, preemptions, processor
+from foretell.core.platform import num_cores, preemptions, processor
+from foretell.core.provenance import package_version
 
 log = logging.getLogger(__name__)
 MAX_AGE_S = 7 * 24 * 3600.0

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from foretell.core.platform import load_average, memory_bytes, num_cores, processor
 
 PACKAGES = ("foretell", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy")
 
@@ -27,7 +28,7 @@ def provenance() -> dict[str, Any]:
             "processor": processor(),
             "cores": num_cores(),
             "memory_bytes": memory_bytes(),
-            "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+            "load_average": load_average(),
             "accelerator": accelerator(),
             "torch_threads": torch.get_num_threads(),
         },
@@ -42,26 +43,6 @@ def source_digest() -> str:
     for path in sorted(path for kind in ("*.py", "*.c", "*.h") for path in package.rglob(kind)):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def peak_rss_bytes() -> int:
-    """Peak memory of this process; 0 where the system does not tell (Windows)."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def preemptions() -> int:
-    """How often another process has taken a processor from a thread of this one, so far; 0 where the system does not
-    tell."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def git_revision(file: Path) -> str | None:
@@ -90,25 +71,3 @@ def accelerator() -> str | None:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def num_cores() -> int | None:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def processor() -> str:
-    """Its model's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def memory_bytes() -> int | None:
-    """Of the machine, all of it; None where that is not known."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None

@@ -6,13 +6,14 @@ and did not run (/proc/self/task/<thread>/schedstat); where there is no such fil
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from time import perf_counter
 from types import TracebackType
 
 import torch
+
+from foretell.core.platform import thread_times
 
 logger = logging.getLogger(__name__)
 
@@ -29,26 +30,13 @@ Usage = dict[int, tuple[float, float]]
 """By thread: seconds that it ran, and seconds that it was ready and waited for a core."""
 
 
-def read_usage() -> Usage:
-    """Of all threads of this process; empty where the kernel does not tell."""
-    usage: Usage = {}
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
-                ran, waited = file.read().split()[:2]
-            usage[int(thread)] = (int(ran) * 1e-9, int(waited) * 1e-9)
-    except (OSError, ValueError):  # no such list, or a thread has just ended: the next window tells
-        return {}
-    return usage
-
-
 class ThreadLimit:
     """The context of each round of a loop: within it torch has as many threads as are worth it now. One loop at a time."""
 
     def __init__(
         self,
         *,
-        read: Callable[[], Usage] = read_usage,
+        read: Callable[[], Usage] = thread_times,
         clock: Callable[[], float] = perf_counter,
         own_thread: Callable[[], int] = threading.get_native_id,
     ) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import parse_json
+from foretell.core.platform import lock_file
 from foretell.learn.training.student import Origin
 from foretell.train.checkpoint import write_bytes
 
@@ -42,7 +43,7 @@ class VersionStore:
         except OSError as error:
             raise ConfigError(f"learn_dir = {self.root} cannot be written to: {error.strerror or error}") from None
         self._leave = weakref.finalize(self, os.close, held)
-        if not _held_alone(held):
+        if not lock_file(held):
             self._leave()
             raise ConfigError(
                 f"learn_dir = {self.root} is in use by another learner, and each would delete what the other has learned: "
@@ -135,21 +136,6 @@ class VersionStore:
                 stream.write(json.dumps(event, default=str) + "\n")
         except OSError:
             return
-
-
-def _held_alone(file: int) -> bool:
-    """Whether nobody else has locked this file; it is now, until it is closed or the process ends, however that happens."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # no locks on this disk
-        return True
-    return True
 
 
 def _about(origin: Origin) -> dict[str, str]:

@@ -1,20 +1,15 @@
 """The KV memory of some rows: written by slot, compacted by slot, never grown inside a step."""
 
-import contextlib
-import ctypes
-import mmap
 from collections.abc import Sequence
-from functools import cache
 from math import prod
 
 import torch
 from torch import Tensor
 
 from foretell.core.errors import CapacityError
+from foretell.core.platform import anonymous_memory, discard
 from foretell.core.upload import sent
 
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_PAGE = mmap.PAGESIZE
 _WORTH = 1 << 18  # bytes
 
 
@@ -167,12 +162,12 @@ class KVCache:
         return view
 
     def release(self, row: int) -> None:
-        """Return the memory of an unused row to the system where possible; it then reads as zero."""
+        """Return the memory of an unused row to the system where possible; what it then holds is finite."""
         if self._is_view:
             return
         for memory in (*self._all_keys, *self._all_values):
             if memory.device.type == "cpu" and memory.numel() * memory.element_size() >= _WORTH:
-                _give_back(memory[row])
+                discard(memory[row].data_ptr(), memory[row].numel() * memory.element_size())
 
 
 def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -180,23 +175,5 @@ def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor
     count = prod(shape)
     if device.type != "cpu" or count * dtype.itemsize < _WORTH:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)  # one written slot would claim 2 MiB
+    memory = anonymous_memory(max(1, count * dtype.itemsize), huge=False)  # huge, one written slot would claim 2 MiB
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)  # keeps the mapping alive
-
-
-def _give_back(memory: Tensor) -> None:
-    """Drop the whole pages of a contiguous piece of ``_lazy_zeros``: they read as zero afterwards."""
-    start, size = memory.data_ptr(), memory.numel() * memory.element_size()
-    first, stop = -(-start // _PAGE) * _PAGE, (start + size) // _PAGE * _PAGE
-    if stop > first:
-        _libc().madvise(first, stop - first, mmap.MADV_DONTNEED)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return library

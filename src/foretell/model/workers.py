@@ -6,9 +6,10 @@ processors; beyond that they go to sleep at once, and waking them for each of th
 than the pass: on two processors a thread beside one that had computed *before* took twice as long, 15 ms instead of 7.
 """
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
+
+from foretell.core.platform import own_function
 
 _SOFT = 1  # omp_pause_soft: everything but the threads themselves is kept
 
@@ -16,13 +17,12 @@ _SOFT = 1  # omp_pause_soft: everything but the threads themselves is kept
 @cache
 def _pause() -> Callable[[], object]:
     """libgomp's way to end the calling thread's pool; nothing where another runtime is loaded, or none."""
-    try:
-        library = ctypes.CDLL(None)
-        if hasattr(library, "__kmpc_fork_call"):  # LLVM's and Intel's: one pool for all threads
-            return lambda: None
-        pause, host = library.omp_pause_resource, library.omp_get_initial_device()
-    except (AttributeError, OSError, TypeError):
+    if own_function("__kmpc_fork_call") is not None:  # LLVM's and Intel's: one pool for all threads
         return lambda: None
+    pause, initial = own_function("omp_pause_resource"), own_function("omp_get_initial_device")
+    if pause is None or initial is None:
+        return lambda: None
+    host = initial()
     return lambda: pause(_SOFT, host)
 
 

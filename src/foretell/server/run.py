@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from foretell.core.errors import ConfigError
+from foretell.core.platform import own_port
 from foretell.server.app import build_app
 from foretell.server.connection import connections
 from foretell.server.logs import log
@@ -28,7 +29,7 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError, OverflowError) as error:
         raise ConfigError(f"--host {host} --port {port} is not an address: {error}") from None
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own_port(made)
         made.bind(address)
     except OSError as error:
         made.close()

@@ -4,10 +4,10 @@ glibc returns only the end of a heap by itself, never pages before a block in us
 leave hundreds of MiB there. ``malloc_trim`` returns whole free pages between blocks, in milliseconds.
 """
 
-import ctypes
 from collections.abc import Callable
-from functools import cache
 from time import monotonic
+
+from foretell.core.platform import own_function
 
 IDLE_S = 1.0
 """Seconds without work after which memory is returned."""
@@ -15,19 +15,9 @@ BUSY_S = 60.0
 """Seconds between two calls while work goes on without a pause."""
 
 
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function; None with another C library."""
-    try:
-        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
-    return function
-
-
 def trim_heap() -> bool:
     """Return all free pages of the C library's heaps to the system. False where ``malloc_trim`` does not exist."""
-    function = _malloc_trim()
+    function = own_function("malloc_trim")
     return function is not None and bool(function(0))
 
 

@@ -1,11 +1,11 @@
 """How much memory is free for keys and values."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from foretell.core.errors import ConfigError
+from foretell.core.platform import free_memory
 from foretell.draft.base import Method
 from foretell.engine.drafters.waiting import MOST_TAP_BYTES
 from foretell.model.target import CausalModel
@@ -18,26 +18,7 @@ def free_bytes(device: torch.device) -> int:
     """Free bytes on a device: the machine's, or less where a container's limit is lower."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = _available()
-    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
-
-
-def _available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 << 30  # not reported by this system: a value that any such machine has
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such limit, or "max"
-        return None
+    return free_memory()
 
 
 def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:

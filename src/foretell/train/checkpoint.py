@@ -13,6 +13,7 @@ import torch
 from foretell.core.errors import ConfigError, TrainError
 from foretell.core.journal import first_difference
 from foretell.core.jsontext import parse_json
+from foretell.core.platform import flush_folder
 
 FOLDER = "checkpoints"
 STATE, ABOUT = "state.pt", "checkpoint.json"
@@ -53,11 +54,11 @@ def save(out: Path, step: int, state: dict[str, Any], about: dict[str, Any], *, 
         part.mkdir(parents=True)
         write_bytes(part / STATE, content.getbuffer())
         write_bytes(part / ABOUT, (json.dumps(about, indent=2, default=str) + "\n").encode())
-        _flush_folder(part)
+        flush_folder(part)
         if final.exists():
             shutil.rmtree(final)
         part.replace(final)
-        _flush_folder(folder)
+        flush_folder(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -93,12 +94,3 @@ def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _trained(options: Any) -> Any:
     """A method's options but for those that say how the result is stored: they may change when a run goes on."""
     return {k: v for k, v in options.items() if k != "save_dtype"} if isinstance(options, Mapping) else options
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

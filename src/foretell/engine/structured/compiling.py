@@ -1,17 +1,15 @@
 """Whether a grammar can be compiled in time: tried in a process of its own, which is ended where it cannot."""
 
 import json
-import os
-import select
 import subprocess
 import sys
 from collections import OrderedDict
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from threading import Lock
-from time import monotonic
-from typing import Any
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import IO, Any
 
 from foretell.core.errors import ConfigError
 
@@ -38,6 +36,13 @@ def as_text(tokenizer: Any) -> str:
     backend.no_padding()
     backend.no_truncation()
     return str(backend.to_str())
+
+
+def _hear(pipe: IO[bytes], lines: "SimpleQueue[bytes]") -> None:
+    with pipe:
+        for line in pipe:
+            lines.put(line)
+    lines.put(b"")
 
 
 class CompileCheck:
@@ -114,6 +119,9 @@ class CompileCheck:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        # A pipe is read with a limit of time on a thread of its own: Windows selects among sockets alone.
+        Thread(target=_hear, args=(self._process.stdout, self._lines), name="foretell-grammars", daemon=True).start()
         try:
             self._tell(json.dumps(self._given))
             self._answer(START_S)
@@ -129,17 +137,13 @@ class CompileCheck:
 
     def _answer(self, timeout_s: float) -> Any:
         """The next line, read. Raises EOFError where the process has ended, TimeoutError."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        file, data, end = self._process.stdout.fileno(), b"", monotonic() + timeout_s
-        while not data.endswith(b"\n"):
-            if not select.select([file], [], [], max(0.0, end - monotonic()))[0]:
-                raise TimeoutError
-            piece = os.read(file, 1 << 16)
-            if not piece:
-                raise EOFError
-            data += piece
-        return json.loads(data)
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except Empty:
+            raise TimeoutError from None
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return json.loads(line)
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -147,10 +151,9 @@ class CompileCheck:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
 
     def __del__(self) -> None:
         self._end()

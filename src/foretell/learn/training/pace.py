@@ -5,10 +5,10 @@ step that take one core; a process that takes them has the caches and the memory
 those who are served about as much as it computes: with all of such moments a tenth (docs/learn.md).
 """
 
-import os
 from collections.abc import Callable
 from time import monotonic
 
+from foretell.core.platform import num_cores
 from foretell.planner.account import Allowance
 
 POLL_S = 0.05
@@ -46,5 +46,4 @@ class Pace:
 
 def spare_cores(threads: int) -> int:
     """Cores of this process that ``threads`` threads leave free."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable - threads
+    return num_cores() - threads

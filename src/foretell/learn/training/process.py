@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import logging
 import multiprocessing
-import os
 import pickle
 import queue
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from foretell.core.platform import lower_priority
 from foretell.learn.options import LearnOptions
 from foretell.learn.training.pace import POLL_S, Pace
 from foretell.learn.training.pool import Result, TrainerPool
@@ -198,16 +198,6 @@ class TrainerProcess:
 def share_of(options: LearnOptions, *, has_core: bool) -> float:
     """Of one core, what the child may take while the service decodes. has_core: it leaves one free."""
     return 1.0 if has_core or options.learn_device is not None else options.learn_busy_share
-
-
-def lower_priority() -> None:
-    """Run this process where nothing else wants the core: SCHED_IDLE where there is one, else the lowest niceness."""
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    if hasattr(os, "nice"):
-        with contextlib.suppress(OSError):
-            os.nice(19)
 
 
 def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: float) -> None:

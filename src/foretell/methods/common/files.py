@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.core.platform import process_runs
 from foretell.model.files import PICKLED, SAFETENSORS, read_header, read_json, weight_files
 
 WEIGHTS = SAFETENSORS
@@ -99,16 +100,8 @@ def replace(path: Path, files: Mapping[str, bytes], *, stale: Iterable[str] = ()
 
 
 def _runs(process: str) -> bool:
-    """Whether there is a process of that number: where the system cannot be asked, and for what is no number, there is."""
-    if os.name != "posix" or not process.isdecimal():
-        return True
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        pass  # it is somebody else's
-    return True
+    """Whether there is a process of that number; for what is no number, there is."""
+    return not process.isdecimal() or process_runs(int(process))
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ specification, version 3). The gguf library's reader is the slow twin: it makes 
 (4 to 14 s for a vocabulary of 150,000), and reads past the end of a file that was cut short.
 """
 
-import mmap
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
 from foretell.core.errors import ModelError
+from foretell.core.platform import forget_pages
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -67,9 +67,7 @@ class GGUFFile:
 
     def release(self) -> None:
         """Let the system take back the pages that were read, where it can be told: they are read again when needed."""
-        mapping: Any = getattr(self.data, "_mmap", None)
-        if hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
-            mapping.madvise(mmap.MADV_DONTNEED)
+        forget_pages(getattr(self.data, "_mmap", None))
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the metadata; in key, ``{arch}`` is the file's architecture."""
