@@ -145,11 +145,9 @@ INLINE ints8 int_right(ints8 x, int n) {
   return (ints8){OF_SIGNED(vshlq_s32(SIGNED(x.a), by)), OF_SIGNED(vshlq_s32(SIGNED(x.b), by))};
 }
 INLINE floats8 int_float(ints8 x) { return (floats8){vcvtq_f32_s32(SIGNED(x.a)), vcvtq_f32_s32(SIGNED(x.b))}; }
-/* Of NaN the least number, as x86 has it. */
-INLINE uint32x4_t rounded4(float32x4_t x) {
-  return vbslq_u32(vceqq_f32(x, x), OF_SIGNED(vcvtnq_s32_f32(x)), vdupq_n_u32(0x80000000u));
+INLINE ints8 int_round(floats8 x) {
+  return (ints8){OF_SIGNED(vcvtnq_s32_f32(x.a)), OF_SIGNED(vcvtnq_s32_f32(x.b))};
 }
-INLINE ints8 int_round(floats8 x) { return (ints8){rounded4(x.a), rounded4(x.b)}; }
 INLINE ints8 int_add(ints8 x, ints8 y) { return (ints8){vaddq_u32(x.a, y.a), vaddq_u32(x.b, y.b)}; }
 INLINE int32_t int_sum(ints8 x) { return (int32_t)vaddvq_u32(vaddq_u32(x.a, x.b)); }
 INLINE int16x8_t words(ints8 x) { return vcombine_s16(vqmovn_s32(SIGNED(x.a)), vqmovn_s32(SIGNED(x.b))); }
