@@ -164,6 +164,13 @@ def test_what_is_compiled_again_at_every_start_says_so(
 
 
 ALL = frozenset(flag for variant in VARIANTS.values() for flag in variant.needs)
+X86 = ["amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"]
+ARM = ["neon_i8mm_bf16", "neon_dot", "neon"]
+
+
+@pytest.fixture
+def x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "machine", lambda: "x86_64")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,7 @@ ALL = frozenset(flag for variant in VARIANTS.values() for flag in variant.needs)
         (("avx512bw",), "avx512", "avx2"),
     ],
 )
+@pytest.mark.usefixtures("x86")
 def test_the_best_variant_that_the_cpu_has_and_the_user_allows_is_chosen(
     lacks: tuple[str, ...], best: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +202,7 @@ def test_the_best_variant_that_the_cpu_has_and_the_user_allows_is_chosen(
 
 
 @pytest.mark.parametrize(("permitted", "wanted", "chosen"), [(True, "1", 0), (False, "1", 1), (True, "0", 1)])
+@pytest.mark.usefixtures("x86")
 def test_amx_runs_where_the_system_permits_it_and_the_user_does_not_turn_it_off(
     permitted: bool, wanted: str, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,9 +211,9 @@ def test_amx_runs_where_the_system_permits_it_and_the_user_does_not_turn_it_off(
     monkeypatch.setattr(build, "vendor", lambda: "")
     monkeypatch.setenv("FORETELL_AMX", wanted)
     monkeypatch.delenv("FORETELL_ISA", raising=False)
-    assert build.variants_of("native") == list(KERNELS["native"].variants[chosen:])
+    assert build.variants_of("native") == X86[chosen:]
     monkeypatch.setenv("FORETELL_ISA", "amx")
-    assert variant_of("native") == KERNELS["native"].variants[chosen]
+    assert variant_of("native") == X86[chosen]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +225,7 @@ def test_amx_runs_where_the_system_permits_it_and_the_user_does_not_turn_it_off(
         (False, "avx512_bf16", ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
     ],
 )
+@pytest.mark.usefixtures("x86")
 def test_by_intel_products_of_pairs_run_only_where_they_are_asked_for(
     permitted: bool, best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +235,68 @@ def test_by_intel_products_of_pairs_run_only_where_they_are_asked_for(
     monkeypatch.delenv("FORETELL_AMX", raising=False)
     monkeypatch.setenv("FORETELL_ISA", best)
     assert build.variants_of("native") == chosen
+
+
+@pytest.mark.parametrize(
+    ("features", "best", "chosen"),
+    [
+        ("fp asimd evtstrm crc32 cpuid", "", ["neon"]),  # Raspberry Pi 4
+        ("fp asimd crc32 atomics fphp asimdhp asimddp", "", ["neon_dot", "neon"]),  # Neoverse N1
+        ("fp asimd atomics asimddp i8mm bf16", "", ARM),
+        ("fp asimd atomics asimddp i8mm bf16", "neon_dot", ["neon_dot", "neon"]),
+    ],
+)
+def test_on_arm_the_features_of_the_cpu_choose(
+    features: str, best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "machine", lambda: "aarch64")
+    monkeypatch.setattr(cpu, "_cpuinfo", lambda: f"processor\t: 0\nFeatures\t: {features}\nCPU part\t: 0xd0c\n")
+    monkeypatch.setattr(build, "cpu_flags", cpu.cpu_flags.__wrapped__)
+    monkeypatch.setenv("FORETELL_ISA", best)
+    assert build.variants_of("native") == chosen
+    monkeypatch.delenv("FORETELL_ISA")
+    assert variant_of("race") == "baseline"
+    monkeypatch.setenv("FORETELL_ISA", "avx2")
+    with pytest.raises(ConfigError, match=f"it must be one of {', '.join(ARM)}, baseline"):
+        variant_of("native")
+
+
+def test_on_darwin_the_system_is_asked_for_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's M1: no i8mm and no bf16."""
+    has = {"hw.optional.AdvSIMD": 1, "hw.optional.arm.FEAT_LSE": 1, "hw.optional.arm.FEAT_DotProd": 1}
+    monkeypatch.setattr(cpu, "_cpuinfo", lambda: None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(cpu, "_sysctl", lambda name: has.get(name, 0))
+    assert cpu.cpu_flags.__wrapped__() == {"asimd", "atomics", "asimddp"}
+
+
+@pytest.mark.parametrize(
+    ("said", "known"), [("x86_64", "x86_64"), ("AMD64", "x86_64"), ("arm64", "aarch64"), ("aarch64", "aarch64")]
+)
+def test_a_machine_has_one_name(said: str, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: said)
+    assert cpu.machine() == known
+
+
+@pytest.mark.parametrize(
+    ("target", "variants"),
+    [
+        ("x86_64-linux-gnu", [*X86, "baseline"]),
+        ("arm64-apple-darwin24.0.0", [*ARM, "baseline"]),
+        ("riscv64-linux-gnu", ["baseline"]),
+    ],
+)
+def test_a_wheel_gets_the_variants_of_the_compiler_s_machine(
+    target: str, variants: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(build, "KERNELS", {"native": KERNELS["native"], "race": KERNELS["race"]})
+    monkeypatch.setattr(build, "_compiler", lambda: "cc")
+    monkeypatch.setattr(build, "_target", lambda compiler: target)
+    monkeypatch.setattr(build, "_compile", lambda compiler, name, variant, path: made.append(f"{name} {variant}"))
+    assert len(build.prebuild(tmp_path)) == len(made)
+    small = [name for name in variants if name in ("avx512", "avx2", "baseline")]
+    assert made == [f"native {name}" for name in variants if name != "baseline"] + [f"race {name}" for name in small]
 
 
 def test_the_cpu_s_maker_is_known_where_the_system_says() -> None:
@@ -250,6 +322,7 @@ def test_a_variant_that_cannot_be_built_is_passed_over(
     assert native.variant() is None
 
 
+@pytest.mark.usefixtures("x86")
 def test_where_nothing_fits_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: ALL - {"fma"})
     with pytest.raises(BuildError, match="the CPU lacks fma"):
@@ -263,6 +336,7 @@ def test_where_nothing_fits_the_reason_names_what_is_missing(monkeypatch: pytest
         variant_of("native")
 
 
+@pytest.mark.usefixtures("x86")
 def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETELL_ISA", "avx9")
     with pytest.raises(ConfigError, match="'avx9'; it must be one of amx, avx512_bf16"):

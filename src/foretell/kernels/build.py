@@ -17,7 +17,6 @@ import errno
 import hashlib
 import logging
 import os
-import platform
 import re
 import shutil
 import signal
@@ -34,7 +33,7 @@ from typing import NamedTuple
 
 from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
-from foretell.kernels.cpu import amx_permitted, cpu_flags, vendor
+from foretell.kernels.cpu import amx_permitted, cpu_flags, known_machine, machine, vendor
 
 _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
@@ -47,19 +46,25 @@ class Variant(NamedTuple):
 
     needs: tuple[str, ...]  # of the CPU, as Linux names them
     flags: tuple[str, ...]  # for the compiler
+    machine: str = ""  # that has the instructions, as cpu.machine names it; empty: every one
 
 
-_AVX2 = Variant(("avx2", "fma", "f16c", "bmi2"), ("-mavx2", "-mfma", "-mf16c", "-mbmi2"))
+_AVX2 = Variant(("avx2", "fma", "f16c", "bmi2"), ("-mavx2", "-mfma", "-mf16c", "-mbmi2"), "x86_64")
 _AVX512 = Variant(
     (*_AVX2.needs, "avx512f", "avx512bw", "avx512dq", "avx512vl"),
     (*_AVX2.flags, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
+    "x86_64",
 )
-_AVX512_VNNI = Variant((*_AVX512.needs, "avx512_vnni"), (*_AVX512.flags, "-mavx512vnni"))
-_AVX512_BF16 = Variant((*_AVX512_VNNI.needs, "avx512_bf16"), (*_AVX512_VNNI.flags, "-mavx512bf16"))
+_AVX512_VNNI = Variant((*_AVX512.needs, "avx512_vnni"), (*_AVX512.flags, "-mavx512vnni"), "x86_64")
+_AVX512_BF16 = Variant((*_AVX512_VNNI.needs, "avx512_bf16"), (*_AVX512_VNNI.flags, "-mavx512bf16"), "x86_64")
 _AMX = Variant(
     (*_AVX512_BF16.needs, "amx_tile", "amx_int8", "amx_bf16"),
     (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "x86_64",
 )
+_NEON = Variant(("asimd",), ("-march=armv8-a",), "aarch64")
+_NEON_DOT = Variant((*_NEON.needs, "asimddp", "atomics"), ("-march=armv8.2-a+dotprod",), "aarch64")
+_NEON_I8MM_BF16 = Variant((*_NEON_DOT.needs, "i8mm", "bf16"), ("-march=armv8.2-a+dotprod+i8mm+bf16",), "aarch64")
 
 VARIANTS = {
     "amx": _AMX,
@@ -67,9 +72,13 @@ VARIANTS = {
     "avx512_vnni": _AVX512_VNNI,
     "avx512": _AVX512,
     "avx2": _AVX2,
+    "neon_i8mm_bf16": _NEON_I8MM_BF16,
+    "neon_dot": _NEON_DOT,
+    "neon": _NEON,
     "baseline": Variant((), ()),
 }
-"""Best first. A CPU runs the first whose needs it meets, and of a kernel the first of those that the kernel has."""
+"""Best first of each machine. A CPU runs the first whose needs it meets, and of a kernel the first of those that the kernel
+has."""
 
 
 class Kernel(NamedTuple):
@@ -81,7 +90,7 @@ class Kernel(NamedTuple):
 
 
 _QUICK = ("-fno-thread-jumps",)  # a sixth of the time to compile, and no pass is slower
-_X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
+_BY_HAND = tuple(name for name in VARIANTS if name != "baseline")
 _FORMATS = ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s", "q4n", "q4x", "q4e", "q2k", "q3s")
 PRODUCTS = tuple(f"product_{name}" for name in _FORMATS)
 """Products with matrices by their format's number in ``native/common.h``: a model needs those of its own formats."""
@@ -95,10 +104,11 @@ KERNELS = {
     "suffix": Kernel("suffix.c", ("-ffp-contract=off",), ("baseline",)),
     "tree": Kernel("tree.c"),
     # Their OpenMP runtime is the one that torch has loaded: see native.py.
-    "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _X86),
-    "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _X86),
+    "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _BY_HAND),
+    "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _BY_HAND),
     **{
-        name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _X86) for number, name in enumerate(PRODUCTS)
+        name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _BY_HAND)
+        for number, name in enumerate(PRODUCTS)
     },
 }
 
@@ -177,10 +187,11 @@ def variants_of(name: str) -> list[str]:
     """
     if os.environ.get("FORETELL_NATIVE", "1") == "0":
         raise BuildError("disabled by FORETELL_NATIVE=0")
-    best = os.environ.get("FORETELL_ISA") or next(iter(VARIANTS))
-    if best not in VARIANTS:
-        raise ConfigError(f"FORETELL_ISA is {best!r}; it must be one of {', '.join(VARIANTS)}, or not be set")
-    allowed = list(VARIANTS)[list(VARIANTS).index(best) :]
+    allowed = variants_for(machine())
+    best = os.environ.get("FORETELL_ISA") or allowed[0]
+    if best not in allowed:
+        raise ConfigError(f"FORETELL_ISA is {best!r}; it must be one of {', '.join(allowed)}, or not be set")
+    allowed = allowed[allowed.index(best) :]
     if os.environ.get("FORETELL_AMX", "1") == "0":
         allowed = [variant for variant in allowed if variant != "amx"]
     # By Intel's bf16 instructions without AMX products take twice as long as by those of floats: linear_wide.h.
@@ -200,6 +211,11 @@ def variants_of(name: str) -> list[str]:
     raise BuildError(f"the CPU lacks {missing}" if cpu_flags() else "the CPU's instructions are not known")
 
 
+def variants_for(machine: str) -> list[str]:
+    """The variants that machines of this kind can have, best first."""
+    return [name for name, variant in VARIANTS.items() if variant.machine in (machine, "")]
+
+
 @cache
 def _load(name: str, variant: str) -> ctypes.CDLL:
     try:
@@ -214,13 +230,15 @@ def _load(name: str, variant: str) -> ctypes.CDLL:
 
 
 def prebuild(directory: Path) -> list[Path]:
-    """Compile all variants of all kernels into a directory, for a wheel. Raises OSError or CalledProcessError."""
+    """Compile all variants of all kernels into a directory, for a wheel: those of the machine that the compiler (CC)
+    compiles for. Raises OSError or CalledProcessError."""
     directory.mkdir(parents=True, exist_ok=True)
-    built = []
+    compiler, built = _compiler(), []
     for name, kernel in KERNELS.items():
-        for variant in kernel.variants:
-            built.append(directory / _file_name(name, variant))
-            _compile(_compiler(), name, variant, built[-1])
+        for variant in variants_for(known_machine(_target(compiler).partition("-")[0])):
+            if variant in kernel.variants:
+                built.append(directory / _file_name(name, variant))
+                _compile(compiler, name, variant, built[-1])
     return built
 
 
@@ -250,7 +268,7 @@ def _compiled_name(name: str, variant: str) -> tuple[str, str]:
     """The compiler, and the name of what it makes of a kernel. Raises OSError where there is none."""
     compiler = _compiler()
     version = _version(compiler, os.stat(compiler).st_mtime_ns)
-    return compiler, _file_name(name, variant, compiler, version, platform.machine())
+    return compiler, _file_name(name, variant, compiler, version, machine())
 
 
 def _is_missing(name: str, variant: str) -> bool:
@@ -358,6 +376,12 @@ def _compiler() -> str:
         if name and (path := shutil.which(name)):
             return path
     raise OSError("no C compiler (cc, gcc or clang) on the PATH; install one, or a wheel that brings the kernels")
+
+
+@cache
+def _target(compiler: str) -> str:
+    """The machine and system that a compiler compiles for: "aarch64-linux-gnu", "arm64-apple-darwin24.0.0"."""
+    return _run([compiler, "-dumpmachine"]).strip()
 
 
 @cache

@@ -19,6 +19,17 @@ def _cpuinfo() -> str | None:
         return None
 
 
+def known_machine(name: str) -> str:
+    """A machine's name as variants have it, "x86_64" or "aarch64", of any of the names that systems give it."""
+    lower = name.lower()
+    return {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}.get(lower, lower)
+
+
+def machine() -> str:
+    """What this process runs on, as variants name it."""
+    return known_machine(platform.machine())
+
+
 def vendor() -> str:
     """The maker of this CPU, as it names itself ("GenuineIntel", "AuthenticAMD"); empty where that is not known."""
     said = _cpuinfo() or platform.processor()  # on Windows that is its last word
@@ -31,20 +42,47 @@ def cpu_flags() -> frozenset[str]:
     """Instruction sets of this CPU that variants need, as Linux names them; empty where that is not known."""
     text = _cpuinfo()
     if text is None:
-        return _cpu_flags_of_torch()
-    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+        return _cpu_flags_of_darwin() if sys.platform == "darwin" else _cpu_flags_of_torch()
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     return frozenset(found.group(1).split()) if found else frozenset()
 
 
 @cache
 def amx_permitted() -> bool:
     """Whether the system lets this process use AMX: it is asked here, once, for all its threads and forks."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or machine() != "x86_64":
         return False
     try:
         return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0)
     except (OSError, AttributeError):  # no such function
         return False
+
+
+_DARWIN = {  # what Linux calls a feature: what sysctl(3) calls it
+    "asimd": "hw.optional.AdvSIMD",
+    "atomics": "hw.optional.arm.FEAT_LSE",
+    "asimddp": "hw.optional.arm.FEAT_DotProd",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+    "bf16": "hw.optional.arm.FEAT_BF16",
+    "avx2": "hw.optional.avx2_0",
+    "fma": "hw.optional.fma",
+    "f16c": "hw.optional.f16c",
+    "bmi2": "hw.optional.bmi2",
+}
+
+
+def _cpu_flags_of_darwin() -> frozenset[str]:
+    """Those up to AVX2: later ones are on few Intel Macs."""
+    return frozenset(flag for flag, name in _DARWIN.items() if _sysctl(name))
+
+
+def _sysctl(name: str) -> int:
+    """A number of the system; 0 where it has none of that name."""
+    value, size = ctypes.c_int64(0), ctypes.c_size_t(8)
+    found = ctypes.CDLL(None).sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return value.value if found == 0 else 0
 
 
 def _cpu_flags_of_torch() -> frozenset[str]:

@@ -1,159 +1,160 @@
-/* Vectors of 16 floats in two registers of AVX2, with FMA: every sum has the order, hence the bits, of avx512.h. */
+/* Halves of a vec (floats8) and of ints (ints8) in one register of AVX2, with FMA: what halves.h and ints.h are made of. */
 #ifndef FORETELL_AVX2_H
 #define FORETELL_AVX2_H
 
-typedef struct { __m256 lo, hi; } vec;      /* 16 floats */
-typedef __m256i bf16x16;                    /* 16 bf16 */
-typedef struct { __m256i lo, hi; } bf16x32; /* 32 bf16 */
-typedef uint16_t Lanes;                     /* bit i: lane i takes part */
+typedef __m256 floats8; /* 8 floats */
+typedef __m256i ints8;  /* 8 int32, or 32 bytes, or 16 bf16 */
+typedef __m256i odd_mask;
 
-#define HALVES(expression_lo, expression_hi) ((vec){expression_lo, expression_hi})
+/* Makes a value here, and keeps it in a register: no load or sum is moved or folded away. */
+#define HERE(x) __asm__("" : "+x"(x))
+#define HERE_MASK HERE
+
 /* All bits of a lane where its bit is set. */
 INLINE __m256i lane_mask(unsigned bits) {
   const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), each), each);
 }
-INLINE vec v_zero(void) { return HALVES(_mm256_setzero_ps(), _mm256_setzero_ps()); }
-INLINE vec v_all(float x) { return HALVES(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
-INLINE vec v_load(const float *p) { return HALVES(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
-INLINE void v_store(float *p, vec x) { _mm256_storeu_ps(p, x.lo), _mm256_storeu_ps(p + 8, x.hi); }
-INLINE __m256 half_load(unsigned bits, const float *p) {
-  return bits == 0xff ? _mm256_loadu_ps(p) : bits ? _mm256_maskload_ps(p, lane_mask(bits)) : _mm256_setzero_ps();
+INLINE floats8 half_zero(void) { return _mm256_setzero_ps(); }
+INLINE floats8 half_all(float x) { return _mm256_set1_ps(x); }
+INLINE floats8 half_read(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void half_write(float *p, floats8 x) { _mm256_storeu_ps(p, x); }
+INLINE floats8 half_read_aligned(const float *p) { return _mm256_load_ps(p); }
+INLINE void half_write_aligned(float *p, floats8 x) { _mm256_store_ps(p, x); }
+INLINE floats8 half_load_bits(unsigned bits, const float *p) { return _mm256_maskload_ps(p, lane_mask(bits)); }
+INLINE floats8 half_add(floats8 a, floats8 b) { return _mm256_add_ps(a, b); }
+INLINE floats8 half_sub(floats8 a, floats8 b) { return _mm256_sub_ps(a, b); }
+INLINE floats8 half_mul(floats8 a, floats8 b) { return _mm256_mul_ps(a, b); }
+INLINE floats8 half_div(floats8 a, floats8 b) { return _mm256_div_ps(a, b); }
+INLINE floats8 half_max(floats8 a, floats8 b) { return _mm256_max_ps(a, b); }
+INLINE floats8 half_min(floats8 a, floats8 b) { return _mm256_min_ps(a, b); }
+INLINE floats8 half_fma(floats8 a, floats8 b, floats8 c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE floats8 half_fnma(floats8 a, floats8 b, floats8 c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE floats8 half_keep(unsigned bits, floats8 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(lane_mask(bits))); }
+INLINE floats8 half_choose(unsigned bits, floats8 a, floats8 b) {
+  return _mm256_blendv_ps(a, b, _mm256_castsi256_ps(lane_mask(bits)));
 }
-INLINE void half_store(float *p, unsigned bits, __m256 x) {
-  if (bits == 0xff) {
-    _mm256_storeu_ps(p, x);
-    return;
-  }
-  float held[8]; /* masked stores take dozens of cycles on some CPUs */
-  _mm256_storeu_ps(held, x);
-  for (int i = 0; i < 8; i++)
-    if (bits >> i & 1) p[i] = held[i];
-}
-INLINE vec v_load_some(Lanes lanes, const float *p) {
-  return HALVES(half_load(lanes & 0xff, p), half_load(lanes >> 8, p + 8));
-}
-INLINE void v_store_some(float *p, Lanes lanes, vec x) {
-  half_store(p, lanes & 0xff, x.lo), half_store(p + 8, lanes >> 8, x.hi);
-}
-#define ONE(NAME, FUNCTION) INLINE vec NAME(vec a) { return HALVES(FUNCTION(a.lo), FUNCTION(a.hi)); }
-#define TWO(NAME, FUNCTION) INLINE vec NAME(vec a, vec b) { return HALVES(FUNCTION(a.lo, b.lo), FUNCTION(a.hi, b.hi)); }
-#define THREE(NAME, FUNCTION)                                                                                          \
-  INLINE vec NAME(vec a, vec b, vec c) { return HALVES(FUNCTION(a.lo, b.lo, c.lo), FUNCTION(a.hi, b.hi, c.hi)); }
-TWO(v_add, _mm256_add_ps) TWO(v_sub, _mm256_sub_ps) TWO(v_mul, _mm256_mul_ps) TWO(v_div, _mm256_div_ps)
-TWO(v_max, _mm256_max_ps) TWO(v_min, _mm256_min_ps) THREE(v_fma, _mm256_fmadd_ps) THREE(v_fnma, _mm256_fnmadd_ps)
-INLINE vec v_keep(Lanes lanes, vec x) {
-  return HALVES(_mm256_and_ps(x.lo, _mm256_castsi256_ps(lane_mask(lanes & 0xff))),
-                _mm256_and_ps(x.hi, _mm256_castsi256_ps(lane_mask(lanes >> 8))));
-}
-INLINE vec v_max_some(Lanes lanes, vec a, vec b) {
-  const vec most = v_max(a, b);
-  return HALVES(_mm256_blendv_ps(a.lo, most.lo, _mm256_castsi256_ps(lane_mask(lanes & 0xff))),
-                _mm256_blendv_ps(a.hi, most.hi, _mm256_castsi256_ps(lane_mask(lanes >> 8))));
-}
-INLINE Lanes v_less(vec a, vec b) {
-  return (Lanes)(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)) |
-                 _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)) << 8);
-}
-INLINE float v_largest(vec x) {
-  const __m256 m = _mm256_max_ps(x.lo, x.hi);
+INLINE unsigned half_less(floats8 a, floats8 b) { return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+INLINE float half_largest(floats8 m) {
   __m128 n = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
   n = _mm_max_ps(n, _mm_movehl_ps(n, n));
   return _mm_cvtss_f32(_mm_max_ss(n, _mm_movehdup_ps(n)));
 }
-#define ROUND(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-ONE(v_round, ROUND)
-INLINE __m256 half_scale(__m256 x, __m256 n) { /* n in [-126, 127] */
+INLINE floats8 half_round(floats8 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE floats8 half_scale(floats8 x, floats8 n) { /* n in [-126, 127] */
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
-TWO(v_scale, half_scale)
+INLINE float half_first(floats8 x) { return _mm256_cvtss_f32(x); }
 
-/* The tree of avx512.h: lanes i and i + 8, then 4, 2, 1. */
-INLINE __m256 merge8(vec a) { return _mm256_add_ps(a.lo, a.hi); }
-INLINE __m256 merge4(__m256 a, __m256 b) {
+INLINE floats8 merge4(floats8 a, floats8 b) {
   return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
-INLINE __m256 merge2(__m256 a, __m256 b) {
+INLINE floats8 merge2(floats8 a, floats8 b) {
   return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
 }
-INLINE __m256 merge1(__m256 a, __m256 b) {
+INLINE floats8 merge1(floats8 a, floats8 b) {
   return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
 }
-INLINE __m256 tree8(const __m256 *v) { /* of vectors whose lanes i and i + 8 have been added */
-  __m256 a[4];
-  UNROLL for (int i = 0; i < 4; i++) a[i] = merge4(v[i], v[i + 4]);
-  return merge1(merge2(a[0], a[1]), merge2(a[2], a[3]));
-}
-INLINE __m256 half_sums(const vec *v) {
-  __m256 a[8];
-  UNROLL for (int i = 0; i < 8; i++) a[i] = merge8(v[i]);
-  return tree8(a);
-}
-INLINE vec sums16(const vec *v) { return HALVES(half_sums(v), half_sums(v + 8)); }
-INLINE vec sums8(const vec *v) { return HALVES(half_sums(v), _mm256_setzero_ps()); }
-INLINE float sum1(vec v) {
-  const __m256 a = merge8(v), b = merge4(a, a), c = merge2(b, b);
-  return _mm256_cvtss_f32(merge1(c, c));
-}
 
-INLINE __m256 half_widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
-INLINE vec widen(bf16x16 x) {
-  return HALVES(half_widen(_mm256_castsi256_si128(x)), half_widen(_mm256_extracti128_si256(x, 1)));
+INLINE floats8 widened8(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
+INLINE floats8 half_widen(ints8 x, int high) {
+  return high ? widened8(_mm256_extracti128_si256(x, 1)) : widened8(_mm256_castsi256_si128(x));
 }
-INLINE __m256i half_narrow(__m256 x) {
+INLINE __m256i narrowed(floats8 x) {
   const __m256i u = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
   return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
 }
-INLINE bf16x16 narrow(vec x) {
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(half_narrow(x.lo), half_narrow(x.hi)), 0xd8);
+INLINE ints8 half_narrow(floats8 lo, floats8 hi) {
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(narrowed(lo), narrowed(hi)), 0xd8);
 }
-/* Some lanes here are always the first ones. */
-INLINE bf16x16 h_load_some(Lanes lanes, const bf16 *p) {
-  if (lanes == 0xffff) return _mm256_loadu_si256((const __m256i *)p);
-  bf16 held[16] = {0};
-  memcpy(held, p, (size_t)__builtin_popcount(lanes) * sizeof(bf16));
-  return _mm256_loadu_si256((const __m256i *)held);
+INLINE odd_mask mask_of_odd(void) { return _mm256_set1_epi32(-65536); }
+INLINE floats8 half_masked(ints8 x, odd_mask mask) { return _mm256_castsi256_ps(_mm256_and_si256(x, mask)); }
+INLINE floats8 half_even(ints8 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+
+/* acc + a * b. In assembly: gcc would move accumulators about, and some out of registers. */
+INLINE floats8 fma_here(floats8 acc, floats8 a, floats8 b) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+  return acc;
 }
-INLINE void h_store_some(bf16 *p, Lanes lanes, bf16x16 x) {
-  if (lanes == 0xffff) {
-    _mm256_storeu_si256((__m256i *)p, x);
-    return;
-  }
-  bf16 held[16];
-  _mm256_storeu_si256((__m256i *)held, x);
-  memcpy(p, held, (size_t)__builtin_popcount(lanes) * sizeof(bf16));
+INLINE floats8 fma_from(floats8 acc, floats8 a, const float *b) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "m"(*(const __m256 *)b));
+  return acc;
 }
 
-INLINE bf16x32 v_load_bf16(const bf16 *p, int64_t n) {
-  const int64_t lo = MIN(n, 16), hi = MIN(n - lo, 16);
-  return (bf16x32){h_load_some((Lanes)((1u << lo) - 1), p), h_load_some((Lanes)((1u << hi) - 1), p + lo)};
+/* For ints.h. */
+INLINE ints8 int_zero(void) { return _mm256_setzero_si256(); }
+INLINE ints8 int_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void int_store(void *p, ints8 x) { _mm256_storeu_si256((__m256i *)p, x); }
+INLINE ints8 int_all(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE ints8 int_and(ints8 a, ints8 b) { return _mm256_and_si256(a, b); }
+INLINE ints8 int_or(ints8 a, ints8 b) { return _mm256_or_si256(a, b); }
+INLINE ints8 int_low4(ints8 x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+INLINE ints8 int_high4(ints8 x) { return int_low4(_mm256_srli_epi16(x, 4)); }
+INLINE ints8 int_two(ints8 x, int n) { return _mm256_and_si256(_mm256_srli_epi16(x, 2 * n), _mm256_set1_epi8(3)); }
+INLINE ints8 int_one(ints8 x, int n) {
+  return _mm256_and_si256(n < 2 ? _mm256_slli_epi16(x, 2 - n) : _mm256_srli_epi16(x, n - 2), _mm256_set1_epi8(4));
 }
-INLINE __m256 half_odd(__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536))); }
-INLINE __m256 half_even(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
-INLINE vec odd_floats(bf16x32 x) { return HALVES(half_odd(x.lo), half_odd(x.hi)); }
-INLINE vec even_floats(bf16x32 x) { return HALVES(half_even(x.lo), half_even(x.hi)); }
-INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) { /* odd elements first, as AVX512_BF16 does */
-  return v_fma(even_floats(a), even_floats(b), v_fma(odd_floats(a), odd_floats(b), acc));
+INLINE ints8 int_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
+INLINE ints8 int_look(ints8 table, ints8 x) { return _mm256_shuffle_epi8(table, x); }
+INLINE ints8 int_right(ints8 x, int n) { return _mm256_srai_epi32(x, n); }
+INLINE floats8 int_float(ints8 x) { return _mm256_cvtepi32_ps(x); }
+INLINE ints8 int_round(floats8 x) { return _mm256_cvtps_epi32(x); }
+INLINE ints8 int_add(ints8 a, ints8 b) { return _mm256_add_epi32(a, b); }
+INLINE int32_t int_sum(ints8 y) {
+  __m128i z = _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
 }
-
-/* What tiles work in: one half of a vec after the other, so that more accumulators fit into 16 registers. */
-typedef __m256 part;
-enum { PARTS = 2, GROUP = 6, EACH = 6 /* activation rows of one tile at most */, SCORES = 4, MIXED = 4 };
-INLINE vec join(const part *parts) { return HALVES(parts[0], parts[1]); }
-INLINE part p_zero(void) { return _mm256_setzero_ps(); }
-INLINE part p_fma(part a, part b, part c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE part p_load(const float *p) { return _mm256_loadu_ps(p); }
-INLINE part p_tail(const float *p, int64_t n) { return half_load((1u << n) - 1, p); }
-enum { INPUT_BYTES = 24576 /* of activations and of a tile's weights, which both stay in L1 */ };
-enum { BLOCK = 48 /* weight rows that share a pass over the activations */ };
-
-/* Tiles of M activation rows by R weight rows: R * M accumulators, the fewer of both and one of the other fill 16
- * registers. */
-#define FOR_TILES(DO, T) DO(T, 1, 8) DO(T, 2, 6) DO(T, 3, 4) DO(T, 4, 3) DO(T, 5, 2) DO(T, 6, 2)
-#define FOR_SINGLES(DO, T) DO(T, 1, 1) DO(T, 2, 1) DO(T, 3, 1) DO(T, 4, 1) DO(T, 5, 1) DO(T, 6, 1)
+INLINE void int_store_bytes(int8_t *p, ints8 lo, ints8 hi) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)p, bytes);
+}
+INLINE floats8 half_float16(const char *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE ints8 int_int8(const char *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+INLINE ints8 int_uint8(const char *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+INLINE floats8 half_power(ints8 x) {
+  const __m256i one = _mm256_set1_epi32(1), bits = _mm256_slli_epi32(_mm256_sub_epi32(x, one), 23);
+  const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), x);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, bits, _mm256_cmpgt_epi32(x, one)));
+}
+INLINE ints8 int_size(floats8 x) { return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff)); }
+INLINE ints8 int_max(ints8 a, ints8 b) { return _mm256_max_epi32(a, b); }
+INLINE int32_t int_largest(ints8 m) {
+  __m128i n = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1)));
+}
+#ifdef __AVXVNNI__
+#define DOTS_OF_32
+#define BACK128
+INLINE ints8 int_dot_small(ints8 acc, ints8 c, ints8 a) { return _mm256_dpbusd_avx_epi32(acc, c, a); }
+INLINE ints8 int_dot_byte(ints8 acc, ints8 c, ints8 a) { return int_dot_small(acc, c, a); }
+#else
+INLINE ints8 int_pairs(ints8 c, ints8 a) { return _mm256_maddubs_epi16(c, a); }
+INLINE ints8 int_join(ints8 start, ints8 x) {
+  return _mm256_add_epi32(start, _mm256_madd_epi16(x, _mm256_set1_epi16(1)));
+}
+/* A sum that is made here: gcc would make all products first, put them into memory and add them up by a tree. */
+INLINE ints8 int_add16(ints8 a, ints8 b) {
+  ints8 sum = _mm256_add_epi16(a, b);
+  HERE(sum);
+  return sum;
+}
+INLINE ints8 int_dot_small(ints8 acc, ints8 c, ints8 a) {
+  acc = int_join(acc, int_pairs(c, a));
+  HERE(acc);
+  return acc;
+}
+/* Two products of 8 bits by 8 do not fit in 16, but |c| times a with the sign of c does. */
+INLINE ints8 int_dot_byte(ints8 acc, ints8 c, ints8 a) {
+  const __m256i code = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
+  return int_dot_small(acc, _mm256_abs_epi8(code), _mm256_sign_epi8(a, code));
+}
+#endif
 
 #endif

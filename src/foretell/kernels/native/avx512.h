@@ -7,6 +7,9 @@ typedef __m256i bf16x16; /* 16 bf16 */
 typedef __m512i bf16x32; /* 32 bf16 */
 typedef __mmask16 Lanes; /* bit i: lane i takes part */
 
+/* Makes a value here, and keeps it in a register: no load is folded away. */
+#define HERE(x) __asm__("" : "+v"(x))
+
 INLINE vec v_zero(void) { return _mm512_setzero_ps(); }
 INLINE vec v_all(float x) { return _mm512_set1_ps(x); }
 INLINE vec v_load(const float *p) { return _mm512_loadu_ps(p); }

@@ -90,131 +90,65 @@ INLINE ints i_join(ints start, ints x) {
 
 #else
 
-typedef struct { __m256i lo, hi; } ints;
+typedef struct { ints8 lo, hi; } ints; /* halves of avx2.h or neon.h */
 
-/* A sum that is made here: gcc would make all products first, put them into memory and add them up by a tree. */
-INLINE __m256i here(__m256i x) {
-  __asm__("" : "+x"(x));
-  return x;
-}
-
-INLINE ints i_zero(void) { return (ints){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-INLINE ints i_load(const void *p) {
-  return (ints){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
-}
+INLINE ints i_zero(void) { return (ints){int_zero(), int_zero()}; }
+INLINE ints i_load(const void *p) { return (ints){int_load(p), int_load((const char *)p + 32)}; }
 INLINE ints i_all(const void *p) {
   int32_t x;
   memcpy(&x, p, 4);
-  return (ints){_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+  return (ints){int_all(x), int_all(x)};
 }
-INLINE __m256i low4(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-INLINE ints i_low4(ints x) { return (ints){low4(x.lo), low4(x.hi)}; }
-INLINE ints i_high4(ints x) { return (ints){low4(_mm256_srli_epi16(x.lo, 4)), low4(_mm256_srli_epi16(x.hi, 4))}; }
-INLINE __m256i two_bits(__m256i x, int n) { return _mm256_and_si256(_mm256_srli_epi16(x, 2 * n), _mm256_set1_epi8(3)); }
-INLINE ints i_two(ints x, int n) { return (ints){two_bits(x.lo, n), two_bits(x.hi, n)}; }
-INLINE __m256i one_bit(__m256i x, int n) {
-  return _mm256_and_si256(n < 2 ? _mm256_slli_epi16(x, 2 - n) : _mm256_srli_epi16(x, n - 2), _mm256_set1_epi8(4));
-}
-INLINE ints i_one(ints x, int n) { return (ints){one_bit(x.lo, n), one_bit(x.hi, n)}; }
-INLINE ints i_or(ints a, ints b) { return (ints){_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+INLINE ints i_low4(ints x) { return (ints){int_low4(x.lo), int_low4(x.hi)}; }
+INLINE ints i_high4(ints x) { return (ints){int_high4(x.lo), int_high4(x.hi)}; }
+INLINE ints i_two(ints x, int n) { return (ints){int_two(x.lo, n), int_two(x.hi, n)}; }
+INLINE ints i_one(ints x, int n) { return (ints){int_one(x.lo, n), int_one(x.hi, n)}; }
+INLINE ints i_or(ints a, ints b) { return (ints){int_or(a.lo, b.lo), int_or(a.hi, b.hi)}; }
 INLINE ints i_levels(const uint8_t *p) {
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+  const ints8 table = int_table(p);
   return (ints){table, table};
 }
-INLINE ints i_look(ints table, ints x) {
-  return (ints){_mm256_shuffle_epi8(table.lo, x.lo), _mm256_shuffle_epi8(table.hi, x.hi)};
-}
-INLINE ints i_right(ints x, int n) { return (ints){_mm256_srai_epi32(x.lo, n), _mm256_srai_epi32(x.hi, n)}; }
-INLINE vec i_float(ints x) { return (vec){_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
-INLINE ints i_round(vec x) { return (ints){_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
-INLINE int32_t i_sum(ints x) {
-  const __m256i y = _mm256_add_epi32(x.lo, x.hi);
-  __m128i z = _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
-  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
-}
-INLINE void i_store_int8(int8_t *p, ints x) {
-  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
-  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  _mm_storeu_si128((__m128i *)p, bytes);
-}
-INLINE vec v_half(const char *p) {
-  return (vec){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
-               _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
-}
-INLINE vec v_int8(const char *p) {
-  return i_float((ints){_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
-                        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))});
-}
-INLINE ints i_uint8(const char *p) {
-  return (ints){_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
-                _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))};
-}
+INLINE ints i_look(ints table, ints x) { return (ints){int_look(table.lo, x.lo), int_look(table.hi, x.hi)}; }
+INLINE ints i_right(ints x, int n) { return (ints){int_right(x.lo, n), int_right(x.hi, n)}; }
+INLINE vec i_float(ints x) { return (vec){int_float(x.lo), int_float(x.hi)}; }
+INLINE ints i_round(vec x) { return (ints){int_round(x.lo), int_round(x.hi)}; }
+INLINE int32_t i_sum(ints x) { return int_sum(int_add(x.lo, x.hi)); }
+INLINE void i_store_int8(int8_t *p, ints x) { int_store_bytes(p, x.lo, x.hi); }
+INLINE vec v_half(const char *p) { return (vec){half_float16(p), half_float16(p + 16)}; }
+INLINE vec v_int8(const char *p) { return i_float((ints){int_int8(p), int_int8(p + 8)}); }
+INLINE ints i_uint8(const char *p) { return (ints){int_uint8(p), int_uint8(p + 8)}; }
 INLINE vec v_uint8(const char *p) { return i_float(i_uint8(p)); }
 INLINE vec v_low4(const char *p) {
   const ints x = i_uint8(p);
-  return i_float((ints){_mm256_and_si256(x.lo, _mm256_set1_epi32(15)), _mm256_and_si256(x.hi, _mm256_set1_epi32(15))});
+  return i_float((ints){int_and(x.lo, int_all(15)), int_and(x.hi, int_all(15))});
 }
-INLINE vec v_high4(const char *p) {
-  const ints x = i_uint8(p);
-  return i_float((ints){_mm256_srli_epi32(x.lo, 4), _mm256_srli_epi32(x.hi, 4)});
-}
-INLINE __m256 power(__m256i x) {
-  const __m256i one = _mm256_set1_epi32(1), bits = _mm256_slli_epi32(_mm256_sub_epi32(x, one), 23);
-  const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), x);
-  return _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, bits, _mm256_cmpgt_epi32(x, one)));
-}
+INLINE vec v_high4(const char *p) { return i_float(i_right(i_uint8(p), 4)); }
 INLINE vec v_power(const char *p) {
   const ints x = i_uint8(p);
-  return (vec){power(x.lo), power(x.hi)};
+  return (vec){half_power(x.lo), half_power(x.hi)};
 }
 INLINE float v_largest_bits(vec a, vec b) {
-  const __m256i sign = _mm256_set1_epi32(0x7fffffff);
-#define SIZE(x) _mm256_and_si256(_mm256_castps_si256(x), sign)
-  const __m256i m = _mm256_max_epi32(_mm256_max_epi32(SIZE(a.lo), SIZE(a.hi)), _mm256_max_epi32(SIZE(b.lo), SIZE(b.hi)));
-#undef SIZE
-  __m128i n = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-  n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0x4e));
-  const int32_t bits = _mm_cvtsi128_si32(_mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1)));
+  const ints8 x = int_max(int_size(a.lo), int_size(a.hi)), y = int_max(int_size(b.lo), int_size(b.hi));
+  const int32_t bits = int_largest(int_max(x, y));
   float found;
   memcpy(&found, &bits, 4);
   return found;
 }
-#ifdef __AVXVNNI__
 INLINE ints i_dot_small(ints acc, ints c, ints a) {
-  return (ints){_mm256_dpbusd_avx_epi32(acc.lo, c.lo, a.lo), _mm256_dpbusd_avx_epi32(acc.hi, c.hi, a.hi)};
+  return (ints){int_dot_small(acc.lo, c.lo, a.lo), int_dot_small(acc.hi, c.hi, a.hi)};
 }
-INLINE ints i_dot_byte(ints acc, ints c, ints a) { return i_dot_small(acc, c, a); }
+INLINE ints i_dot_byte(ints acc, ints c, ints a) {
+  return (ints){int_dot_byte(acc.lo, c.lo, a.lo), int_dot_byte(acc.hi, c.hi, a.hi)};
+}
+#ifdef BACK128
 INLINE ints i_back128(const int32_t *p) { return i_all(p); }
 #else
-INLINE __m256i dot_small(__m256i acc, __m256i c, __m256i a) {
-  return here(_mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(c, a), _mm256_set1_epi16(1))));
-}
-INLINE ints i_dot_small(ints acc, ints c, ints a) {
-  return (ints){dot_small(acc.lo, c.lo, a.lo), dot_small(acc.hi, c.hi, a.hi)};
-}
-/* Two products of 8 bits by 8 do not fit in 16, but |c| times a with the sign of c does. */
-INLINE __m256i dot_byte(__m256i acc, __m256i c, __m256i a) {
-  const __m256i code = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
-  return dot_small(acc, _mm256_abs_epi8(code), _mm256_sign_epi8(a, code));
-}
-INLINE ints i_dot_byte(ints acc, ints c, ints a) { return (ints){dot_byte(acc.lo, c.lo, a.lo), dot_byte(acc.hi, c.hi, a.hi)}; }
 INLINE ints i_back128(const int32_t *p) { return i_zero(); }
 #endif
-#ifdef __AVXVNNI__
-#define DOTS_OF_32
-#else
-INLINE ints i_add16(ints a, ints b) {
-  return (ints){here(_mm256_add_epi16(a.lo, b.lo)), here(_mm256_add_epi16(a.hi, b.hi))};
-}
-INLINE ints i_pairs(ints c, ints a) {
-  return (ints){_mm256_maddubs_epi16(c.lo, a.lo), _mm256_maddubs_epi16(c.hi, a.hi)};
-}
-INLINE ints i_join(ints start, ints x) {
-  const __m256i one = _mm256_set1_epi16(1);
-  return (ints){_mm256_add_epi32(start.lo, _mm256_madd_epi16(x.lo, one)),
-                _mm256_add_epi32(start.hi, _mm256_madd_epi16(x.hi, one))};
-}
+#ifndef DOTS_OF_32
+INLINE ints i_add16(ints a, ints b) { return (ints){int_add16(a.lo, b.lo), int_add16(a.hi, b.hi)}; }
+INLINE ints i_pairs(ints c, ints a) { return (ints){int_pairs(c.lo, a.lo), int_pairs(c.hi, a.hi)}; }
+INLINE ints i_join(ints start, ints x) { return (ints){int_join(start.lo, x.lo), int_join(start.hi, x.hi)}; }
 #endif
 
 #endif

@@ -108,7 +108,7 @@ INLINE float float_at(int64_t kind, const uint8_t *row, int64_t k) {
     return x;
   }
   memcpy(&half, row + 2 * k, 2);
-  if (kind == FROM_F16) return _cvtsh_ss(half);
+  if (kind == FROM_F16) return from_float16(half);
   bits = (uint32_t)half << 16;
   memcpy(&x, &bits, 4);
   return x;
@@ -121,14 +121,14 @@ static void round_block(int64_t format, const float *x, int i, Unit *u) {
   const float lowest = format == Q8 ? -127.0f : -8.0f, highest = format == Q8 ? 127.0f : 7.0f;
   float largest = 0.0f, c[32];
   for (int k = 0; k < 32; k++) largest = fabsf(x[k]) > fabsf(largest) ? x[k] : largest;
-  u->scale[i] = _cvtss_sh(format == Q8 ? fabsf(largest) / 127.0f : largest / -8.0f, 0);
+  u->scale[i] = to_float16(format == Q8 ? fabsf(largest) / 127.0f : largest / -8.0f);
   for (int pass = 0; pass < 2; pass++) {
-    const float scale = _cvtsh_ss(u->scale[i]), divisor = scale == 0.0f ? 1.0f : scale;
+    const float scale = from_float16(u->scale[i]), divisor = scale == 0.0f ? 1.0f : scale;
     for (int k = 0; k < 32; k++) c[k] = fminf(fmaxf(rintf(x[k] / divisor), lowest), highest);
     if (format == Q8 || pass) break;
     double with = 0.0, size = 0.0;
     for (int k = 0; k < 32; k++) with += (double)x[k] * c[k], size += (double)c[k] * c[k];
-    const uint16_t better = _cvtss_sh((float)(with / fmax(size, 1.0)), 0);
+    const uint16_t better = to_float16((float)(with / fmax(size, 1.0)));
     if (!(better & 0x7fff)) break;
     u->scale[i] = better;
   }

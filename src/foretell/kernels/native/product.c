@@ -13,7 +13,7 @@ DEFINE_LINEAR(bf16)
 #elif !AMX && defined(__AVX512F__)
 #include "linear_wide.h"
 #elif !AMX
-#include "linear_avx2.h"
+#include "linear_halves.h"
 #endif
 #else
 #include "amx_quant.h"

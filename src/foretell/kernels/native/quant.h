@@ -100,7 +100,7 @@ static void quantise_padding(int64_t n, Block *row, int64_t stride) {
 INLINE float half_at(const char *p) {
   uint16_t bits;
   memcpy(&bits, p, 2);
-  return _cvtsh_ss(bits);
+  return from_float16(bits);
 }
 
 INLINE float power_at(uint8_t x) {

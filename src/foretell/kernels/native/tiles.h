@@ -4,12 +4,12 @@
 #include "ahead.h"
 
 /* How a type is read: a part of weights or activations, the last n values of them, and in how many phases (see
- * p_load_bf16). By AVX2 alone, bf16 has tiles of its own: linear_avx2.h. */
+ * p_load_bf16). In halves of vectors, bf16 has tiles of its own: linear_halves.h. */
 #define PHASES_float 1
 #define LOAD_float(p, phase) p_load(p)
 #define TAIL_float(p, n, phase) p_tail(p, n)
 /* One load, where gcc would fold one into each of the R products (which float takes a fifth longer by). */
-#define KEEP_float(a) __asm__("" : "+v"(a))
+#define KEEP_float HERE
 #define FMA_float p_fma
 #define PHASES_bf16 PHASES
 #define LOAD_bf16 p_load_bf16

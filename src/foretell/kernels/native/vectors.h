@@ -20,17 +20,26 @@
 #define FORETELL_VECTORS_H
 #include "common.h"
 
+#ifdef __x86_64__
 #include <immintrin.h>
-
-#ifdef __AVX512F__
-#include "avx512.h"
-#else
-#include "avx2.h"
-#endif
 
 INLINE void prefetch(const char *p) { _mm_prefetch(p, _MM_HINT_T0); }
 INLINE void prefetch_l2(const char *p) { _mm_prefetch(p, _MM_HINT_T1); }
 INLINE void pause_spin(void) { _mm_pause(); }
+INLINE float from_float16(uint16_t x) { return _cvtsh_ss(x); }
+INLINE uint16_t to_float16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+#endif
+
+#ifdef __AVX512F__
+#include "avx512.h"
+#else
+#ifdef __AVX2__
+#include "avx2.h"
+#else
+#include "neon.h"
+#endif
+#include "halves.h"
+#endif
 
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }
 
