@@ -40,9 +40,7 @@ def test_the_tokens_are_the_cpus(words: str) -> None:
     config = method_words(words)[0]
     target = load_model("bundled/target", device=NAME, implementation="lean", dtype="float32")
     assert isinstance(target, HostModel)
-    engine = Engine.load(
-        target, tokenizer=load_tokenizer("bundled/target"), speculative=config, drafter_errors="raise"
-    )
+    engine = Engine.load(target, tokenizer=load_tokenizer("bundled/target"), speculative=config, drafter_errors="raise")
     assert run(engine, requests(ROWS)).tokens == run(engine_on("cpu", config), requests(ROWS)).tokens
 
 
