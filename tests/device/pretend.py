@@ -184,7 +184,10 @@ class _Backend(_DummyBackendModule):
 
 @cache
 def device() -> torch.device:
-    """``pretend:0``, after torch was told of it."""
+    """``pretend:0``, after torch was told of it. It is not the accelerator that torch finds: other tests of the process
+    run on this machine as it is."""
+    found = torch.accelerator.current_accelerator()
+    torch.accelerator.current_accelerator = lambda check_available=False: found  # type: ignore[assignment]
     _setup_privateuseone_for_python_backend(NAME, _Backend())
     everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL", "PrivateUse1")
     everything.fallback(_fallback, "PrivateUse1")
