@@ -260,17 +260,17 @@ def _soft_top_k(logits: Tensor, processors: Processors) -> Tensor:
     if processors.temperature is not None:
         logits = logits * processors.inverse_temperature
     if any(processors.top_k):
-        logits = _top_k(logits, processors.top_k)
+        logits = _top_k(logits, processors)
     return torch.softmax(logits, -1)
 
 
-def _top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
+def _top_k(logits: Tensor, processors: Processors) -> Tensor:
     """-inf below the k-th largest logit of each row; k = 0 keeps the row."""
-    largest = logits.topk(max(top_k), dim=-1).values  # [B, n, K]
-    index = tensor_on(logits.device, [max(k, 1) - 1 for k in top_k])[:, None, None]
-    edge = largest.gather(-1, index.expand(*logits.shape[:2], 1))
-    off = tensor_on(logits.device, [k == 0 for k in top_k])[:, None, None]
-    return logits.masked_fill((logits < edge) & ~off, -math.inf)
+    assert processors.top_ks is not None
+    k = processors.top_ks[:, None, None]
+    largest = logits.topk(max(processors.top_k), dim=-1).values  # [B, n, K]
+    edge = largest.gather(-1, (k - 1).clamp(min=0).expand(*logits.shape[:2], 1))
+    return logits.masked_fill((logits < edge) & (k > 0), -math.inf)
 
 
 def _top_p(probs: Tensor, top_p: Tensor, first: int = 64) -> Tensor:
