@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foretell import ConfigError, Engine, Service, ServiceOptions, speculative_config
+from foretell import ConfigError, Engine, Service, ServiceOptions, bundled, speculative_config
 from foretell.cli import certify, settings
 from foretell.cli.bench import _methods
 from foretell.cli.serve import _also
@@ -46,6 +46,12 @@ def test_the_method_is_the_target_s_own_or_what_the_draft_holds(target: str, dra
 )  # fmt: skip
 def test_the_drafter_that_comes_with_a_target(method: str, target: str, drafter: str | None) -> None:
     assert default_drafter(method, target) == drafter
+
+
+def test_a_head_that_the_wheel_leaves_out_is_nobody_s_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bundled._PATHS, "medusa", tmp_path / "absent")
+    assert default_drafter("medusa", "bundled") is None
+    assert default_drafter("eagle1", "bundled") == "bundled/eagle1"
 
 
 @pytest.mark.parametrize("method", ["eagle3", "hybrid"])

@@ -174,6 +174,7 @@ def test_discarded_pages_leave_memory_and_read_as_zero(system: str, monkeypatch:
     if system == "darwin":  # whose MADV_DONTNEED leaves everything as it was
         mac = SimpleNamespace(mmap=ctypes.CDLL(None).mmap, madvise=lambda *_: 0)
         monkeypatch.setattr(platform, "_library", lambda: mac)
+        monkeypatch.setattr(platform, "_advise", lambda: mac.madvise)
     memory = platform.anonymous_memory(16 << 20, huge=False)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     whole.fill_(7)

@@ -1,10 +1,11 @@
-"""A wheel that brings compiled kernels: built, unpacked and used where there is no compiler."""
+"""Wheels: one that brings compiled kernels, used where there is no compiler; and what is left out of all of them."""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from foretell.kernels.cpu import machine
 from tests.processes import quick_compiler
 
 ROOT = Path(__file__).parents[2]
+NEW_SETUPTOOLS = pytest.mark.skipif(int(setuptools.__version__.split(".")[0]) < 77, reason="needs setuptools 77")
 USE = """
 from foretell.kernels import build, heads, native
 for name, kernel in build.KERNELS.items():
@@ -28,11 +30,10 @@ if lib is not None:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(int(setuptools.__version__.split(".")[0]) < 77, reason="needs setuptools 77")
-def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(ROOT / "src" / "foretell", tree / "src" / "foretell", ignore=shutil.ignore_patterns("bundled"))
+def built_in(directory: Path, environment: Mapping[str, str], ignore: Callable[..., set[str]]) -> Path:
+    """A wheel of this tree, built in a copy."""
+    tree = directory / "tree"
+    shutil.copytree(ROOT / "src" / "foretell", tree / "src" / "foretell", ignore=ignore)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     command = [
@@ -43,13 +44,48 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
         "--no-deps",
         "--no-build-isolation",
         "-w",
-        str(tmp_path),
+        str(directory),
         str(tree),
     ]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=500)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+@NEW_SETUPTOOLS
+@pytest.mark.parametrize(
+    ("method", "said"), [("draft_model", "tokens/s"), ("eagle3", "wheels leave bundled/eagle3 out")]
+)
+def test_a_wheel_holds_what_the_first_run_needs(method: str, said: str, unpacked: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "foretell", "generate", "def f(", "--target", "bundled", "--max-new-tokens", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    run = subprocess.run(
+        [*command, "--method", method], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert said in run.stderr
+    assert (run.returncode == 0) == (method == "draft_model")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a pure wheel installs."""
+    directory = tmp_path_factory.mktemp("wheel")
+    wheel = built_in(directory, os.environ, ignore=shutil.ignore_patterns("__pycache__"))
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert wheel.stat().st_size < 31e6, "SmolLM2's head takes half, the bundled target a third"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "site")
+    return directory / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="all variants are for x86-64")
+@NEW_SETUPTOOLS
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     # What is built, packed and loaded is asked here, not how fast it is.
     environment = {**os.environ, "FORETELL_PREBUILD": "1", "CC": str(quick_compiler(tmp_path))}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=500)
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = built_in(tmp_path, environment, ignore=shutil.ignore_patterns("bundled"))
     assert "-py3-none-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         built = [name for name in archive.namelist() if name.endswith(".so")]

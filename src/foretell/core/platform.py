@@ -47,11 +47,12 @@ def discard(start: int, size: int) -> None:
     first, stop = -(-start // _PAGE) * _PAGE, (start + size) // _PAGE * _PAGE
     if stop <= first:
         return
+    if sys.platform == "linux":
+        _advise()(first, stop - first, mmap.MADV_DONTNEED)
+        return
     address, length = ctypes.c_void_p(first), ctypes.c_size_t(stop - first)
     if sys.platform == "win32":
         _windows().VirtualAlloc(address, length, _MEM_RESET, _READ_WRITE)
-    elif sys.platform == "linux":
-        _library().madvise(address, length, mmap.MADV_DONTNEED)
     else:  # Darwin's MADV_DONTNEED discards nothing: new pages take the place of these
         flags = _PRIVATE | _FIXED | mmap.MAP_ANONYMOUS
         map_memory = _library().mmap
@@ -297,6 +298,13 @@ def is_closed_pipe(error: BaseException) -> bool:
 def _library() -> Any:
     """All that this process has loaded."""
     return ctypes.CDLL(None)
+
+
+@cache
+def _advise() -> Any:
+    function = _library().madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
 
 
 def _windows() -> Any:

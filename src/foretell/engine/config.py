@@ -95,15 +95,15 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
 
 
 def default_drafter(method: str, target: str) -> str | None:
-    """The draft model or head that a method loads for a named target where none is given; None where there is none."""
+    """The draft model or head that a method loads for a named target where none is given; None where none is here."""
     if target not in BUNDLED:
         return default_draft(target, method)
     name = "draft" if method == "draft_model" else method
     try:
-        bundled.path(name)
+        is_here = bundled.path(name).is_dir()  # wheels leave some out
     except KeyError:
-        return None
-    return f"bundled/{name}"
+        is_here = False
+    return f"bundled/{name}" if is_here else None
 
 
 def with_draft(config: MethodConfig, target: str) -> MethodConfig:

@@ -167,7 +167,8 @@ class KVCache:
             return
         for memory in (*self._all_keys, *self._all_values):
             if memory.device.type == "cpu" and memory.numel() * memory.element_size() >= _WORTH:
-                discard(memory[row].data_ptr(), memory[row].numel() * memory.element_size())
+                piece = memory[row]
+                discard(piece.data_ptr(), piece.numel() * piece.element_size())
 
 
 def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

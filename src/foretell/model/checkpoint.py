@@ -75,7 +75,10 @@ def _bundled(name: str) -> Path:
     except KeyError as error:
         raise ModelError(f"{name}: {error.args[0]}") from None
     if not path.is_dir():
-        raise ModelError(f"{name} is not part of this installation; expected {path}")
+        raise ModelError(
+            f"{name}: wheels leave {name} out, and this installation is of one: install foretell from a clone of its "
+            "repository, or train one ('foretell train --help')"
+        )
     return path
 
 
