@@ -21,7 +21,7 @@ F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S = range(14)
 MINIMUM, LEVELS, HALVES = (Q8M, Q4M, Q4K, Q8K, Q2K), (Q4N, Q4X, Q4E), (Q8S, Q2K, Q3S)
 BY_256 = (Q4K, Q8K, Q4X, *HALVES)
 BITS = {Q2K: 2, Q3S: 3, **dict.fromkeys((Q4, Q4M, Q4K, *LEVELS), 4)}
-CPUS = {"neon": "cortex-a53", "neon_dot": "cortex-a76", "neon_i8mm_bf16": "max"}
+CPUS = {"neon": "cortex-a53", "neon_dot": "cortex-a76", "neon_i8mm": "max"}
 """Variants, and CPUs that have what they need."""
 
 
