@@ -1,4 +1,4 @@
-/* Calls functions of kernels under an emulator: emulated IN OUT native.so FORMAT=product.so ...
+/* Calls functions of a kernel under an emulator: emulated IN OUT kernel.so, and behind native.so FORMAT=product.so ...
  *
  * IN holds calls, int64 apart from bytes: see emulator.py, which writes them. OUT gets of each call what it returned and what
  * its buffer 0 holds then. */
@@ -52,8 +52,8 @@ int main(int count, char **arguments) {
     }
     const int64_t given = number(in);
     for (int64_t i = 0; i < given; i++) {
-      const int64_t is_buffer = number(in), value = number(in);
-      values[i] = is_buffer ? (int64_t)(intptr_t)buffers[value] : value;
+      const int64_t is_buffer = number(in), value = number(in), offset = number(in);
+      values[i] = is_buffer ? (int64_t)(intptr_t)(buffers[value] + offset) : value;
     }
     Call *call = (Call *)dlsym(native, name);
     if (!call) end(name);

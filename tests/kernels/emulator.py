@@ -4,14 +4,17 @@ A call is written down as bytes (``emulated.c`` reads them), so that both sides 
 """
 
 import ctypes
+import gc
 import shutil
 import struct
 import subprocess
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from foretell.kernels import build
 
@@ -21,9 +24,10 @@ needs_emulator = pytest.mark.skipif(bool(missing), reason=f"no {' and no '.join(
 
 
 class At(NamedTuple):
-    """The address of a buffer, as an argument."""
+    """An address in a buffer, as an argument."""
 
     buffer: int
+    offset: int = 0
 
 
 class Call(NamedTuple):
@@ -44,8 +48,8 @@ class Call(NamedTuple):
         parts += [struct.pack("<4q", *pointer) for pointer in self.pointers]
         parts.append(struct.pack("<q", len(self.arguments)))
         for argument in self.arguments:
-            given = (1, argument.buffer) if isinstance(argument, At) else (0, argument)
-            parts.append(struct.pack("<2q", *given))
+            given = (1, *argument) if isinstance(argument, At) else (0, argument, 0)
+            parts.append(struct.pack("<3q", *given))
         return b"".join(parts)
 
     def run(self, library: ctypes.CDLL) -> tuple[int, bytes]:
@@ -55,12 +59,54 @@ class Call(NamedTuple):
             held.append(ctypes.create_string_buffer(len(buffer) + 64))
             places.append((ctypes.addressof(held[-1]) + 63) // 64 * 64)
             ctypes.memmove(places[-1], buffer, len(buffer))
-        for buffer, at, to, offset in self.pointers:
-            ctypes.c_int64.from_address(places[buffer] + at).value = places[to] + offset
-        values = [places[value.buffer] if isinstance(value, At) else value for value in self.arguments]
-        function = getattr(library, self.function)
+        for holder, at, to, offset in self.pointers:
+            ctypes.c_int64.from_address(places[holder] + at).value = places[to] + offset
+        values = [places[value.buffer] + value.offset if isinstance(value, At) else value for value in self.arguments]
+        function = library[self.function]  # an object of its own, without the types of others
         function.restype = ctypes.c_int64
         return function(*map(ctypes.c_int64, values)), ctypes.string_at(places[0], len(self.buffers[0]))
+
+
+def recorded(function: str, arguments: Sequence[object], out: int) -> Call:
+    """A call with addresses as it is about to be made: all memory of tensors and structures that it reaches. ``out`` is the
+    address of what is compared."""
+    memory = dict(_memory())
+    starts = sorted(memory)
+    found: list[int] = []  # where buffers begin, in the order in which they are found
+    pointers: list[tuple[int, int, int, int]] = []
+
+    def place(address: int) -> tuple[int, int] | None:
+        at = bisect_right(starts, address) - 1
+        if at < 0 or address >= starts[at] + memory[starts[at]][0]:
+            return None
+        if starts[at] not in found:
+            found.append(starts[at])
+        return found.index(starts[at]), address - starts[at]
+
+    assert place(out) == (0, 0)
+    given: list[int | At] = []
+    for argument in arguments:
+        value = argument if isinstance(argument, int) else ctypes.cast(argument, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+        spot = place(value)
+        given.append(value if spot is None else At(*spot))
+    at = 0
+    while at < len(found):
+        size, is_structure = memory[found[at]]
+        for offset in range(0, size - 7, 8) if is_structure else ():
+            spot = place(ctypes.c_int64.from_address(found[at] + offset).value)
+            pointers += [] if spot is None else [(at, offset, *spot)]
+        at += 1
+    return Call(function, [ctypes.string_at(start, memory[start][0]) for start in found], given, pointers)
+
+
+def _memory() -> Iterable[tuple[int, tuple[int, bool]]]:
+    """Where tensors and structures begin, their bytes, and whether they may hold addresses."""
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            storage = thing.untyped_storage()
+            yield storage.data_ptr(), (storage.nbytes(), False)
+        elif issubclass(type(thing), ctypes.Structure | ctypes.Array) and thing._b_base_ is None:
+            yield ctypes.addressof(thing), (ctypes.sizeof(thing), True)
 
 
 def compiled(names: Iterable[str], variant: str) -> dict[str, Path]:
@@ -78,7 +124,8 @@ def emulated(
         subprocess.run([COMPILER, "-O1", "-Wall", "-Werror", str(source), "-ldl", "-o", str(program)], check=True)
     given.write_bytes(struct.pack("<q", len(calls)) + b"".join(call.written() for call in calls))
     products = [f"{build.PRODUCTS.index(name)}={path}" for name, path in libraries.items() if name in build.PRODUCTS]
-    command = [QEMU, "-L", ROOT, "-cpu", cpu, str(program), str(given), str(made), str(libraries["native"]), *products]
+    (kernel,) = (str(path) for name, path in libraries.items() if name not in build.PRODUCTS)
+    command = [QEMU, "-L", ROOT, "-cpu", cpu, str(program), str(given), str(made), kernel, *products]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, f"{cpu}: {ended.returncode} {ended.stderr[-300:]}"
     content, results, at = made.read_bytes(), [], 0

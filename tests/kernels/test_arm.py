@@ -1,21 +1,27 @@
 """Kernels for ARM under an emulator: the bits of AVX2 on this machine."""
 
 import ctypes
-from collections.abc import Iterator
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from foretell.core.noise import token_table
 from foretell.kernels import build, native
-from tests.kernels.emulator import At, Call, compiled, emulated, needs_emulator
+from foretell.kernels.cpu import cpu_flags
+from foretell.model.llama.native import NativeModel
+from tests.kernels.emulator import COMPILER, At, Call, compiled, emulated, needs_emulator, recorded
+from tests.model.llama.family import BUSHY, CAPACITY, VOCABULARY, make_model, prefill, run_tree
+from tests.processes import quick_compiler
 
 F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S = range(14)
 MINIMUM, LEVELS, HALVES = (Q8M, Q4M, Q4K, Q8K, Q2K), (Q4N, Q4X, Q4E), (Q8S, Q2K, Q3S)
 BY_256 = (Q4K, Q8K, Q4X, *HALVES)
 BITS = {Q2K: 2, Q3S: 3, **dict.fromkeys((Q4, Q4M, Q4K, *LEVELS), 4)}
-CPUS = {"neon": "cortex-a53", "neon_dot": "cortex-a76", "neon_i8mm_bf16": "max"}
+CPUS = {"neon": "cortex-a53", "neon_dot": "cortex-a76", "neon_i8mm": "max"}
 """Variants, and CPUs that have what they need."""
 
 
@@ -61,7 +67,7 @@ def product(kind: int, rows: int, columns: int, width: int, threads: int, specia
     matrix = b"".join(value.to_bytes(8, "little") for value in (0, 0, kind, columns, row_bytes))
     return Call(
         "foretell_product",
-        [bytes(4 * width * (rows + 3)), matrix, data, x[:width].contiguous().view(torch.uint8).numpy().tobytes()],
+        [b"\xff" * (4 * width * (rows + 3)), matrix, data, x[:width].contiguous().view(torch.uint8).numpy().tobytes()],
         [At(1), rows, At(3), width, At(0), rows + 3, threads],
         [(1, 0, 2, 0)],
     )
@@ -69,13 +75,19 @@ def product(kind: int, rows: int, columns: int, width: int, threads: int, specia
 
 @pytest.fixture(scope="module")
 def here() -> ctypes.CDLL:
-    """The kernels of AVX2 with all products."""
-    library, reason = native._library("avx2") if "avx2" in build.cpu_flags() else (None, "this CPU has no AVX2")
+    """The kernels of AVX2."""
+    library, reason = native._library("avx2") if "avx2" in cpu_flags() else (None, "this CPU has no AVX2")
     if library is None:
         pytest.skip(str(reason))
-    for number, made in enumerate(build.load_libraries(build.PRODUCTS, "avx2")):
-        library.foretell_use(ctypes.c_int64(number), native.address_in(made, "foretell_products"))
     return library
+
+
+@pytest.fixture
+def cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory; behind it libraries are compiled for ARM, by ``cc()``."""
+    quick = "FORETELL_PLANTED_BUG" in os.environ
+    monkeypatch.setenv("CC", str(quick_compiler(tmp_path, COMPILER)) if quick else COMPILER)
+    return tmp_path
 
 
 def numbers(result: bytes) -> Tensor:
@@ -85,31 +97,82 @@ def numbers(result: bytes) -> Tensor:
     return made.view(torch.int32)
 
 
-def check(calls: list[Call], variant: str, here: ctypes.CDLL, directory: Path) -> None:
-    found = emulated(calls, compiled(("native", *build.PRODUCTS), variant), CPUS[variant], directory)
-    for call, (back, made) in zip(calls, found, strict=True):
+def check(calls: list[Call], formats: list[int], variant: str, here: ctypes.CDLL, directory: Path) -> None:
+    """The calls, with products of these formats, on both machines."""
+    names = [build.PRODUCTS[number] for number in formats]
+    found = emulated(calls, compiled(["native", *names], variant), CPUS[variant], directory)
+    os.environ.pop("CC")
+    for number, made in zip(formats, build.load_libraries(names, "avx2"), strict=True):
+        here.foretell_use(ctypes.c_int64(number), native.address_in(made, "foretell_products"))
+    for i, (call, (back, result)) in enumerate(zip(calls, found, strict=True)):
         expected_back, expected = call.run(here)
         assert back == expected_back == 0
-        differing = (numbers(made) != numbers(expected)).sum().item()
-        assert differing == 0, f"{call.function} {call.arguments} of {call.buffers[1]!r}: {differing} numbers differ"
-
-
-def calls() -> Iterator[Call]:
-    for kind in range(14):
-        for width in range(1, 17):
-            yield product(kind, 53, 576 + 40 * (kind < Q8), width, 1 + width % 2)
-        for rows, columns in ((1, 1), (17, 33), (101, 1100)):
-            for width in (1, 3):
-                yield product(kind, rows, columns, width, 1)
-        yield product(kind, 20, 72, 5, 1, special=True)
+        assert expected != call.buffers[0], "it wrote nothing"
+        differing = (numbers(result) != numbers(expected)).sum().item()
+        assert differing == 0, f"call {i}, {call.function} {call.arguments}: {differing} numbers differ"
 
 
 @needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", CPUS)
-def test_products_have_the_bits_of_avx2(
-    variant: str, here: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every format, at 1 to 16 rows, at sizes with parts of lines, units and tiles, and of numbers that are none."""
-    monkeypatch.setenv("CC", "aarch64-linux-gnu-gcc")
-    check([*calls()], variant, here, tmp_path)
+@pytest.mark.parametrize("kind", range(14), ids=build.PRODUCTS)
+def test_products_have_the_bits_of_avx2(kind: int, variant: str, here: ctypes.CDLL, cross: Path) -> None:
+    """At 1 to 16 rows, at sizes with parts of lines, units and tiles, and of numbers that are none."""
+    calls = [product(kind, 53, 576 + 40 * (kind < Q8), width, 1 + width % 2) for width in range(1, 17)]
+    calls += [product(kind, *size, width, 1) for size in ((1, 1), (17, 33), (101, 1100)) for width in (1, 3)]
+    check([*calls, product(kind, 20, 72, 5, 1, special=True)], [kind], variant, here, cross)
+
+
+def passes() -> list[Call]:
+    """Two prompts, then trees behind them: norms, rotations, attention, activations and mixtures; heads of 16 and of 80
+    numbers."""
+    made: list[Call] = []
+    for kind, dtype, held, sizes in (
+        ("llama", torch.float32, "auto", {"head_dim": 80}),
+        ("gemma2", torch.bfloat16, "auto", {}),
+        ("mistral-window", torch.bfloat16, "int4", {}),
+        ("qwen3moe", torch.float32, "int8", {}),
+    ):
+        model = NativeModel.from_hf(make_model(kind, **sizes).to(dtype), weights=held)
+
+        def record(*arguments: Any, forward: Any = model.native.forward) -> int:
+            made.append(recorded("foretell_forward", arguments, arguments[21] or arguments[17]))
+            return int(forward(*arguments))
+
+        model.native.forward = record
+        cache = model.new_cache(2, CAPACITY)
+        tokens = torch.randint(VOCABULARY, (2, 19), generator=torch.Generator().manual_seed(1))
+        length = prefill(model, cache, [tokens[0].tolist(), tokens[1, :16].tolist()], 19)
+        run_tree(model, cache, tokens[:, : BUSHY.shape[1]], BUSHY, length)
+    return made
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.skipif(native.variant() is None, reason="there are no native passes to record")
+@pytest.mark.parametrize("variant", CPUS)
+def test_passes_have_the_bits_of_avx2(variant: str, here: ctypes.CDLL, cross: Path) -> None:
+    environment = os.environ.pop("CC")
+    calls = passes()
+    assert len(calls) == 8
+    os.environ["CC"] = environment
+    check(calls, [F32, BF16, Q8, Q4], variant, here, cross)
+
+
+@needs_emulator
+@pytest.mark.slow
+def test_races_have_the_winners_of_this_machine(cross: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, size = 40, 1003
+    generator = torch.Generator().manual_seed(2)
+    probs = torch.randn(rows, size, generator=generator).mul(3).softmax(-1)
+    probs[1, ::3], probs[2] = 0.0, 1 / size
+    keys = torch.randint(2**62, (rows,), generator=generator)
+    bytes_of = [
+        part.view(torch.uint8).numpy().tobytes() for part in (probs, keys, token_table(size, torch.device("cpu")))
+    ]
+    call = Call("foretell_race", [bytes(8 * rows), *bytes_of], [rows, size, At(1), At(2), At(3), At(0)])
+    ((_, made),) = emulated([call], compiled(["race"], "baseline"), "cortex-a53", cross)
+    monkeypatch.delenv("CC")
+    _, expected = call.run(build.load_library("race"))
+    assert made == expected
+    assert len(set(torch.frombuffer(bytearray(made), dtype=torch.int64).tolist())) > rows // 2

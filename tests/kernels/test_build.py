@@ -165,7 +165,7 @@ def test_what_is_compiled_again_at_every_start_says_so(
 
 ALL = frozenset(flag for variant in VARIANTS.values() for flag in variant.needs)
 X86 = ["amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"]
-ARM = ["neon_i8mm_bf16", "neon_dot", "neon"]
+ARM = ["neon_i8mm", "neon_dot", "neon"]
 
 
 @pytest.fixture
@@ -276,6 +276,25 @@ def test_on_darwin_the_system_is_asked_for_features(monkeypatch: pytest.MonkeyPa
 def test_a_machine_has_one_name(said: str, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: said)
     assert cpu.machine() == known
+
+
+def test_apple_s_clang_is_given_openmp_as_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no -fopenmp of its own, and its linker must be told that the runtime is there later."""
+    said: list[list[str]] = []
+    target = tmp_path / "made.so"
+
+    def run(command: list[str]) -> str:
+        said.append(command)
+        target.with_suffix(".o").touch()
+        return "arm64-apple-darwin24.0.0\n"
+
+    monkeypatch.setattr(build, "_run", run)
+    build._compile("clang", "native", "neon", target)
+    (asked, compiled, linked) = said
+    assert asked == ["clang", "-dumpmachine"]
+    assert compiled[compiled.index("-fopenmp") - 1] == "-Xclang"
+    assert "-march=armv8-a" in compiled
+    assert linked[1:4] == ["-shared", "-undefined", "dynamic_lookup"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 A bug is a replacement of source text, found wherever in the package that text stands, so that the list outlives moves of
 files. ``needs`` names the variant of the native kernels in which it is, where that is not every one; ``isa`` the one that
-its kernels are built for, on CPUs that run it. ``hangs`` says that
-its tests never end, and after how many seconds that is certain; without it a bug whose tests are ended from outside is not
-caught, for a slow machine would catch it as well. The quick tests keep the list honest; the slow ones plant each bug in a
-copy of the package and run its tests.
+its kernels are built for, on CPUs that run it; ``emulated``: its tests run another machine's, under an emulator. ``hangs``
+says that its tests never end, and after how many seconds that is certain; without it a bug whose tests are ended from
+outside is not caught, for a slow machine would catch it as well. The quick tests keep the list honest; the slow ones plant
+each bug in a copy of the package and run its tests.
 """
 
 import ast
@@ -29,6 +29,7 @@ import foretell
 from foretell.kernels.build import BuildError, variants_of
 from foretell.kernels.native import variant
 from tests.cputime import known
+from tests.kernels.emulator import missing
 from tests.processes import quick_compiler
 from tests.stress import MINUTES
 from tests.until import REASON, UNTIL
@@ -170,6 +171,8 @@ def can_be_planted(bug: dict[str, Any]) -> bool:
         runs = variants_of("native")
     except BuildError:
         runs = []
+    if "emulated" in bug and missing:
+        return False
     return bug.get("needs") in (None, variant()) and ("isa" not in bug or bug["isa"] in runs)
 
 

@@ -64,7 +64,7 @@ _AMX = Variant(
 )
 _NEON = Variant(("asimd",), ("-march=armv8-a",), "aarch64")
 _NEON_DOT = Variant((*_NEON.needs, "asimddp", "atomics"), ("-march=armv8.2-a+dotprod",), "aarch64")
-_NEON_I8MM_BF16 = Variant((*_NEON_DOT.needs, "i8mm", "bf16"), ("-march=armv8.2-a+dotprod+i8mm+bf16",), "aarch64")
+_NEON_I8MM = Variant((*_NEON_DOT.needs, "i8mm"), ("-march=armv8.2-a+dotprod+i8mm",), "aarch64")
 
 VARIANTS = {
     "amx": _AMX,
@@ -72,7 +72,7 @@ VARIANTS = {
     "avx512_vnni": _AVX512_VNNI,
     "avx512": _AVX512,
     "avx2": _AVX2,
-    "neon_i8mm_bf16": _NEON_I8MM_BF16,
+    "neon_i8mm": _NEON_I8MM,
     "neon_dot": _NEON_DOT,
     "neon": _NEON,
     "baseline": Variant((), ()),
@@ -339,10 +339,13 @@ def is_whole(library: Path) -> bool:
 
 def _compile(compiler: str, name: str, variant: str, target: Path) -> None:
     flags = (*_FLAGS, *VARIANTS[variant].flags, *KERNELS[name].flags)
-    code = target.with_suffix(".o")
+    code, darwin = target.with_suffix(".o"), "darwin" in _target(compiler)
+    if darwin:  # Apple's clang refuses -fopenmp, and the compiler that it calls does not
+        flags = tuple(part for flag in flags for part in (("-Xclang", flag) if flag == "-fopenmp" else (flag,)))
     # Compiled and linked apart: flags such as -fopenmp must not choose a runtime for the linker.
     _run([compiler, *flags, "-c", str(_source(name)), "-o", str(code)])
-    _run([compiler, "-shared", str(code), "-lm", "-o", str(target)])
+    found_later = ("-undefined", "dynamic_lookup") if darwin else ()  # the runtime that torch has loaded
+    _run([compiler, "-shared", *found_later, str(code), "-lm", "-o", str(target)])
     code.unlink()
 
 

@@ -63,7 +63,6 @@ _DARWIN = {  # what Linux calls a feature: what sysctl(3) calls it
     "atomics": "hw.optional.arm.FEAT_LSE",
     "asimddp": "hw.optional.arm.FEAT_DotProd",
     "i8mm": "hw.optional.arm.FEAT_I8MM",
-    "bf16": "hw.optional.arm.FEAT_BF16",
     "avx2": "hw.optional.avx2_0",
     "fma": "hw.optional.fma",
     "f16c": "hw.optional.f16c",

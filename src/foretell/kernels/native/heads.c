@@ -1,7 +1,6 @@
 /* Drafters' heads: a library of its own, which only they need. Layers and products are those of native.c. */
 #include "core.h"
-
-#include <omp.h>
+#include "threads.h"
 
 static const Core *core;
 static const Product *const *products;

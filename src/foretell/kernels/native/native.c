@@ -29,8 +29,8 @@
  * Other weights and K, V are float or bf16; residual stream, scores and sums are float.
  */
 #include "core.h"
+#include "threads.h"
 
-#include <omp.h>
 #include <stdio.h>
 
 /* By format: what foretell_use has been given. Until then a product ends the process with a word, and not somewhere. */

@@ -1,4 +1,5 @@
-/* Vectors of 16 floats (vec) and of 32 bf16 (bf16x32), as two headers implement them; only these name instructions.
+/* Vectors of 16 floats (vec) and of 32 bf16 (bf16x32), as avx512.h implements them, and halves.h over avx2.h or neon.h;
+ * only those three name instructions.
  *
  *  v_load, v_store, v_zero, v_all        whole vectors; v_all has one value in all lanes
  *  v_min, v_max                          b where a or b is NaN
