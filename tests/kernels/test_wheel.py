@@ -80,7 +80,6 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="all variants are for x86-64")
 @NEW_SETUPTOOLS
 def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     # What is built, packed and loaded is asked here, not how fast it is.
