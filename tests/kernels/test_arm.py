@@ -176,3 +176,12 @@ def test_races_have_the_winners_of_this_machine(cross: Path, monkeypatch: pytest
     _, expected = call.run(build.load_library("race"))
     assert made == expected
     assert len(set(torch.frombuffer(bytearray(made), dtype=torch.int64).tolist())) > rows // 2
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "cpu"), [("neon_i8mm", "neoverse-n1"), ("neon_dot", "cortex-a53")])
+def test_control_a_cpu_without_the_instructions_stops(variant: str, cpu: str, cross: Path) -> None:
+    """What the equalities above rest on: each variant has instructions of its own, and the emulator tells CPUs apart."""
+    with pytest.raises(AssertionError, match=f"{cpu}: -4 "):  # SIGILL
+        emulated([product(Q8, 16, 64, 1, 1)], compiled(["native", "product_q8"], variant), cpu, cross)
