@@ -19,7 +19,7 @@ def torchrun(processes: int) -> list[str]:
 
 
 def quick_compiler(directory: Path, compiler: str = "") -> Path:
-    """A C compiler (the usual one, if none is named) that takes a fourth of the time, as it does not optimise: of several -O
+    """A C compiler (the usual one if none is named) that takes a fourth of the time, as it does not optimise: of several -O
     the last one counts. The names of AMX tiles must be constants, which they are after a little of it."""
     script = directory / "quick-cc"
     script.write_text(
