@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import layout
 from foretell.kernels import build, cpu
 from foretell.kernels.native import library, openmp_runtime
@@ -488,6 +488,12 @@ def test_supports_names_the_reason(dtype: torch.dtype, device: str, change: dict
     said = native.supports(config, dtype, torch.device(device))
     assert said is not None
     assert reason in said
+
+
+def test_a_module_of_another_head_dimension_is_refused() -> None:
+    """What ``supports`` tells, also of a model in memory: attention would read behind its rows."""
+    with pytest.raises(ModelError, match="head dimension 24; implemented"):
+        NativeModel.from_hf(make_model("llama", head_dim=24))
 
 
 def test_bandwidth_is_a_rate_of_memory() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.core.errors import ModelError
 from foretell.core.measured import measured_now, of_passes
 from foretell.core.tree import Plan, layout
 from foretell.kernels import structures
@@ -62,10 +63,13 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     reason = llama.unsupported(config)
     if reason is not None:
         return reason
-    shape = llama.read_shape(config)
-    if shape.head_dim not in HEAD_DIMS:
-        return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
-    return library()[1]
+    return _other_heads(llama.read_shape(config)) or library()[1]
+
+
+def _other_heads(shape: LlamaShape) -> str | None:
+    if shape.head_dim in HEAD_DIMS:
+        return None
+    return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
 
 
 class NativeModel(CausalModel):
@@ -75,6 +79,8 @@ class NativeModel(CausalModel):
         self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto"
     ) -> None:
         """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
+        if (reason := _other_heads(shape)) is not None:  # attention would read behind its rows
+            raise ModelError(f"{name}: {reason}; load it as 'lean'")
         self.native = native_functions()
         self.shape = shape
         self._dequantised: Tensor | None = None
