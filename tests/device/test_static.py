@@ -56,7 +56,9 @@ def test_steps_of_a_kind_are_the_same_kernels(words: str) -> None:
                 num_steps = 2
 
         engine.observers.append(watch)
-        engine.generate_batch(requests(ROWS))
+        # Of EAGLE there are many kinds: one row, and a text that ends before its span does.
+        rows = [replace(LONG, max_new_tokens=40)] if words.startswith("eagle") else ROWS
+        engine.generate_batch(requests(rows))
     repeated = [lists for lists in kinds.values() if len(lists) > 1]
     assert repeated
     for lists in repeated:
