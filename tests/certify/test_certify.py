@@ -207,15 +207,14 @@ def test_a_draw_of_probability_zero_is_a_defect() -> None:
 
 
 def test_processors_that_do_not_see_the_path_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = step_module.logits_to_probs
+    right = deferred.logits_to_probs
 
     def blind(logits: Tensor, processors: Any, history: Any, paths: Paths) -> Tensor:
         alone = torch.zeros_like(paths.ancestry)
         alone[..., 0] = True
         return right(logits, processors, history, Paths(paths.tokens, alone, paths.parent))
 
-    for module in (step_module, deferred):  # p of all nodes, and of those that are asked for
-        monkeypatch.setattr(module, "logits_to_probs", blind)
+    monkeypatch.setattr(deferred, "logits_to_probs", blind)
     found = h.certificate(verifiers=["coupled"], shapes=[h.CHAIN])
     assert "window" in h.failed(found)
     finding = h.check(found, "window").findings[0]
@@ -223,7 +222,7 @@ def test_processors_that_do_not_see_the_path_are_caught(monkeypatch: pytest.Monk
 
 
 def test_processors_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = step_module.logits_to_probs
+    right = deferred.logits_to_probs
 
     def careless(logits: Tensor, processors: Any, history: Any, paths: Paths) -> Tensor:
         if processors.repetition is not None:
@@ -231,8 +230,7 @@ def test_processors_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None
             processors.repetition = None
         return right(logits, processors, history, paths)
 
-    for module in (step_module, deferred):  # p of all nodes, and of those that are asked for
-        monkeypatch.setattr(module, "logits_to_probs", careless)
+    monkeypatch.setattr(deferred, "logits_to_probs", careless)
     found = h.certificate(verifiers=["rejection"])
     assert "window" in h.failed(found)
 

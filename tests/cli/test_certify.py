@@ -55,12 +55,10 @@ def test_json(certify: Invoke, tmp_path: Path) -> None:
 
 
 def test_a_defect_is_status_1(certify: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    import foretell.engine.step as step_module
     from foretell.core import deferred
 
-    right = step_module.logits_to_probs
-    for module in (step_module, deferred):
-        monkeypatch.setattr(module, "logits_to_probs", lambda logits, *args: right(logits * 1.05, *args))
+    right = deferred.logits_to_probs
+    monkeypatch.setattr(deferred, "logits_to_probs", lambda logits, *args: right(logits * 1.05, *args))
     result = certify("--verify", "rejection")
     assert result.exit_code == 1
     assert result.stdout.strip().splitlines()[-1] == "DEFECT"
