@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +77,8 @@ def ways(model: NativeModel, case: str) -> Iterator[tuple[dict[str, Any], Method
     yield {"method": "early_exit", "exit_layer": 2}, EarlyExit(model, 2)
     if model.spec.hidden_size == 32:  # of the heads
         yield {"method": "eagle3", "shape": "eagle2/size=12"}, Eagle3(random_head(EAGLE3), model)
-        yield {"method": "eagle1"}, Eagle1(random_head(EAGLE1), model)
+        last = replace(EAGLE1, tap_layer=model.spec.num_layers - 1)
+        yield {"method": "eagle1"}, Eagle1(random_head(last), model)
         yield {"method": "kangaroo"}, Kangaroo(kangaroo_head(), model)
 
 
