@@ -3,7 +3,7 @@
     python benchmarks/gpu.py right                     # tokens and noise are the CPU's; nodes are their own paths
     python benchmarks/gpu.py kernels                   # each Triton kernel: equal to its torch twin, and microseconds
     python benchmarks/gpu.py passes --size 1b          # a pass of n nodes against weights / bandwidth
-    python benchmarks/gpu.py steps --size 1b           # a speculative step / a plain one, and the parts of both
+    python benchmarks/gpu.py steps --size 1b           # a speculative step / a plain one; the parts are the host's time
 
 Weights are random. Every item prints a short table, and with --out FILE writes all figures as JSON. ``--device cpu --size
 tiny`` tries an item without a card (there ``kernels`` has nothing to compare). What fails is to be mended before anything

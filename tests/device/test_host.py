@@ -53,3 +53,13 @@ def test_the_device_is_used_and_has_no_float64() -> None:
     assert target.embed(torch.tensor([[3]])).is_cpu
     with pytest.raises(TypeError, match="float64"):
         torch.zeros(2, device=device()).double()
+
+
+def test_processes_that_share_a_model_go_on_sharing() -> None:
+    """A wrapper asks the model that it wraps, or each process would decide and seed for itself."""
+    inner = load_model("bundled/target")
+    inner.is_shared, inner.is_leader = True, False
+    inner.share, inner.fresh_seed = lambda value: "the leader's", lambda: 7  # type: ignore[method-assign, assignment]
+    wrapped = HostModel(inner)
+    assert (wrapped.is_shared, wrapped.is_leader) == (True, False)
+    assert (wrapped.share("mine"), wrapped.fresh_seed()) == ("the leader's", 7)

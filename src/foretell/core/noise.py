@@ -90,10 +90,10 @@ def derive_seed(*parts: int) -> int:
 
 def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor | int = 0) -> Tensor:
     """int64 keys; seeds, positions and index are int64 and broadcast against each other."""
-    library = race_library() if seeds.device.type == "cpu" else None
-    if library is None and (gpu := ops(seeds.device.type)) is not None:
+    if (gpu := ops(seeds.device.type)) is not None:
         made: Tensor = gpu.stream_keys(seeds, positions, _index_tensor(index, seeds.device), int(stream))
         return made
+    library = race_library() if seeds.device.type == "cpu" else None
     if library is None:
         key = mix(mix(seeds + _signed(_GOLDEN)) ^ _signed(_MULTIPLIER_2 * int(stream)))
         key = mix(key ^ mix(positions + _signed(_GOLDEN)))

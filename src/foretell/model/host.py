@@ -14,26 +14,23 @@ from torch import Tensor
 
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
-from foretell.model.target import CausalModel, Output
+from foretell.model.target import CausalModel, Output, WrappedModel
 
 P = ParamSpec("P")
 CPU = torch.device("cpu")
 
 
-class HostModel(CausalModel):
+class HostModel(WrappedModel):
     """A model whose inputs and results are CPU tensors, wherever its weights and keys and values are."""
 
     def __init__(self, model: CausalModel) -> None:
-        self.inner, self.device = model, model.spec.device
+        super().__init__(model)
+        self.device = model.spec.device
         self.spec = replace(model.spec, device=CPU)
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "HostModel":
         """See ``CausalModel.rebuilt``."""
         return HostModel(self.inner.rebuilt(tensors))
-
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """See ``CausalModel.new_cache``: on the accelerator."""
-        return self.inner.new_cache(num_rows, capacity)
 
     def forward(
         self,

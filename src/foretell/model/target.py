@@ -145,6 +145,34 @@ class CausalModel(ABC):
         """[B, n, V]: the head alone, on what ``normed`` returned or a drafter predicts of it."""
 
 
+class WrappedModel(CausalModel):
+    """A model with something changed: what a subclass does not say is the inner one's."""
+
+    def __init__(self, inner: CausalModel) -> None:
+        self.inner, self.spec = inner, inner.spec
+        self.is_shared, self.is_leader = inner.is_shared, inner.is_leader
+
+    def share(self, value: T) -> T:
+        """See ``CausalModel.share``."""
+        return self.inner.share(value)
+
+    def fresh_seed(self) -> int:
+        """See ``CausalModel.fresh_seed``."""
+        return self.inner.fresh_seed()
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """See ``CausalModel.new_cache``."""
+        return self.inner.new_cache(num_rows, capacity)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``."""
+        return self.inner.embed(tokens)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``."""
+        return self.inner.normed(hidden)
+
+
 class Target:
     """One causal LM with the KV cache of the rows being decoded. (The draft model's pair is one of these too.)"""
 

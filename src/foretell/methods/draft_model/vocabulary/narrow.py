@@ -24,7 +24,7 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.weights import TensorWeights
-from foretell.model.target import CausalModel, Output
+from foretell.model.target import CausalModel, Output, WrappedModel
 
 
 def frequent_tokens(model: CausalModel, size: int) -> Tensor:
@@ -40,17 +40,16 @@ def frequent_tokens(model: CausalModel, size: int) -> Tensor:
     )
 
 
-class NarrowModel(CausalModel):
+class NarrowModel(WrappedModel):
     """The same model, whose logits are -inf outside a set of tokens, and cost what these alone cost."""
 
     def __init__(self, inner: CausalModel, tokens: Tensor) -> None:
         """tokens [n] int64: ids in ascending order."""
-        self.inner = inner
+        super().__init__(inner)
         self.tokens = tokens.to(inner.spec.device)
         rest = inner.spec.vocab_size - len(tokens)
         row_bytes = inner.spec.hidden_size * inner.spec.dtype.itemsize
         self.spec = replace(inner.spec, weight_bytes=max(0, inner.spec.weight_bytes - rest * row_bytes))
-        self.is_shared, self.is_leader = inner.is_shared, inner.is_leader
         self._columns = (
             _native_columns(inner, tokens) if isinstance(inner, NativeModel) else _columns(inner, self.tokens)
         )
@@ -58,10 +57,6 @@ class NarrowModel(CausalModel):
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NarrowModel":
         """See ``CausalModel.rebuilt``: the same tokens of the other weights."""
         return NarrowModel(self.inner.rebuilt(tensors), self.tokens.cpu())
-
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """See ``CausalModel``."""
-        return self.inner.new_cache(num_rows, capacity)
 
     def forward(
         self,
@@ -82,14 +77,6 @@ class NarrowModel(CausalModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel``; float32."""
         return self.head(self.inner.normed(hidden))
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """See ``CausalModel``."""
-        return self.inner.embed(tokens)
-
-    def normed(self, hidden: Tensor) -> Tensor:
-        """See ``CausalModel``."""
-        return self.inner.normed(hidden)
 
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel``; float32."""
