@@ -9,6 +9,7 @@ import lzma
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.methods.mtp import checkpoints
+from tests.model.gguf.oracle import checkpoint
+from tests.model.gguf.oracle.tokens import tokenizer_of
 from tests.model.tiny import VOCAB
 
 DATA = Path(__file__).with_name("data")
@@ -34,6 +37,8 @@ MODULES = {
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
 }
 """architecture of a file -> (family of ``checkpoints``, class)."""
+WHOLE = "qwen35-whole"
+"""A target's file with its module inside, as people download it."""
 HEADS = ("eagle3", "dflash", "dflash2", "dspark")
 HIDDEN, DRAFT_VOCAB, MASK = 32, 40, 3
 TARGET = TargetInfo("target", "Qwen3ForCausalLM", num_layers=6, max_positions=8192)
@@ -102,9 +107,28 @@ def save_module(path: Path, family: str) -> None:
     size, vocab = config.hidden_size, config.vocab_size
     trunk = {"model.embed_tokens.weight": (vocab, size), "model.norm.weight": (size,), "lm_head.weight": (vocab, size)}
     checkpoints.save(path, family, config, more={name: torch.zeros(shape) for name, shape in trunk.items()})
-    file = path / "model.safetensors"
-    few = {name: (tensor * 8).round() / 8 for name, tensor in load_file(file).items()}
+    _round(path / "model.safetensors")
+
+
+def save_whole(path: Path) -> None:
+    """The oracle's checkpoint of Qwen3.5 with a module beside its layers."""
+    target = checkpoint("qwen35")
+    trunk = {name: tensor.contiguous() for name, tensor in target.state_dict().items() if name != "lm_head.weight"}
+    checkpoints.save(path, "qwen3_5", target.config, more=trunk)
+    _round(path / "model.safetensors", lambda name: name.startswith("mtp."))
+    tokenizer_of("qwen35").save_pretrained(path)
+    _say(path, architectures=["Qwen3_5ForCausalLM"], mtp_num_hidden_layers=1)
+
+
+def _round(file: Path, chosen: Callable[[str], bool] = lambda _: True) -> None:
+    tensors = load_file(file)
+    few = {name: (tensor * 8).round() / 8 if chosen(name) else tensor for name, tensor in tensors.items()}
     save_file(few, file, metadata={"format": "pt"})
+
+
+def _say(folder: Path, **more: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
 
 
 def open_data(name: str, folder: Path) -> Path:
@@ -118,17 +142,18 @@ def main() -> None:
     """Convert."""
     source, *names = sys.argv[1:]
     DATA.mkdir(exist_ok=True)
-    for name in names or (*MODULES, *HEADS):
+    for name in names or (*MODULES, WHOLE, *HEADS):
         with tempfile.TemporaryDirectory() as made:
             folder, out, target = Path(made) / "dir", Path(made) / "out.gguf", Path(made) / "target"
             if name in MODULES:
                 family, class_name = MODULES[name]
                 save_module(folder, family)
                 save_tokenizer(folder)
-                path = folder / "config.json"
-                said = {**json.loads(path.read_text()), "architectures": [class_name], "num_nextn_predict_layers": 1}
-                path.write_text(json.dumps(said))
+                _say(folder, architectures=[class_name], num_nextn_predict_layers=1)
                 options = ["--mtp"]
+            elif name == WHOLE:
+                save_whole(folder)
+                options = []
             else:
                 formats.save(head_of(name), folder, target=TARGET)
                 save_target(target)

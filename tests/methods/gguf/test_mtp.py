@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from foretell import Engine
 from foretell.core.errors import ModelError
 from foretell.core.tree import chain_parent, layout
 from foretell.methods.mtp import checkpoint
@@ -14,7 +15,7 @@ from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
 from foretell.model.llama.lean import LeanModel
-from tests.methods.gguf.record import MODULES, open_data, save_module
+from tests.methods.gguf.record import MODULES, WHOLE, open_data, save_module, save_whole
 from tests.methods.gguf.rewrite import rewrite
 from tests.model.tiny import tiny_module
 
@@ -46,6 +47,28 @@ def test_proposals_are_those_of_the_safetensors(arch: str, tmp_path: Path) -> No
         found.append([head.logits(read, TARGET), again])
     assert len(found[0][0][0].argmax(-1).unique()) > 5  # it does not guess one token always
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def steps(model: Path, shape: str, temperature: float) -> tuple[list[int], list[list[int]]]:
+    """The text by guesses of the model's own module, which is plain decoding's; and every tree of guesses, flat."""
+    config = {"method": "mtp", "num_speculative_tokens": 3, "shape": shape}
+    engine, trees = Engine.load(str(model), speculative=config, dtype="float32"), []
+    engine.observers.append(lambda event: trees.append(event.commit.tree.tokens.flatten().tolist()))
+    asked = {"max_new_tokens": 24, "temperature": temperature, "seed": 3, "ignore_eos": True}
+    text = engine.generate([5, 9, 33, 7], **asked).token_ids
+    drafted = list(trees)
+    assert text == engine.with_method("none").generate([5, 9, 33, 7], **asked).token_ids
+    return text, drafted
+
+
+@pytest.mark.parametrize("shape", ["chain", "static/branching=3x2"])
+def test_a_whole_file_decodes_as_its_directory(shape: str, tmp_path: Path) -> None:
+    """Target, module, tokenizer and configuration out of one file of llama.cpp's converter: nothing is named but it."""
+    save_whole(tmp_path / "dir")
+    for temperature in (0.0, 1.0):
+        found = [steps(path, shape, temperature) for path in (tmp_path / "dir", open_data(WHOLE, tmp_path))]
+        assert found[0] == found[1]
+        assert max(map(len, found[0][1])) > 3  # it guesses
 
 
 def test_quantised_matrices_are_dequantised_and_it_is_said(tmp_path: Path) -> None:
