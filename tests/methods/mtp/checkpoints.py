@@ -36,7 +36,7 @@ def config_of(family: str) -> Any:
         )
     if family == "glm4_moe":
         return transformers.Glm4MoeConfig(
-            **COMMON_MTP, head_dim=8, use_qk_norm=True, attention_bias=True, first_k_dense_replace=1,
+            **COMMON_MTP, head_dim=16, use_qk_norm=True, attention_bias=True, first_k_dense_replace=1,
             routed_scaling_factor=1.5, n_shared_experts=1, **EXPERTS,
         )  # fmt: skip
     if family == "qwen3_next":
@@ -46,7 +46,7 @@ def config_of(family: str) -> Any:
         )  # fmt: skip
     if family == "qwen3_5":
         return transformers.Qwen3_5TextConfig(**COMMON_MTP, head_dim=16, **LINEAR)
-    return transformers.Qwen2Config(**COMMON_MTP)
+    return transformers.Qwen2Config(**COMMON_MTP | {"num_attention_heads": 2, "num_key_value_heads": 1})
 
 
 def block_of(family: str, config: Any) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ typedef struct {
   void (*project)(Pass *p, const Layer *l, int t, Input x, int64_t ldx);
   void (*settle)(Pass *p, const Layer *l, int t, unsigned *phase, const void *next);
   void (*attention_part)(Pass *p, int index, int t, unsigned *phase, Input x, int64_t ldx, const void *next);
-  void (*mlp_part)(Pass *p, int index, int t, unsigned *phase, const void *next);
+  void (*feed_part)(Pass *p, int index, int t, unsigned *phase, const void *next);
 } Core;
 
 #endif

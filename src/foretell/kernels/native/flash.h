@@ -146,7 +146,7 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
       barrier(p, &phase);
       share_inner(l, m->intermediate, t, p->threads, &a, &b);
       settle(p, l, t, &phase, row_of(&l->gate, a));
-      mlp_part(p, (int)i, t, &phase, i + 1 < m->num_layers ? l[1].q.data : m->head.data);
+      feed_part(p, (int)i, t, &phase, i + 1 < m->num_layers ? l[1].q.data : m->head.data);
       barrier(p, &phase);
     }
     read_out(w, from, normed, logits, t, &phase);

@@ -8,7 +8,7 @@ static const Product *const *products;
 #define project core->project
 #define settle core->settle
 #define attention_part core->attention_part
-#define mlp_part core->mlp_part
+#define feed_part core->feed_part
 
 #include "block.h"
 #include "blocks.h"

@@ -29,6 +29,13 @@ INLINE void share_outputs(const Model *m, const Layer *l, int t, int threads, in
   else share_rows(l->down.data ? &l->down : l->q.data ? &l->o : &l->mixer->out, m->hidden, t, threads, a, b);
 }
 
+/* A layer's MLP or mixture. */
+static void feed_part(Pass *p, int index, int t, unsigned *phase, const void *next) {
+  const Layer *l = &p->model->layers[index];
+  if (l->experts) experts_part(p, l, t, phase, next);
+  else mlp_part(p, index, t, phase, next);
+}
+
 static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
   const Model *m = p->model;
   const Layer *l = &m->layers[index];
@@ -36,15 +43,14 @@ static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *ne
   const void *mlp = has_mlp ? mlp_start(m, l, t, p->threads) : next;
   int wanted = 0;
   for (int i = 0; l->mixer && i < l->mixer->parts; i++) wanted |= reads(&l->mixer->in[i]);
-  if (l->q.data) wanted |= reads(&l->q) | reads(&l->k) | reads(&l->v) | (m->gated ? reads(&l->gates) : 0);
+  if (l->q.data) wanted |= attention_reads(m, l);
   if (wanted) {
     const Input x = norm(p, wanted, l->input_norm, t, phase);
     if (l->mixer)
       mixer_part(p, index, t, phase, x, p->ld_hidden, l->q.data ? attention_start(m, l, t, p->threads) : mlp);
     if (l->q.data) attention_part(p, index, t, phase, x, p->ld_hidden, mlp);
   }
-  if (l->experts) experts_part(p, l, t, phase, next);
-  else if (has_mlp) mlp_part(p, index, t, phase, next);
+  if (has_mlp) feed_part(p, index, t, phase, next);
 }
 
 #endif

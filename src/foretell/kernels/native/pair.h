@@ -60,7 +60,7 @@ static Input enter_pairs(PairPass *w, int t, unsigned *phase, int64_t *ldx) {
   const Pair *head = w->head;
   const Layer *l = &m->layers[0];
   const int64_t H = m->hidden;
-  const int is_bf16 = (int)m->bf16, first = reads(&l->q) | reads(&l->k) | reads(&l->v);
+  const int is_bf16 = (int)m->bf16, first = attention_reads(m, l);
   int64_t a, b, own_a, own_b;
   float *row = w->row + t * 2 * H;
   const Input both = rows_for(&w->both, t, p->threads, &a, &b);
@@ -126,10 +126,10 @@ static void run_pairs(PairPass *w, int t, unsigned *phase) {
   Input x = enter_pairs(w, t, phase, &ldx);
   for (int64_t i = 0; i < m->num_layers; i++) {
     const Layer *l = &m->layers[i];
-    if (i) x = norm(p, reads(&l->q) | reads(&l->k) | reads(&l->v), l->input_norm, t, phase), ldx = p->ld_hidden;
-    share_inner(l, m->intermediate, t, p->threads, &i0, &i1);
-    attention_part(p, (int)i, t, phase, x, ldx, row_of(&l->gate, i0));
-    mlp_part(p, (int)i, t, phase, i + 1 < m->num_layers ? row_of(&l[1].q, start) : row_of(&m->head, v0));
+    if (i) x = norm(p, attention_reads(m, l), l->input_norm, t, phase), ldx = p->ld_hidden;
+    if (!l->experts) share_inner(l, m->intermediate, t, p->threads, &i0, &i1);
+    attention_part(p, (int)i, t, phase, x, ldx, l->experts ? l->experts->router.data : row_of(&l->gate, i0));
+    feed_part(p, (int)i, t, phase, i + 1 < m->num_layers ? row_of(&l[1].q, start) : row_of(&m->head, v0));
     barrier(p, phase);
   }
   leave_pairs(w, t, phase, w->head->fc.data ? w->head->fc.data : row_of(&m->layers[0].q, start));

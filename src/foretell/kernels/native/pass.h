@@ -88,6 +88,9 @@ typedef struct {
 } Input;
 enum { PLAIN = 1, BLOCKS = 2 };
 INLINE int reads(const Matrix *w) { return is_quantised(w) ? BLOCKS : PLAIN; }
+INLINE int attention_reads(const Model *m, const Layer *l) {
+  return reads(&l->q) | reads(&l->k) | reads(&l->v) | (m->gated ? reads(&l->gates) : 0);
+}
 INLINE const void *input_of(const Input *x, const Matrix *w) { return is_quantised(w) ? (const void *)x->blocks : x->plain; }
 
 /* 1 / rms(x) in every lane. */

@@ -8,6 +8,7 @@ rounding: sums have another order, and numbers between two matrices are not roun
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from foretell.kernels.pages import huge_pages
 from foretell.methods.common.head import Head
 from foretell.methods.common.sizes import check_ids
 from foretell.model.llama.matrices import read_matrices
-from foretell.model.llama.native import HEAD_DIMS, NativeModel
+from foretell.model.llama.native import HEAD_DIMS, NativeModel, supports
 from foretell.model.llama.weights import TensorWeights
 from foretell.model.packed import Packed
 from foretell.model.target import CausalModel
@@ -31,10 +32,12 @@ WEIGHTS = ("auto", "same", "int8")
 Guesses from rounded weights are as sound: the distribution that is reported is the one that they were drawn from."""
 
 
-def refusal(head: Head, model: CausalModel) -> str | None:
+def refusal(head: Head, model: CausalModel, family: Any = None) -> str | None:
     """Why a head cannot run through the native kernels beside this target; None where it can. Beside a native target, which
-    could be guessed for faster, it is said once."""
+    could be guessed for faster, it is said once. family: the configuration of a decoder layer of a target's family."""
     reason = _refusal(head, model)
+    if reason is None and family is not None:
+        reason = supports(family, head.dtype, model.spec.device)
     if reason is not None and isinstance(model, NativeModel):
         warn_once(f"the drafter's head runs by torch, which is slower: {reason}", reason)
     return reason
@@ -91,7 +94,7 @@ class Memory:
             }
             if not chosen:
                 continue
-            source, dtype = _InBlocks(chosen, blocks), next(iter(matrices.values())).dtype
+            source, dtype = InBlocks(chosen, blocks), next(iter(matrices.values())).dtype
             made = read_matrices(source, list(chosen), weights=kind, dtype=dtype, allocate=huge_pages)
             self._kept.append(made)
             self._matrices |= {id(each): made.held[name] for name, each in chosen.items()}
@@ -143,7 +146,7 @@ class Memory:
         return address + -address % 64
 
 
-class _InBlocks(TensorWeights):
+class InBlocks(TensorWeights):
     """Parameters, some of which a file has in blocks."""
 
     def __init__(self, tensors: Mapping[str, Tensor], blocks: Mapping[str, Packed]) -> None:

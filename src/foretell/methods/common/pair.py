@@ -8,6 +8,7 @@ positions of a text at once) are made of the same three parts, ``enter``, the de
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNo
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.common.sizes import check_heads
 from foretell.model.cache import KVCache
+from foretell.model.llama.weights import WeightSource
 from foretell.model.target import CausalModel
 
 
@@ -81,6 +83,20 @@ class PairLayer(nn.Module):
         return out
 
 
+@dataclass(frozen=True)
+class FamilyLayer:
+    """A head's decoder layer where it is one of a target's family, and the head's way in and out, for native kernels."""
+
+    config: Any  # transformers': of a model that has this layer alone
+    weights: WeightSource  # of that model
+    in_blocks: bool  # whether matrices of it are as a GGUF file holds them
+    projection: nn.Linear  # [2 H] -> [H], of [embedding; feature]
+    token_norm: Tensor  # [H] each, as the family stores norms
+    feature_norm: Tensor
+    last_norm: Tensor
+    feeds_normed: bool  # the next pair feeds on the normed output
+
+
 class PairHead(Head):
     """Decoder layers over pairs. B rows, n pairs of each, T pairs of a text, H the target's hidden size."""
 
@@ -105,6 +121,10 @@ class PairHead(Head):
     @abstractmethod
     def logits(self, read: Tensor, model: CausalModel) -> Tensor:
         """[B, n, DV] of what ``leave`` returned second [B, n, H]."""
+
+    def family_layer(self) -> FamilyLayer | None:
+        """None: the layers are those of ``decoder``."""
+        return None
 
     def embed(self, tokens: Tensor, model: CausalModel) -> Tensor:
         """[B, n, H] embeddings of tokens [B, n], in the head's dtype."""

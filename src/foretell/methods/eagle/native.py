@@ -1,8 +1,9 @@
-"""EAGLE's heads and trained MTP modules through the C kernels (``kernels/native/pair.h``): a pass over pairs, or a whole
+"""EAGLE's heads and MTP modules through the C kernels (``kernels/native/pair.h``): a pass over pairs, or a whole
 chain or tree of guesses, is one call. ``PairHead`` is the slow twin."""
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,12 +16,13 @@ from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
 from foretell.methods.common.layers import rotary
 from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
-from foretell.methods.common.pair import PairHead
+from foretell.methods.common.pair import FamilyLayer, PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.mtp.trained import MTPHead
 from foretell.model.bound import BoundCache
 from foretell.model.llama.native import NativeModel
+from foretell.model.llama.shape import EMBEDDING, read_shape
 from foretell.model.target import CausalModel
 
 
@@ -29,10 +31,18 @@ class NativePair:
 
     def __init__(self, head: PairHead, model: NativeModel, weights: str = "same") -> None:
         """weights: see ``Memory``."""
-        self.head, self.model, self.memory = head, model, Memory(head, weights)
+        self.head, self.model = head, model
         self.size, self.vocab_size = head.config.hidden_size, model.spec.vocab_size
-        self.vocabulary = Vocabulary(head.vocabulary, self.vocab_size, self.memory)
-        self.view = self._describe()
+        own = head.family_layer()
+        self._family: NativeModel | None = None  # the decoder layer, where it is of a target's family
+        if own is None:
+            self.memory = Memory(head, weights)
+            self.vocabulary = Vocabulary(head.vocabulary, self.vocab_size, self.memory)
+            self.view = self._describe()
+        else:
+            self.memory = Memory(own.projection, weights)
+            self.vocabulary = Vocabulary(None, self.vocab_size, self.memory)
+            self.view = self._describe_family(own, weights)
         self.address = ctypes.addressof(self.view)
 
     def _describe(self) -> heads.Pair:
@@ -75,8 +85,38 @@ class NativePair:
             model.lend_outputs(pair.model)
         return pair
 
+    def _describe_family(self, own: FamilyLayer, weights: str) -> heads.Pair:
+        """A module for further tokens: its decoder layer is read as that of a model."""
+        memory, model = self.memory, self.model
+        shape = replace(read_shape(own.config), tied=True)
+        kind, name = "int8" if weights == "int8" and not own.in_blocks else "auto", f"the MTP head of {model.spec.name}"
+        one = NativeModel(shape, own.weights, dtype=self.head.dtype, name=name, weights=kind)
+        self._family, offset = one, shape.traits.norm_offset
+        pair = heads.Pair(num_outputs=self.vocabulary.num_outputs, ids=None, normed_output=own.feeds_normed)
+        pair.model = structures.Model.from_buffer_copy(structures.Model.from_address(one.address))
+        pair.model.vocab, pair.model.embedding = self.vocab_size, model.embedding_matrix
+        pair.model.embedding_scale, pair.model.head = model.embedding_scale, memory.head_of(model)
+        model.lend_outputs(pair.model)
+        pair.fc = memory.matrix(own.projection)
+        pair.token_norm, pair.feature_norm, pair.model.final_norm = (
+            memory.vector(norm + offset) for norm in (own.token_norm, own.feature_norm, own.last_norm)
+        )
+        return pair
+
+    @property
+    def label(self) -> str:
+        """How the matrices of the layers are held: "int8", "Q4_K+Q6_K", ..."""
+        if self._family is None:
+            return self.memory.weights
+        held = self._family.matrices.kinds
+        return "+".join(sorted({kind for name, kind in held.items() if name != EMBEDDING}))
+
     def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
         """See ``PairHead.new_cache``."""
+        if self._family is not None:
+            own = self._family.shape
+            sizes, rotations = [(own.num_kv_heads, own.head_dim)], self._family.rotations(capacity)
+            return BoundCache(num_rows, capacity, sizes, self.head.dtype, rotations)
         config = self.head.config
         cos, sin = rotary(
             torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32, config.rope_scaling
@@ -205,9 +245,8 @@ class NativePair:
 
 def native_pair(head: PairHead, model: CausalModel, weights: str = "auto") -> tuple[NativePair | None, str | None]:
     """The head through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
-    if not isinstance(head, (Eagle1Head, Eagle3Head, MTPHead)):
-        return None, "its decoder layer is transformers' own"
-    reason = refusal(head, model)
+    own = head.family_layer()
+    reason = refusal(head, model, None if own is None else own.config)
     if reason is not None:
         return None, reason
     assert isinstance(model, NativeModel)

@@ -13,8 +13,8 @@ layer of the family. Copies of embedding and output head that lie beside it are 
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,7 @@ from foretell.core.errors import ModelError
 from foretell.model.files import weight_files
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.nextn import OWN, read_nextn
+from foretell.model.packed import Packed
 from foretell.model.source import is_file
 
 
@@ -75,7 +76,10 @@ class MTPTensors:
     own: dict[str, Tensor]  # by the layout's names, each a ".weight"
     block: dict[str, Tensor]  # the decoder layer's, by its own names
     num_modules: int  # how many the checkpoint has, the others unread
-    dequantised: str = ""  # block kinds of matrices of a GGUF file: "Q4_K+Q6_K"
+    packed: Mapping[str, Packed] = field(
+        default_factory=dict
+    )  # of the layer's matrices those in blocks, as a file has them
+    dequantised: str = ""  # the block kinds of all matrices of that file: "Q4_K+Q6_K"
 
 
 def find(names: Iterable[str]) -> tuple[MTPLayout, str, int] | None:
@@ -133,7 +137,7 @@ def _read_gguf(path: Path, *, name: str) -> MTPTensors:
     layout = _QWEN if found.architecture in _AS_QWEN else _DEEPSEEK
     names = layout.embedding_norm, layout.hidden_norm, layout.projection, layout.last_norm
     own = {ours: found.own[theirs] for ours, theirs in zip(names, OWN.values(), strict=True)}
-    return MTPTensors(layout, own, found.block, found.num_modules, "+".join(sorted(found.kinds)))
+    return MTPTensors(layout, own, found.block, found.num_modules, found.packed, "+".join(sorted(found.kinds)))
 
 
 def _example(layout: MTPLayout) -> str:

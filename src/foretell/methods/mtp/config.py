@@ -38,4 +38,5 @@ class MTPConfig(HeadMethodConfig):
         tensors = checkpoint.read(path, name=name)
         alone = path.is_file() and not has_trunk(open_gguf(path, name=name))  # its layer is as the target's then
         of, called = (resolve(spec.name), spec.name) if alone else (path, name)
-        return MTP(CheckpointMTPHead(tensors, text_config(of, name=called), spec, name=name), loader.target)
+        head = CheckpointMTPHead(tensors, text_config(of, name=called), spec, name=name)
+        return MTP(head, loader.target, weights=self.head_weights)

@@ -46,9 +46,12 @@ class MTP(Method):
         head = self.head
         if not isinstance(head, CheckpointMTPHead):
             return runs_as(self.not_native, self.head)
-        more = f", the first of {head.num_modules}" if head.num_modules > 1 else ""
+        layer = f"the checkpoint's own {type(head.layer).__name__}"
+        layer += f", the first of {head.num_modules}" if head.num_modules > 1 else ""
+        if self.native is not None:
+            return f"native, {self.native.label}: {layer}"
         blocks = f"; its {head.dequantised} matrices are dequantised" if head.dequantised else ""
-        return f"torch: the checkpoint's own {type(head.layer).__name__}{more}{blocks}"
+        return f"torch: {self.not_native}; {layer}{blocks}"
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 the target's own family, a norm, and the target's output head.
 
 It is a head over pairs like EAGLE's: pair t is the target's normed last hidden state of position t with token t + 1, at
-rotary position t. The decoder layer is transformers' own module, run over the drafter's cache.
+rotary position t. The decoder layer is transformers' own module, run over the drafter's cache; where the native kernels
+have that kind of layer, ``eagle.native`` runs it, and this is the slow twin.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from foretell.core.errors import ModelError, first_line
 from foretell.core.tree import Plan
 from foretell.methods.common.head import HeadConfig
-from foretell.methods.common.pair import PairHead, PairLayer
+from foretell.methods.common.native import InBlocks
+from foretell.methods.common.pair import FamilyLayer, PairHead, PairLayer
 from foretell.methods.mtp.checkpoint import MTPLayout, MTPTensors
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, LayerMemory, RecordingCache, SlotCache, mask_recipe
@@ -54,7 +56,8 @@ class CheckpointMTPHead(PairHead):
         if broken:
             raise ModelError(f"{name}: tensor {broken[0]} of its MTP head holds numbers that are not finite")
         decoder, layer = one_layer(config, tensors.block, spec, name=name)
-        self.layer = layer
+        self.layer, self._config = layer, decoder.config
+        self._blocks = tensors.packed
         self.rotary: Any = decoder.rotary_emb
         norm: Any = type(decoder.norm)
         eps = float(config.rms_norm_eps)
@@ -106,6 +109,24 @@ class CheckpointMTPHead(PairHead):
     def _norm(self, name: str, x: Tensor) -> Tensor:
         normed: Tensor = self.norms[name.replace(".", "_")](x)
         return normed
+
+    def family_layer(self) -> FamilyLayer:
+        """See ``PairHead``."""
+        layout, width = self.layout, self.config.hidden_size
+        tensors = {f"model.layers.0.{key}": tensor for key, tensor in self.layer.state_dict().items()}
+        tensors["model.embed_tokens.weight"] = torch.zeros(self._config.vocab_size, width)  # neither is read
+        tensors["model.norm.weight"] = torch.ones(width)
+        blocks = {f"model.layers.0.{key}": packed for key, packed in self._blocks.items()}
+        projection = nn.Linear(2 * width, width, bias=False, dtype=self.dtype)
+        projection.weight.data = self.projection.roll(width, 1) if layout.hidden_first else self.projection.clone()
+        keys = layout.embedding_norm, layout.hidden_norm, layout.last_norm
+        token_norm, feature_norm, last_norm = (
+            self.norms.get_parameter(f"{key.replace('.', '_')}.weight") for key in keys
+        )
+        return FamilyLayer(
+            self._config, InBlocks(tensors, blocks), bool(blocks), projection, token_norm, feature_norm, last_norm,
+            layout.feeds_normed,
+        )  # fmt: skip
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """What one layer of the family keeps for each pair."""

@@ -18,7 +18,7 @@ from foretell.model.gguf.architectures import architecture_of
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.heads import PartWeights
 from foretell.model.gguf.values import whole
-from foretell.model.packed import BLOCK_KINDS
+from foretell.model.packed import BLOCK_KINDS, Packed
 
 OWN = {
     "nextn.enorm.weight": "enorm",
@@ -36,6 +36,7 @@ class NextnTensors:
     architecture: str  # the file's
     own: dict[str, Tensor]  # by the values of ``OWN``
     block: dict[str, Tensor]  # the decoder layer's, by transformers' names
+    packed: dict[str, Packed]  # of those the matrices in blocks that are decoded, as the file holds them
     num_modules: int  # how many the file has, the others unread
     kinds: frozenset[str]  # block kinds of matrices that were dequantised: "Q4_K", ...
 
@@ -81,10 +82,10 @@ def read_nextn(file: GGUFFile) -> NextnTensors:
     source = PartWeights(file, names, architecture.adjust)
     found = {ours.removeprefix(first): source.stored(ours) for ours in source.names}
     own = {ours: found.pop(f"{ours}.weight") for ours in OWN.values()}
+    packed = {ours: blocks for ours in found if (blocks := source.packed(f"{first}{ours}")) is not None}
     file.release()
-    return NextnTensors(
-        str(file.get("general.architecture")), own, _stacks(found), count, source.kinds & frozenset(BLOCK_KINDS)
-    )
+    kinds = source.kinds & frozenset(BLOCK_KINDS)
+    return NextnTensors(str(file.get("general.architecture")), own, _stacks(found), packed, count, kinds)
 
 
 def _layer_of(file: GGUFFile, architecture: Architecture, layer: int, held: set[str]) -> Mapping[str, str]:
