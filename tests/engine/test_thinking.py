@@ -126,7 +126,9 @@ def side_branches(seed: int, right: Sequence[int]) -> Any:
         nodes: list[tuple[int, int]] = []
         depths, rest = [0], list(right[done:])
         at = 0
-        for token in rest[: source.randrange(min(depth, 4) + 1)]:  # where the text is the right one, all of these are kept
+        for token in rest[
+            : source.randrange(min(depth, 4) + 1)
+        ]:  # where the text is the right one, all of these are kept
             nodes.append((at, token))
             at = len(nodes)
             depths.append(depths[nodes[-1][0]] + 1)

@@ -25,7 +25,6 @@ from foretell.server.tools import (
 )
 
 
-
 def parse_tool_calls(text: str, new_id: Any = new_call_id, *, only_calls: bool = False, cut: bool = False) -> Any:
     stream = ToolCallStream(new_id, only_calls=only_calls)
     return whole([*stream.push(text), *stream.finish(cut=cut)])[1:]

@@ -182,13 +182,22 @@ class Answer:
         why = {}
         if reason == "timeout":  # OpenAI has no word for it, and typed clients fail at words that it has not
             reason, why = "length", {"stop_reason": "timeout"}
-        elif reason == "length" and self._is_full(completion):
+        elif reason == "length" and self.is_full(completion):
             why = {"stop_reason": "context"}
         elif reason == "stop" and num_calls:
             reason = "tool_calls"
         return {"finish_reason": reason, **why, "seed": completion.seed}
 
-    def _is_full(self, completion: Completion) -> bool:
+    def stop_text(self, completion: Completion) -> str | None:
+        """The stop text that ended a choice, if one did."""
+        params = self.job.submissions[0].params
+        if completion.finish_reason != "stop" or not params.stop or completion.token_ids[-1] in self._end_ids:
+            return None
+        tokenizer = self.backend.tokenizer
+        rest = tokenizer.decode(completion.token_ids, skip_special_tokens=True)[len(completion.text) :]
+        return next((stop for stop in params.stop if rest.startswith(stop)), params.stop[0])
+
+    def is_full(self, completion: Completion) -> bool:
         """Whether the context ended the text, and not a limit that the client gave."""
         left = self.backend.max_model_len - completion.num_prompt_tokens - completion.num_tokens
         return left <= 0 and (self.max_tokens is None or completion.num_tokens < self.max_tokens)

@@ -75,6 +75,14 @@ async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan
     return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
 
 
+def count_of(backend: Backend, body: ChatRequest) -> int:
+    """How many tokens the prompt of a conversation has. Slow, as it reads texts. Raises ApiError 400."""
+    try:
+        return len(_prompted(backend, body, _tools(body), None)[0])
+    except ConfigError as error:
+        raise of_engine(error, "tools") from None
+
+
 def _plan(
     backend: Backend,
     body: ChatRequest,
@@ -185,7 +193,7 @@ def _effort(
         budget = 0
     if effort not in (None, "none") and not found:
         unread.append("reasoning_effort")
-    if thinks is True and not found:
+    if thinks is True and not found and thoughts is None:
         unread.append("enable_thinking")
     if budget is not None and thoughts is None:
         unread.append("thinking_budget")
@@ -202,13 +210,20 @@ Constrained = tuple[ToolUse | None, MakeProcessor | None, tuple[str, ...]]
 """The tools, the constraint of the output, and what of the request it does not enforce."""
 
 
+def _tools(body: ChatRequest) -> ToolUse | None:
+    """The tools. Raises ConfigError."""
+    if body.tools is None and body.tool_choice is None:
+        return None
+    choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
+    return ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+
+
 def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> Constrained:
     """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
-        if body.tools is not None or body.tool_choice is not None:
-            choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
-            use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+        use = _tools(body)
+        if use is not None:
             # Calls that must come leave no text that a format could be of.
             beside = format if use.mode == "auto" else None
             text = None if beside is None else _term(backend, beside)

@@ -78,12 +78,14 @@ class EventStream(EventSourceResponse):
         *,
         headers: Mapping[str, str] | None = None,
         failed: Callable[[ApiError], bytes] | None = None,
+        media_type: str = "text/event-stream",
     ) -> None:
         """failed: the last events after an error; None: its body, and the end.
         The job is started; events are read once; the iterator itself yields KEEP_ALIVE."""
         super().__init__(
             self._guarded(events, failed or _ending),
             headers={"cache-control": "no-cache", **(headers or {})},
+            media_type=media_type,
             ping=0,
             # When the server stops, requests finish: the service's drain ends them, not the response.
             shutdown_grace_period=math.inf,

@@ -303,6 +303,14 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
+def arguments_of(text: str) -> Any:
+    """A call's arguments as an object; an empty one where a limit cut them off, as the end of the reply tells."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
 def new_call_id() -> str:
     """``call_`` and 24 random characters."""
     return f"call_{secrets.token_hex(12)}"
