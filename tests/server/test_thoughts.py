@@ -1,6 +1,7 @@
 """Thoughts apart from answers, on every route: whole and streamed, by template, with a budget and formats behind them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -43,6 +44,21 @@ def thinking(text: str, tokenizer: Any = None) -> FakeService:
     """A service that writes this."""
     service = FakeService(lambda _: [*text.encode(), EOS])
     service.engine.tokenizer = tokenizer or Thinker()
+    return service
+
+
+def scripted(
+    *texts: str, template: str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+) -> FakeService:
+    """A service whose n-th answer is the n-th text, with a tokenizer that grammars can be made of."""
+    service = FakeService()
+    tokenizer = service.engine.tokenizer = load_tokenizer("bundled")
+    tokenizer.chat_template = LOOP + "{{ m.content }}{% endfor %}{# <think> #}"
+    model = service.engine.model
+    model.spec = replace(model.spec, vocab_size=8200, eos_token_ids=(EOS, 2))
+    said = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert EOS not in {token for ids in said for token in ids}
+    service.script = lambda _: [*said[min(len(service.submitted), len(said)) - 1], EOS]
     return service
 
 
@@ -97,7 +113,7 @@ def test_a_thought_that_a_limit_cut_off(serve: Serve) -> None:
 
 
 def test_calls_are_looked_for_behind_the_thought_alone(serve: Serve) -> None:
-    client = serve(thinking(f"<think>{CALL}</think>\nSo: {CALL}"))
+    client = serve(scripted(f"<think>{CALL}</think>\nSo: {CALL}"))
     choice = chat(client, tools=[NOW])["choices"][0]
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (CALL, "So:")
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
@@ -195,10 +211,9 @@ def test_what_has_no_effect_is_said(serve: Serve) -> None:
 @pytest.mark.parametrize("special", [False, True])
 def test_marks_that_decoding_skips_are_put_back_where_they_stood(special: bool) -> None:
     tokenizer = load_tokenizer("bundled")
-    texts = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
-    tokenizer.add_tokens(
-        [AddedToken(text, special=special, normalized=False) for text in texts], special_tokens=special
-    )
+    backend, texts = tokenizer.backend_tokenizer, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+    add = backend.add_special_tokens if special else backend.add_tokens
+    add([AddedToken(text, special=special, normalized=False) for text in texts])
     thoughts = Thoughts(family_named("gpt-oss"), tokenizer)
     assert len(thoughts.hidden) == 4 * special
     text = "<|channel|>analysis<|message|>hm é<|end|><|start|>assistant<|channel|>final<|message|>Grüße, STOP here"
