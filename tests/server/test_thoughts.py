@@ -9,9 +9,12 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
+from foretell import Engine
 from foretell.core.errors import ConfigError
 from foretell.engine.request.row import Piece
 from foretell.engine.request.text import TextStream
+from foretell.engine.structured.constraint import Constraints
+from foretell.engine.structured.thinking import ThinkingProcessor
 from foretell.engine.structured.thoughts import Thoughts, family_named
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
@@ -230,6 +233,10 @@ def test_marks_that_decoding_skips_are_put_back_where_they_stood(special: bool) 
 
 # -- earlier thoughts ----------------------------------------------------------------------------------------------------
 
+SCHEMA: Any = {
+    "type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"],
+    "additionalProperties": False,
+}  # fmt: skip
 LOOP = "{% for m in messages %}<{{ m.role }}>"
 SAID: Any = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
 
@@ -265,13 +272,7 @@ def test_a_format_begins_behind_the_thought(serve: Serve) -> None:
     from tests.server.test_turns import Asked
 
     asked = Asked(serve, LOOP + "{{ m.content }}{% endfor %}<think>{# </think> #}")
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     assert asked.post(USER, response_format=shape).status_code == 200
     submission = asked.service.submitted[-1]
 
@@ -293,3 +294,24 @@ def test_use_without_thoughts_is_as_before() -> None:
     reading = Reading(None, ToolUse.of([NOW]))
     thought, content, calls = whole([*reading.push([], f"a {CALL}"), *reading.finish()])
     assert (thought, content, [call.name for call in calls], reading.num_calls) == ("", "a", ["now"], 1)
+
+
+@pytest.mark.parametrize("budget", [3, 9])
+def test_the_same_answer_with_and_without_guesses(budget: int) -> None:
+    """The bundled pair, a thought that ends by its budget, and a schema behind it."""
+    engine = Engine.load("bundled", speculative={"method": "draft_model", "num_speculative_tokens": 4})
+    spec, prompt = engine.model.spec, engine.chat_prompt([USER])
+    constraint = Constraints(engine.tokenizer, spec.vocab_size, spec.eos_token_ids).json_schema(SCHEMA)
+    thoughts = Thoughts(family_named("think"), engine.tokenizer)
+    made = []
+    for one in (engine, engine.with_method(None)):
+        processor = ThinkingProcessor(
+            thoughts, len(prompt), "thought", budget, constraint.processor(0), spec.eos_token_ids
+        )
+        made.append(one.generate(prompt, logits_processor=processor, seed=budget, max_new_tokens=60))
+    assert made[0].token_ids == made[1].token_ids
+    assert made[0].num_accepted_tokens > 0
+    thought, answer, _ = whole(Reading(Thinking(thoughts, "thought"), None).push(made[0].pieces, made[0].text))
+    assert thought
+    assert thoughts.count(made[0].token_ids, "thought") == budget
+    assert list(json.loads(answer or "")) == ["a"]

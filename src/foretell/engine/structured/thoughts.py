@@ -204,10 +204,16 @@ class Thoughts:
 
     def count(self, token_ids: Sequence[int], start: Phase) -> int:
         """Tokens of an output that are thoughts, marks aside."""
-        state = State(start)
+        state, inner = State(start), 0
+        firsts = {mark[0] for mark, _ in self.family.marks["thought"]}
         for token in token_ids:
-            state = self.after(state, token)
-        return state.thought + state.pending
+            if state.phase == "answer" and not self.family.marks["answer"]:
+                break
+            if state.phase == "thought" and not state.held and firsts.isdisjoint(self.text(token)):
+                inner += 1  # nearly all: no mark is begun, or goes on
+            else:
+                state = self.after(state, token)
+        return state.thought + state.pending + inner
 
     def opening(self, path: Sequence[int]) -> set[int]:
         """Tokens by which an opener can go on after these, all of the phase "before"."""
