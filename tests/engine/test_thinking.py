@@ -151,7 +151,7 @@ def test_the_same_text_with_and_without_guesses(temperature: float) -> None:
     """Budgets, phases and held answers, each in trees of random shape: token by token what plain decoding writes."""
     model, forced, answered = table(5, sharpness=1.0), 0, 0
     plain = Engine(model, ToyTokenizer(), speculative="none")
-    for seed in range(size(9, 400)):
+    for seed in range(size(6, 400)):
         start: Phase = ("before", "thought")[seed % 2]  # type: ignore[assignment]
         budget, held = (None, 0, 2, 5)[seed // 2 % 4], seed % 3 > 0
         options: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_new_tokens": 24}

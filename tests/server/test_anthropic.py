@@ -188,6 +188,7 @@ def test_turns_are_those_of_a_conversation() -> None:
             ]},
         ],
         "thinking": {"type": "enabled", "budget_tokens": 5}, "output_config": {"effort": "max"}, "seed": 3, "top_k": 4,
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     }  # fmt: skip
     chat = as_chat(MessagesRequest.model_validate(given))
     said = [message.model_dump(exclude_none=True) for message in chat.messages]
@@ -246,6 +247,8 @@ def test_tokens_are_counted_as_a_message_has_them(serve: Serve) -> None:
          "invalid_request_error", "'x' answers no call"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "bash_20250124"),
         ({"tool_choice": {"type": "tool"}, "tools": [SUM]}, 400, "invalid_request_error", "names it"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, 400, "invalid_request_error",
+         "context_management.edits.0.type"),
         ({"container": "c"}, 400, "invalid_request_error", "'container' is not supported"),
         ({"temprature": 1}, 400, "invalid_request_error", "temperature"),
         ({"model": "claude"}, 404, "not_found_error", "this server has 'fake'"),

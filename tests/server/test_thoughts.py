@@ -296,13 +296,12 @@ def test_use_without_thoughts_is_as_before() -> None:
     assert (thought, content, [call.name for call in calls], reading.num_calls) == ("", "a", ["now"], 1)
 
 
-@pytest.mark.parametrize("budget", [3, 9])
-def test_the_same_answer_with_and_without_guesses(budget: int) -> None:
+def test_the_same_answer_with_and_without_guesses() -> None:
     """The bundled pair, a thought that ends by its budget, and a schema behind it."""
     engine = Engine.load("bundled", speculative={"method": "draft_model", "num_speculative_tokens": 4})
     spec, prompt = engine.model.spec, engine.chat_prompt([USER])
     constraint = Constraints(engine.tokenizer, spec.vocab_size, spec.eos_token_ids).json_schema(SCHEMA)
-    thoughts = Thoughts(family_named("think"), engine.tokenizer)
+    thoughts, budget = Thoughts(family_named("think"), engine.tokenizer), 5
     made = []
     for one in (engine, engine.with_method(None)):
         processor = ThinkingProcessor(

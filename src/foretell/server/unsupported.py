@@ -43,7 +43,6 @@ UNSUPPORTED = {
     "mirostat": Unsupported(_SAMPLER, (0,)),
     "n_predict": Unsupported("use max_tokens"),
     "container": Unsupported("nothing is kept between requests"),
-    "context_management": Unsupported("a conversation is rendered as it is sent", ({"edits": []},)),
     "mcp_servers": Unsupported("the server runs no tools itself", ([],)),
     "conversation": Unsupported("nothing is stored: send the conversation whole, as input"),
     "max_tool_calls": Unsupported("the server runs no tools itself"),

@@ -196,7 +196,7 @@ class Thoughts:
         return replace(made, thought=state.thought + state.pending, pending=1)
 
     def forced_by(self, state: State, budget: int | None) -> int | None:
-        """The token that must come next: of the closer, once a budget of so many tokens is spent; None: any may."""
+        """The token that must come next: of the closer, once the thought has budget tokens; None: any may."""
         if state.forced:
             return self.closer[state.forced]
         spent = budget is not None and state.phase == "thought" and state.thought + state.pending >= budget

@@ -129,6 +129,19 @@ class OutputSettings(Strict):
     format: AnthropicSchema | None = None
 
 
+class ContextEdit(Strict):
+    """Which earlier thoughts are kept: the template says that, and reads no more of them."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Ignored = None
+
+
+class ContextSettings(Strict):
+    """What of a conversation is left out before it is read."""
+
+    edits: Annotated[list[ContextEdit], Field(fail_fast=True)] | None = None
+
+
 class MessagesRequest(Sampling):
     """A conversation to go on with, in Anthropic's form."""
 
@@ -139,6 +152,7 @@ class MessagesRequest(Sampling):
     tools: Annotated[list[AnthropicTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: AnthropicChoice | None = None
     output_config: OutputSettings | None = None
+    context_management: ContextSettings | None = Field(None, description="Without effect: other edits are refused.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     n: One | None = None
     provenance: Off | None = None
