@@ -14,6 +14,7 @@ from foretell.engine.structured.thoughts import (
     FAMILIES,
     Family,
     Phase,
+    State,
     Thoughts,
     family_named,
     family_of,
@@ -319,7 +320,11 @@ def test_a_token_that_would_hide_the_beginning_of_an_answer_is_not_permitted() -
     ],
 )
 def test_tokens_of_thoughts_are_counted_without_the_marks(text: str, start: Phase, count: int) -> None:
-    assert Thoughts(THINK, Bytes()).count(list(text.encode()), start) == count
+    thoughts, state = Thoughts(THINK, Bytes()), State(start)
+    assert thoughts.count(list(text.encode()), start) == count
+    for byte in text.encode():  # the slow twin
+        state = thoughts.after(state, byte)
+    assert state.thought + state.pending == count
 
 
 def test_a_tokenizer_that_cannot_write_the_marks_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Thoughts apart from answers, on every route: whole and streamed, by template, with a budget and formats behind them."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,10 @@ from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.reading import Reading, Thinking, whole
 from foretell.server.tools import ToolUse
+from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService
+from tests.server.live import live
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 USER: Any = {"role": "user", "content": "a"}
@@ -314,3 +317,23 @@ def test_the_same_answer_with_and_without_guesses() -> None:
     assert thought
     assert thoughts.count(made[0].token_ids, "thought") == budget
     assert list(json.loads(answer or "")) == ["a"]
+
+
+def test_budgets_of_requests_that_are_decoded_together(bundled: Service) -> None:
+    """Thoughts that the client began, each with its own budget and a schema behind it: as one by one without guesses."""
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+    begun = {"role": "assistant", "content": "<think>Let me see"}
+
+    def asked(url: str, budget: int, **more: Any) -> tuple[str, str, int]:
+        given = {"messages": [USER, begun], "continue_final_message": True, "response_format": shape, "max_tokens": 40}
+        with httpx.Client(base_url=url, timeout=120) as client:
+            answer = client.post(CHAT, json={**given, "seed": budget, "thinking_budget": budget, **more}).json()
+        message, details = answer["choices"][0]["message"], answer["usage"]["completion_tokens_details"]
+        return message.get("reasoning_content", ""), message["content"], details["reasoning_tokens"]
+
+    with live(build_app(bundled, ServerOptions(reasoning_parser="think"))) as url, ThreadPoolExecutor(4) as pool:
+        budgets = (0, 2, 5, 9)
+        together = list(pool.map(lambda budget: asked(url, budget), budgets))
+        assert together == [asked(url, budget, speculative=False) for budget in budgets]
+    assert [count for _, _, count in together] == [0, 2, 5, 9]
+    assert all(list(json.loads(answer)) == ["a"] for _, answer, _ in together)
