@@ -242,6 +242,7 @@ CASES: list[tuple[Family, Phase, str, str, str]] = [
     (THINK, "answer", "<think>", "", "<think>"),
     (family_named("mistral"), "before", "[THINK]hm[/THINK]Hi", "hm", "Hi"),
     (family_named("seed"), "before", "<seed:think>hm</seed:think>Hi", "hm", "Hi"),
+    (family_named("gemma"), "before", "<|channel>thought\nhm<channel|>Hi", "hm", "Hi"),
     (
         GPT, "before", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi", "hm", "Hi",
     ),
@@ -288,6 +289,20 @@ def test_families_are_found_by_what_templates_write() -> None:
 )
 def test_where_an_output_begins(prompt: str, continued: str | None, start: str) -> None:
     assert Thoughts(THINK, Bytes()).start_of(prompt, continued=continued) == start
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "start"),
+    [
+        ("seed", "<seed:think><seed:cot_budget_reflect>", "thought"),
+        ("gemma", "<|turn>model\n<|channel>thought\n<channel|>", "answer"),
+        ("gemma", "<|turn>model\n<|channel>thought\n", "thought"),
+        ("gpt-oss", "<|start|>assistant", "before"),
+        ("mistral", "[INST]a[/INST]", "before"),
+    ],
+)
+def test_where_an_output_of_other_families_begins(name: str, end: str, start: str) -> None:
+    assert Thoughts(family_named(name), Bytes()).start_of("<user>a" + end) == start
 
 
 class Bytes(ToyTokenizer):

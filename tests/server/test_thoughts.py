@@ -135,7 +135,9 @@ def test_the_parser_can_be_chosen_or_turned_off(serve: Serve) -> None:
     plain = serve(thinking(TEXT, ByteTokenizer()))
     assert chat(plain, separate_reasoning=True)["choices"][0]["message"]["content"] == TEXT
     assert chat(plain)["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
-    with pytest.raises(ConfigError, match="'hm' is not known; there are auto, none, gpt-oss, mistral, seed, think"):
+    with pytest.raises(
+        ConfigError, match="'hm' is not known; there are auto, none, gpt-oss, mistral, gemma, seed, think"
+    ):
         ServerOptions(reasoning_parser="hm")
     none = FakeService()
     none.engine.tokenizer = None
@@ -200,6 +202,15 @@ def test_a_thought_that_the_template_cannot_turn_off_is_ended_at_once(serve: Ser
         service = thinking("</think>Hi", Stubborn())
         chat(serve(service), **given)
         assert permitted(service, "") == {ord("<")}
+
+
+def test_a_template_that_reads_the_budget_is_told_of_it(serve: Serve) -> None:
+    from tests.server.test_turns import Asked
+
+    asked = Asked(serve, LOOP + "{{ m.content }}{% endfor %}{% if thinking_budget == 0 %}no {% endif %}<seed:think>")
+    assert asked(USER, thinking_budget=0) == "<user>ano <seed:think>"
+    assert asked(USER, enable_thinking=False) == "<user>ano <seed:think>"
+    assert asked(USER, thinking_budget=7) == "<user>a<seed:think>"
 
 
 def test_what_has_no_effect_is_said(serve: Serve) -> None:

@@ -195,7 +195,9 @@ def _effort(
         unread.append("reasoning_effort")
     if thinks is True and not found and thoughts is None:
         unread.append("enable_thinking")
-    if budget is not None and thoughts is None:
+    if budget is not None and reads(template, "thinking_budget"):  # Seed's models are told of it, too
+        found["thinking_budget"] = budget
+    elif budget is not None and thoughts is None:
         unread.append("thinking_budget")
     return found, budget, tuple(unread)
 

@@ -27,16 +27,17 @@ class Family:
     signs: tuple[str, ...]  # a chat template that writes one of them is of the family
     begins: tuple[str, ...]  # a text that begins otherwise is an answer without a thought
     marks: Mapping[Phase, tuple[tuple[str, Phase], ...]]  # texts that lead from a phase to another
-    openers: tuple[str, ...]  # ways out of "before"; a prompt that ends with the first one has opened a thought
+    openers: tuple[str, ...]  # ways out of "before", the first one into a thought
     closer: str  # ends a thought, and begins the answer
     is_bare: bool = True  # an answer may come without any mark
+    opened: tuple[str, ...] = ()  # further ends of prompts, beside the first opener, that have opened a thought
 
 
-def _paired(name: str, opener: str, closer: str) -> Family:
+def _paired(name: str, opener: str, closer: str, *, sign: str = "", opened: tuple[str, ...] = ()) -> Family:
     marks: dict[Phase, tuple[tuple[str, Phase], ...]] = {
         "before": ((opener, "thought"),), "thought": ((closer, "answer"),), "answer": (),
     }  # fmt: skip
-    return Family(name, (opener, closer), (opener,), marks, (opener,), closer)
+    return Family(name, (sign,) if sign else (opener, closer), (opener,), marks, (opener,), closer, opened=opened)
 
 
 FAMILIES = (
@@ -57,7 +58,8 @@ FAMILIES = (
         is_bare=False,
     ),
     _paired("mistral", "[THINK]", "[/THINK]"),
-    _paired("seed", "<seed:think>", "</seed:think>"),
+    _paired("gemma", "<|channel>thought\n", "<channel|>", sign="<|channel>"),
+    _paired("seed", "<seed:think>", "</seed:think>", opened=("<seed:think><seed:cot_budget_reflect>",)),
     _paired("think", "<think>", "</think>"),  # Qwen's, DeepSeek's, GLM's, SmolLM3's and most others'
 )  # fmt: skip
 NAMES = tuple(family.name for family in FAMILIES)
@@ -169,7 +171,7 @@ class Thoughts:
             begun = continued.lstrip()
             return read(self.family, "before", "", begun)[0] if begun.startswith(self.family.begins) else "answer"
         end = prompt.rstrip()
-        if end.endswith(self.family.openers[0]):
+        if end.endswith((self.family.openers[0].rstrip(), *self.family.opened)):
             return "thought"
         closers = [mark for mark, then in self.family.marks["thought"] if then == "answer"]
         return "answer" if any(map(end.endswith, closers)) else "before"
@@ -246,4 +248,5 @@ class Thoughts:
 
 def reads(template: str, name: str) -> bool:
     """Whether a chat template reads a value of this name."""
-    return re.search(rf"(?<![\w.'\"]){name}\b(?!['\"])", template) is not None
+    code = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
+    return re.search(rf"(?<![\w.'\"]){name}\b(?!['\"])", code) is not None
