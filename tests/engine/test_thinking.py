@@ -314,6 +314,8 @@ class Bytes(ToyTokenizer):
 
 
 def test_a_token_that_would_hide_the_beginning_of_an_answer_is_not_permitted() -> None:
+    thoughts = Thoughts(THINK, Bytes(), 303)
+    assert thoughts.overrunning(State("thought")) == []
     thoughts = Thoughts(THINK, Bytes())
     state = minder("thought", None)._states[0]
     assert thoughts.overrunning(state) == [303]
@@ -349,3 +351,5 @@ def test_a_tokenizer_that_cannot_write_the_marks_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="--reasoning-parser"):
         Thoughts(THINK, Mute())
+    with pytest.raises(ConfigError, match="this model cannot write the marks of thoughts, '<think>' and '</think>'"):
+        Thoughts(THINK, Bytes(), ord("t"))

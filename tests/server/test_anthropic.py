@@ -13,6 +13,7 @@ from foretell.server.protocol.anthropic import MessagesRequest, as_chat
 from foretell.server.reading import Reading, Thinking
 from foretell.server.replies.anthropic import MessageReply
 from foretell.server.tools import ToolUse
+from tests.server.calls import SCHEMA, is_dog
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService
 from tests.server.test_thoughts import NOW, Thinker, scripted
@@ -351,3 +352,20 @@ def test_the_bundled_pair_answers(url: str) -> None:
     with httpx.Client(base_url=url) as raw:
         openai = raw.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 12, "seed": 5}).json()
     assert openai["choices"][0]["message"]["content"] == whole.content[0].text
+
+
+def test_the_bundled_pair_calls_tools(url: str) -> None:
+    client = client_at(url)
+    feed = {"name": "feed", "input_schema": SCHEMA, "strict": True}
+    given: Any = {"model": "bundled", "max_tokens": 64, "messages": [USER], "tools": [feed], "extra_body": {"seed": 1}}
+    choice = {"type": "tool", "name": "feed"}
+    reply = client.messages.create(**given, tool_choice=choice)
+    (block,) = reply.content
+    assert (block.name, reply.stop_reason, is_dog(json.dumps(block.input))) == ("feed", "tool_use", True)
+    with client.messages.stream(**given, tool_choice=choice) as stream:
+        assert stream.get_final_message().content[0].input == block.input
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "fed"}
+    history = [USER, {"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(**{**given, "messages": history}, tool_choice={"type": "none"})
+    assert again.usage.input_tokens + again.usage.cache_read_input_tokens > reply.usage.input_tokens
+    assert again.content[0].type == "text"

@@ -133,7 +133,7 @@ class Backend:
 
     def _made(self, family: Family) -> Thoughts | None:
         try:
-            return Thoughts(family, self.tokenizer)
+            return Thoughts(family, self.tokenizer, self.vocab_size)
         except ConfigError as error:
             if self.options.reasoning_parser != "auto":
                 raise

@@ -15,7 +15,7 @@ from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
 from foretell.engine.structured.format import Format
 from foretell.engine.structured.thinking import ThinkingProcessor
-from foretell.engine.structured.thoughts import Thoughts, reads
+from foretell.engine.structured.thoughts import State, Thoughts, reads
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
@@ -149,6 +149,8 @@ def _prompted(
         held: Any = None if make is None else make(0)
         return ThinkingProcessor(thoughts, num_prompt, start, budget, held, sorted(backend.eos_token_ids))
 
+    if make is not None:
+        thoughts.overrunning(State("thought"))  # sorts the vocabulary here, and not on the engine's thread
     if budget is not None or make is not None:
         processor = minded
     return prompt, None if body.separate_reasoning is False else Thinking(thoughts, start), processor, unread

@@ -5,6 +5,7 @@ budget and a grammar know where a thought ends on every path of a tree of guesse
 """
 
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,9 +136,9 @@ class State:
 class Thoughts:
     """One family's thoughts in the tokens of one tokenizer. Immutable but for what it remembers of texts."""
 
-    def __init__(self, family: Family, tokenizer: Any) -> None:
-        """Raises ConfigError where the tokenizer cannot write the marks."""
-        self.family, self._tokenizer = family, tokenizer
+    def __init__(self, family: Family, tokenizer: Any, vocab_size: int = sys.maxsize) -> None:
+        """vocab_size: the model's, which may be narrower. Raises ConfigError where the marks cannot be written."""
+        self.family, self._tokenizer, self._vocab_size = family, tokenizer, vocab_size
         self._texts: dict[int, str] = {}
         self.closer = self._ids(family.closer)
         self.openers = [self._ids(opener) for opener in family.openers]
@@ -151,9 +152,9 @@ class Thoughts:
             state = State(start)  # type: ignore[arg-type]
             for token in tokens:
                 state = self.after(state, token)
-            if state.phase != wanted:
+            if state.phase != wanted or max(tokens) >= vocab_size:
                 raise ConfigError(
-                    f"this tokenizer cannot write the marks of thoughts, {family.openers[0]!r} and {family.closer!r}: "
+                    f"this model cannot write the marks of thoughts, {family.openers[0]!r} and {family.closer!r}: "
                     "choose another --reasoning-parser, or 'none'"
                 )
 
@@ -225,16 +226,14 @@ class Thoughts:
     def overrunning(self, state: State) -> list[int]:
         """Tokens that end a thought and go on with a text of the answer, which a grammar would not see."""
         found: list[int] = []
-        for mark, then in self.family.marks[state.phase]:
-            size = _begun(state.held, mark)
-            rest = mark[size:]
-            for text, token in (
-                self._vocabulary[bisect_left(self._vocabulary, (rest, -1)) :] if then == "answer" else ()
-            ):
-                if not text.startswith(rest):
-                    break
-                if text[len(rest) :].strip(BLANKS):
+        for mark in [mark for mark, then in self.family.marks[state.phase] if then == "answer"]:
+            rest = mark[_begun(state.held, mark) :]
+            at = bisect_left(self._vocabulary, (rest, -1))
+            while at < len(self._vocabulary) and self._vocabulary[at][0].startswith(rest):
+                text, token = self._vocabulary[at]
+                if text[len(rest) :].strip(BLANKS) and token < self._vocab_size:
                     found.append(token)
+                at += 1
         return found
 
     @cached_property
