@@ -276,6 +276,12 @@ def test_a_key_may_come_as_anthropics_clients_send_it(serve: Serve) -> None:
         ask(client_at(client.base_url, "wrong"))
 
 
+def test_the_model_is_listed_as_anthropics_clients_read_it(serve: Serve) -> None:
+    client = client_of(serve, saying("Hi"))
+    assert [(model.id, model.type, model.display_name) for model in client.models.list()] == [("fake", "model", "fake")]
+    assert client.models.retrieve("fake").created_at.year > 2000
+
+
 def test_a_stream_that_fails_ends_with_an_error(serve: Serve) -> None:
     from foretell.core.errors import ModelError
 

@@ -4,7 +4,6 @@ Answers are lines of JSON. They are made by the same plans and jobs as OpenAI's.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from time import perf_counter
 from typing import Any
@@ -23,7 +22,7 @@ from foretell.server.protocol.ollama import Asked, GenerateRequest, OllamaChatRe
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.reading import Delta, Reading, ThoughtDelta, whole
 from foretell.server.sampling import submissions
-from foretell.server.stream import EventStream, JsonReply, as_json, while_connected
+from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
 from foretell.server.tools import CallDelta, ContentDelta, ToolCall, arguments_of
 
 LATEST = ":latest"
@@ -103,7 +102,7 @@ def _model(backend: Backend) -> dict[str, Any]:
     return {
         "name": backend.name,
         "model": backend.name,
-        "modified_at": _time(backend.created),
+        "modified_at": time_text(backend.created),
         "size": spec.weight_bytes,
         "digest": sha256(backend.name.encode()).hexdigest(),
         "details": {
@@ -117,15 +116,10 @@ def _model(backend: Backend) -> dict[str, Any]:
     }
 
 
-def _time(seconds: float | None = None) -> str:
-    made = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return made.isoformat().replace("+00:00", "Z")
-
-
 def _loaded(backend: Backend, body: Asked, empty: dict[str, Any]) -> Response:
     """A request without a text asks that the model be loaded, or unloaded; it stays."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    made = {"model": backend.name, "created_at": _time(), **empty, "done": True, "done_reason": reason}
+    made = {"model": backend.name, "created_at": time_text(), **empty, "done": True, "done_reason": reason}
     return JsonReply(made, media_type=LINES if body.stream is not False else None)
 
 
@@ -198,7 +192,7 @@ def _failed(error: ApiError) -> bytes:
 
 
 def _piece(answer: Answer, content: str, thought: str, calls: Sequence[ToolCall], *, is_chat: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {"model": answer.backend.name, "created_at": _time()}
+    made: dict[str, Any] = {"model": answer.backend.name, "created_at": time_text()}
     told = {"thinking": thought} if thought else {}
     if not is_chat:
         return {**made, "response": content, **told}

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -38,6 +39,12 @@ def as_json(data: Mapping[str, Any]) -> bytes:
     for letter in LINE_ENDS:
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text.encode("utf-8", "replace")
+
+
+def time_text(seconds: float | None = None) -> str:
+    """A Unix time as text, in UTC. None: now."""
+    made = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return made.isoformat().replace("+00:00", "Z")
 
 
 class JsonReply(Response):
