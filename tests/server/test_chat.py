@@ -333,9 +333,10 @@ def test_predictions_are_counted_by_themselves(serve: Serve) -> None:
     details = ask(client, prediction=given).json()["usage"]["completion_tokens_details"]
     assert service.submitted[0].prediction_ids == tuple(b"abcXefgh!!")
     # Two guesses a step: a and b, then c; X is refused, d; e and f, g; h, and the end.
-    assert details == {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 5}
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 5, "rejected_prediction_tokens": 5}
     other = ask(client, prediction=given, speculative={"method": "ngram"}).json()["usage"]
-    assert other["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 10}
+    details = {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 10}
+    assert other["completion_tokens_details"] == details
 
 
 def test_fields_reach_the_engine(serve: Serve) -> None:

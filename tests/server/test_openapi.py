@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from foretell.server.app import build_app
 from foretell.server.errors import ApiError, parse
 from foretell.server.options import ServerOptions
+from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
 from foretell.server.protocol.responses import ResponsesRequest
 from tests.server.agreement import ODD, Bodies
@@ -56,16 +58,20 @@ def test_every_route_tells_its_answers(document: Any) -> None:
     assert set(paths) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models",
         "/v1/models/{model}", "/health", "/ready", "/version",
-        "/metrics", "/", "/v1/foretell/learner", "/v1/foretell/explain",
+        "/metrics", "/", "/v1/foretell/learner", "/v1/foretell/explain", "/v1/messages", "/v1/messages/count_tokens",
+        "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/version",
     }  # fmt: skip
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+    for path, fault in (
+        ("/v1/chat/completions", "ErrorReply"), ("/v1/completions", "ErrorReply"), ("/v1/responses", "ErrorReply"),
+        ("/v1/messages", "MessageError"),
+    ):  # fmt: skip
         responses = paths[path]["post"]["responses"]
         assert set(responses) == POSTED
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
         assert paths[path]["post"]["requestBody"]["required"] is True
         for code in POSTED - {"200"}:
             schema = responses[code]["content"]["application/json"]["schema"]
-            assert schema == {"$ref": "#/components/schemas/ErrorReply"}
+            assert schema == {"$ref": f"#/components/schemas/{fault}"}
     assert "422" not in json.dumps(paths)
     assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
     assert set(paths["/"]["get"]["responses"]["200"]["content"]) == {"text/html"}
@@ -73,7 +79,7 @@ def test_every_route_tells_its_answers(document: Any) -> None:
 
 def test_every_field_is_in_it(document: Any) -> None:
     schemas = document["components"]["schemas"]
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, ExplainRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest):
         assert set(schemas[kind.__name__]["properties"]) == set(kind.model_fields)
         assert schemas[kind.__name__]["additionalProperties"] is False
         assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake", "", None]
@@ -99,6 +105,11 @@ BASES: dict[str, Any] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
     "/v1/completions": (CompletionRequest, {"prompt": "a"}),
     "/v1/responses": (ResponsesRequest, {"input": "a"}),
+    "/v1/messages": (MessagesRequest, {"messages": [{"role": "user", "content": "a"}]}),
+    "/v1/messages/count_tokens": (MessagesRequest, {"messages": [{"role": "user", "content": "a"}]}),
+    "/api/chat": (OllamaChatRequest, {"messages": [{"role": "user", "content": "a"}], "stream": False}),
+    "/api/generate": (GenerateRequest, {"prompt": "a", "stream": False}),
+    "/api/show": (ShowRequest, {}),
     "/v1/foretell/explain": (ExplainRequest, {"prompt": "a"}),
 }
 
@@ -113,6 +124,11 @@ def test_no_value_breaks_it(fake: httpx.Client, data: st.DataObject, path: str) 
     answer = fake.post(path, content=content, headers={"content-type": "application/json"})
     assert str(answer.status_code) in POSTED - {"500", "503"}, answer.text
     assert (answer.json().get("error") is not None) == (answer.status_code != 200)
+
+
+KINDS = [
+    ChatRequest, CompletionRequest, LearnerRequest, ResponsesRequest, MessagesRequest, OllamaChatRequest, GenerateRequest,
+]  # fmt: skip
 
 
 def disagreement(kind: Any, validator: Any, body: dict[str, Any]) -> str | None:
@@ -139,7 +155,7 @@ def test_any_value_of_any_field_is_refused_where_the_document_refuses_it(documen
     assert 0 < sum(validator.is_valid(body) for body in bodies) < len(bodies)
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, LearnerRequest, ResponsesRequest])
+@pytest.mark.parametrize("kind", KINDS)
 def test_bodies_near_the_border_are_judged_as_the_document_says(document: Any, kind: Any) -> None:
     validator = validator_of(document, kind)
     taken = []

@@ -9,15 +9,18 @@ import pytest
 from openai.types.responses import Response
 
 from foretell.core.errors import ModelError
+from foretell.engine.structured.thoughts import Thoughts, family_named
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
+from foretell.server.reading import Thinking
 from foretell.server.replies.responses import ResponseReply
 from foretell.server.responses import Output
 from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
-from tests.server.fake import EOS, FakeService
+from tests.server.fake import EOS, ByteTokenizer, FakeService
 
 PATH = "/v1/responses"
 CLOCK = {"type": "function", "function": {"name": "now"}}
+THOUGHT = "<think>\nhm </think>\n\nSo"
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "}"}}\n</tool_call>'
 NOW: Any = {
     "type": "function",
@@ -63,14 +66,15 @@ def test_log_probabilities_where_they_are_included(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-@pytest.mark.parametrize("text", ["Hello", CALL, "So: " + CALL + "\n" + CALL, "", "<tool_call> no"])
+@pytest.mark.parametrize("text", ["Hello", CALL, "So: " + CALL + "\n" + CALL, "", "<tool_call> no", THOUGHT])
 def test_the_events_add_up_to_the_items_however_the_text_is_cut(text: str, size: int) -> None:
-    whole = Output(calls=ToolUse.of([CLOCK]))
-    whole.push(text)
+    thinking = Thinking(Thoughts(family_named("think"), ByteTokenizer()), "before")
+    whole = Output(thinking, calls=ToolUse.of([CLOCK]))
+    whole.push((), text)
     whole.finish("completed")
-    made, events = Output(calls=ToolUse.of([CLOCK])), []
+    made, events = Output(thinking, calls=ToolUse.of([CLOCK])), []
     for start in range(0, len(text), size):
-        events += made.push(text[start : start + size])
+        events += made.push((), text[start : start + size])
     events += made.finish("completed")
     assert [strip(item) for item in made.items] == [strip(item) for item in whole.items]
     built: list[dict[str, Any]] = []
@@ -83,6 +87,9 @@ def test_the_events_add_up_to_the_items_however_the_text_is_cut(text: str, size:
             built[-1]["content"].append(event["part"])
         elif kind == "output_text.delta":
             assert event["item_id"] == built[-1]["id"]
+            built[-1]["content"][0]["text"] += event["delta"]
+        elif kind == "reasoning_text.delta":
+            built[-1]["content"] = built[-1]["content"] or [{"type": "reasoning_text", "text": ""}]
             built[-1]["content"][0]["text"] += event["delta"]
         elif kind == "function_call_arguments.delta":
             built[-1]["arguments"] += event["delta"]

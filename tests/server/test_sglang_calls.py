@@ -503,7 +503,7 @@ def _(client: Any) -> None:
 
 
 NOT_OURS = {
-    "thoughts apart from the text": ({"separate_reasoning": True}, "separate_reasoning"),
+    "thoughts left out": ({"include_reasoning": False}, "include_reasoning"),
     "a hidden state": ({"return_hidden_states": True}, "return_hidden_states"),
     "an adapter": ({"lora_path": "a"}, "lora_path"),
     "a stop by regular expression": ({"stop_regex": "a+"}, "stop_regex"),

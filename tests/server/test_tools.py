@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from foretell import ConfigError, Engine
 from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
+from foretell.server.reading import whole
 from foretell.server.tools import (
     OPEN,
     CallDelta,
@@ -21,8 +22,13 @@ from foretell.server.tools import (
     knows_tools,
     messages_with_tools,
     new_call_id,
-    parse_tool_calls,
 )
+
+
+def parse_tool_calls(text: str, new_id: Any = new_call_id, *, only_calls: bool = False, cut: bool = False) -> Any:
+    stream = ToolCallStream(new_id, only_calls=only_calls)
+    return whole([*stream.push(text), *stream.finish(cut=cut)])[1:]
+
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {**CITY, "additionalProperties": False}}}

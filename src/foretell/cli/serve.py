@@ -76,7 +76,7 @@ def serve(
     log_level: LogLevel = "info",
     no_color: o.NoColor = False,
 ) -> None:
-    """Serve a model by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and a page to try it at /.
+    """Serve a model by OpenAI's API, with Anthropic's messages, Ollama's chats, and a page to try it at /.
 
     Speculation is planned by load, request by request; texts do not change. auto measures, steps aside where guessing
     does not pay, and stays within 2 % of plain decoding, but for small models in 4 or 8 bits at temperature 1, where it

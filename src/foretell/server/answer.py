@@ -22,6 +22,7 @@ from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import Job
 from foretell.server.protocol.sampling import Sampling
+from foretell.server.reading import Thinking
 from foretell.server.security import TENANT
 from foretell.server.usage import metrics, usage
 
@@ -88,11 +89,13 @@ class Answer:
         prefix: str,
         max_tokens: int | None,
         num_predicted: int = 0,
+        thinking: Thinking | None = None,
     ) -> None:
         """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it. Raises ApiError where
         the job cannot be started."""
         self.max_tokens = max_tokens
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
+        self.thinking = thinking
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
         asked = body.stream_options
         self.wants_usage = bool(asked and asked.include_usage)
@@ -135,7 +138,16 @@ class Answer:
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Tokens."""
-        return usage(completions, num_choices=self.body.n or 1, num_predicted=self.num_predicted)
+        return usage(
+            completions, num_choices=self.body.n or 1, num_predicted=self.num_predicted,
+            num_thought=self.num_thought(completions),
+        )  # fmt: skip
+
+    def num_thought(self, completions: Sequence[Completion]) -> int:
+        """Tokens of thoughts."""
+        if self.thinking is None:
+            return 0
+        return sum(self.thinking.thoughts.count(one.token_ids, self.thinking.start) for one in completions)
 
     def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """``metrics``, if requested."""
@@ -149,8 +161,11 @@ class Answer:
         if completion is None or completion.finish_reason != "stop" or not pieces:
             return list(pieces)
         # Not by its text: it has that of tokens before it, where a stop text or a character had begun.
-        ends = {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
-        return list(pieces[:-1] if pieces[-1].token_id in ends else pieces)
+        return list(pieces[:-1] if pieces[-1].token_id in self._end_ids else pieces)
+
+    @property
+    def _end_ids(self) -> set[int]:
+        return {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
 
     def extras(self, pieces: Sequence[Piece], traces: Sequence[StepTrace]) -> dict[str, Any]:
         """provenance and trace of a choice, if requested."""
@@ -167,13 +182,22 @@ class Answer:
         why = {}
         if reason == "timeout":  # OpenAI has no word for it, and typed clients fail at words that it has not
             reason, why = "length", {"stop_reason": "timeout"}
-        elif reason == "length" and self._is_full(completion):
+        elif reason == "length" and self.is_full(completion):
             why = {"stop_reason": "context"}
         elif reason == "stop" and num_calls:
             reason = "tool_calls"
         return {"finish_reason": reason, **why, "seed": completion.seed}
 
-    def _is_full(self, completion: Completion) -> bool:
+    def stop_text(self, completion: Completion) -> str | None:
+        """The stop text that ended a choice, if one did."""
+        params = self.job.submissions[0].params
+        if completion.finish_reason != "stop" or not params.stop or completion.token_ids[-1] in self._end_ids:
+            return None
+        tokenizer = self.backend.tokenizer
+        rest = tokenizer.decode(completion.token_ids, skip_special_tokens=True)[len(completion.text) :]
+        return next((stop for stop in params.stop if rest.startswith(stop)), params.stop[0])
+
+    def is_full(self, completion: Completion) -> bool:
         """Whether the context ended the text, and not a limit that the client gave."""
         left = self.backend.max_model_len - completion.num_prompt_tokens - completion.num_tokens
         return left <= 0 and (self.max_tokens is None or completion.num_tokens < self.max_tokens)

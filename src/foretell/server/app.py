@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -12,19 +13,24 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Match
 
 from foretell import __version__
-from foretell.server import learner, models
+from foretell.server import learner, models, ollama
+from foretell.server.anthropic import count_tokens, messages
 from foretell.server.backend import Backend
 from foretell.server.chat import chat_completions
 from foretell.server.completions import completions
 from foretell.server.errors import ApiError
 from foretell.server.explain import explain
-from foretell.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
+from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
+from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
 from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies.about import LearnerReply, Model, ModelList, Status, Version
+from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
+from foretell.server.replies.ollama import OllamaChatLine, OllamaError, OllamaModels, OllamaShown, OllamaTextLine
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.responses import responses
 from foretell.server.security import REQUEST_ID, Gate
@@ -109,6 +115,19 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
             **errors(*POSTED),
         },
     )
+    fault = errors(*POSTED, form=MessageError)
+    app.add_api_route(
+        "/v1/messages", messages, response_model=None, methods=["POST"], operation_id="create_message",
+        openapi_extra=request_body(MessagesRequest),
+        responses={
+            200: {"model": MessageReply, "content": stream_of(MessageEvent), "description": "A message."}, **fault,
+        },
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/messages/count_tokens", count_tokens, response_model=None, methods=["POST"], operation_id="count_tokens",
+        openapi_extra=request_body(MessagesRequest), responses={200: {"model": TokenCount}, **fault},
+    )  # fmt: skip
+    _add_ollama(app)
     _both(app, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
     _both(
         app,
@@ -149,6 +168,32 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
     app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
 
 
+def _add_ollama(app: FastAPI) -> None:
+    fault, asked = errors(*POSTED, form=OllamaError), errors(*GOT, form=OllamaError)
+    routes: tuple[tuple[str, Callable[..., Any], type[BaseModel], type[BaseModel]], ...] = (
+        ("chat", ollama.chat, OllamaChatRequest, OllamaChatLine),
+        ("generate", ollama.generate, GenerateRequest, OllamaTextLine),
+    )
+    for name, answer, body, line in routes:
+        app.add_api_route(
+            f"/api/{name}", answer, response_model=None, methods=["POST"], operation_id=f"ollama_{name}",
+            openapi_extra=request_body(body),
+            responses={200: {"model": line, "content": lines_of(line), "description": "An answer."}, **fault},
+        )  # fmt: skip
+    app.add_api_route(
+        "/api/show", ollama.show, response_model=None, methods=["POST"], operation_id="ollama_show",
+        openapi_extra=request_body(ShowRequest), responses={200: {"model": OllamaShown}, **fault},
+    )  # fmt: skip
+    app.add_api_route(
+        "/api/tags", ollama.tags, response_model=None, operation_id="ollama_tags",
+        responses={200: {"model": OllamaModels}, **asked},
+    )  # fmt: skip
+    app.add_api_route(
+        "/api/version", ollama.version, response_model=None, operation_id="ollama_version",
+        responses={200: {"model": Version}, **errors(400, 405, 500, form=OllamaError)},
+    )  # fmt: skip
+
+
 def _both(app: FastAPI, path: str, answer: Callable[..., Any], **about: Any) -> None:
     """A route, and the same without /v1: for clients whose address has no path, as llama.cpp and MLX-LM have them."""
     app.add_api_route(path, answer, response_model=None, **about)
@@ -159,7 +204,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Errors of the framework (unknown path or method) in the format of all errors."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return ApiError(404, f"there is nothing at {request.url.path[:200]}", code="not_found").response()
+        return ApiError(404, f"there is nothing at {request.url.path[:200]}", code="not_found").response(
+            request.url.path
+        )
     text = f"{request.method} is not for this path" if error.status_code == 405 else str(error.detail)
     code = "method_not_allowed" if error.status_code == 405 else None
     headers = dict(error.headers or {})
@@ -167,4 +214,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         fits = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         methods = {method for route in fits for method in getattr(route, "methods", None) or ()}
         headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
-    return ApiError(error.status_code, text, code=code, headers=headers).response()
+    return ApiError(error.status_code, text, code=code, headers=headers).response(request.url.path)

@@ -10,6 +10,7 @@ from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.request.conversation import Messages, content_ids, render, template_of
 from foretell.engine.request.request import token_ids
 from foretell.engine.structured.format import Formats
+from foretell.engine.structured.thoughts import Family, Thoughts, family_named, family_of
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import Metrics
@@ -54,6 +55,9 @@ class Backend:
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretell-tokens")
         # Another: a large grammar takes up to seconds, which texts must not wait for.
         self.compiler = ThreadPoolExecutor(1, thread_name_prefix="foretell-grammars")
+        self._thoughts: dict[str, Thoughts | None] = {}
+        if options.reasoning_parser not in ("auto", "none"):
+            self.thoughts("")  # a parser that does not fit is refused at the start
         self.is_explaining = False  # a step of some request: one at a time; read and set on the event loop alone
 
     def check_model(self, name: str) -> None:
@@ -74,9 +78,9 @@ class Backend:
 
     def encode_chat(
         self, messages: Messages, param: str = "messages", *, extra: Mapping[str, Any] | None = None, **options: Any
-    ) -> list[int]:
-        """Token ids of a conversation by the model's chat template. extra: further values of it; options: see ``render``.
-        Raises ApiError 400."""
+    ) -> tuple[str, list[int]]:
+        """(text, token ids) of a conversation by the model's chat template. extra: further values of it; options: see
+        ``render``. Raises ApiError 400."""
         reserved = sorted(RESERVED & (extra or {}).keys())
         if reserved:
             raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
@@ -90,7 +94,7 @@ class Backend:
             reason, kind = str(error.__cause__), type(error.__cause__).__name__
             told = f": {reason.splitlines()[0][:200]}" if kind == "TemplateError" and reason else ""
             raise bad(f"the model's chat template refuses these messages{told}", param) from None
-        return self._checked(made.text, param, made.ids)
+        return made.text, self._checked(made.text, param, made.ids)
 
     def _checked(self, text: str, param: str, encode: Callable[[], list[int]]) -> list[int]:
         """The tokens of a text, by ``encode``. Raises ApiError 400."""
@@ -113,6 +117,28 @@ class Backend:
     def template(self, *, tools: bool = False) -> str:
         """The source of the chat template for conversations with or without tools, "" where there is none."""
         return template_of(self.tokenizer, tools=tools) or ""
+
+    def thoughts(self, template: str) -> Thoughts | None:
+        """How the model of a chat template marks what it thinks; None where it does not think, or nothing is to be told
+        apart. Raises ConfigError where the family that was chosen does not fit the tokenizer."""
+        chosen = self.options.reasoning_parser
+        family = family_of(template) if chosen == "auto" else None if chosen == "none" else family_named(chosen)
+        if family is None or self.tokenizer is None:
+            if family is not None and chosen != "auto":
+                raise ConfigError(f"--reasoning-parser {chosen} needs a tokenizer, and this model has none")
+            return None
+        if family.name not in self._thoughts:
+            self._thoughts[family.name] = self._made(family)
+        return self._thoughts[family.name]
+
+    def _made(self, family: Family) -> Thoughts | None:
+        try:
+            return Thoughts(family, self.tokenizer, self.vocab_size)
+        except ConfigError as error:
+            if self.options.reasoning_parser != "auto":
+                raise
+            log("thoughts stay in the text", level="warning", error=error)
+            return None
 
     @property
     def constraints(self) -> "Constraints":

@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions``."""
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.core.errors import ConfigError
+from foretell.core.params import LogitsProcessor
 from foretell.engine.request.result import Completion
+from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
 from foretell.engine.structured.format import Format
+from foretell.engine.structured.thinking import ThinkingProcessor
+from foretell.engine.structured.thoughts import State, Thoughts, reads
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
@@ -19,9 +23,10 @@ from foretell.server.formats import format_processor, term_of, wanted_format
 from foretell.server.job import finish
 from foretell.server.protocol.messages import AssistantTurn
 from foretell.server.protocol.requests import ChatRequest
+from foretell.server.reading import Delta, Reading, Thinking, whole
 from foretell.server.sampling import MakeProcessor, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
-from foretell.server.tools import ContentDelta, ToolCallStream, ToolUse, parse_tool_calls
+from foretell.server.tools import CallDelta, ContentDelta, ToolUse
 from foretell.server.turns import form_of, text_of, turns
 
 OBJECT = "chat.completion"
@@ -36,6 +41,7 @@ class Plan:
     num_predicted: int
     max_tokens: int | None  # as it was given
     calls: ToolUse | None  # the tools that the output may call; None: none
+    thinking: Thinking | None = None  # how the output thinks; None: not at all, or it is not told apart
     without_effect: tuple[str, ...] = ()  # what the model's template does not read, or no grammar enforces
 
 
@@ -47,14 +53,14 @@ async def chat_completions(request: Request) -> Response:
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(
         backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
-        max_tokens=plan.max_tokens,
+        max_tokens=plan.max_tokens, thinking=plan.thinking,
     )  # fmt: skip
     headers = effect_headers(plan.without_effect)
     if body.stream:
-        return EventStream(answer.job, _events(answer, body, calls=plan.calls), headers=headers)
+        return EventStream(answer.job, _events(answer, body, plan), headers=headers)
     try:
-        whole = await while_connected(request.receive, _whole(answer, body, calls=plan.calls))
-        return JsonReply(whole, headers=headers)
+        made = await while_connected(request.receive, _whole(answer, body, plan))
+        return JsonReply(made, headers=headers)
     finally:
         answer.job.close()
 
@@ -67,6 +73,14 @@ async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan
         compiling = in_compiler(backend, lambda: _constrained(backend, body, format))
         constrained = await while_connected(request.receive, compiling)
     return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
+
+
+def count_of(backend: Backend, body: ChatRequest) -> int:
+    """How many tokens the prompt of a conversation has. Slow, as it reads texts. Raises ApiError 400."""
+    try:
+        return len(_prompted(backend, body, _tools(body), None)[0])
+    except ConfigError as error:
+        raise of_engine(error, "tools") from None
 
 
 def _plan(
@@ -82,18 +96,7 @@ def _plan(
     given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
     if len(set(given)) > 1:
         raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
-    form = form_of(backend, body.messages, use.rendered if use is not None else ())
-    effort, unread = _effort(form.template, body)
-    values = body.chat_template_kwargs or {}
-    prompt = backend.encode_chat(
-        turns(body.messages, form),
-        tools=form.tools,
-        compose=form.compose,
-        generate=_opens_reply(body),
-        goes_on=body.continue_final_message is True,
-        extra={**effort, **values},
-    )
-    unread += (*_unread(form.template, values), *left_out)
+    prompt, thinking, processor, unread = _prompted(backend, body, use, processor)
     prediction = None
     if body.prediction is not None:
         prediction = backend.encode_content(text_of(body.prediction.content), "prediction")
@@ -113,8 +116,44 @@ def _plan(
         processor=processor,
     )
     return Plan(
-        made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, unread
+        made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, thinking,
+        (*unread, *left_out),
+    )  # fmt: skip
+
+
+def _prompted(
+    backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None
+) -> tuple[list[int], Thinking | None, MakeProcessor | None, tuple[str, ...]]:
+    """(the prompt's tokens, how its output thinks, its processor, what has no effect). Raises ApiError 400."""
+    form = form_of(backend, body.messages, use.rendered if use is not None else ())
+    thoughts = backend.thoughts(form.template)
+    effort, budget, unread = _effort(form.template, body, thoughts)
+    values, goes_on = body.chat_template_kwargs or {}, body.continue_final_message is True
+    text, prompt = backend.encode_chat(
+        turns(body.messages, form),
+        tools=form.tools,
+        compose=form.compose,
+        generate=_opens_reply(body),
+        goes_on=goes_on,
+        extra={**effort, **values},
     )
+    unread += tuple(_unread(form.template, values))
+    if thoughts is None:
+        return prompt, None, processor, unread
+    start = thoughts.start_of(text, continued=text_of(body.messages[-1].content or "") if goes_on else None)
+    if start == "answer" and thoughts.family.is_bare:
+        return prompt, None, processor, unread
+    make = processor
+
+    def minded(num_prompt: int) -> LogitsProcessor:
+        held: Any = None if make is None else make(0)
+        return ThinkingProcessor(thoughts, num_prompt, start, budget, held, sorted(backend.eos_token_ids))
+
+    if make is not None:
+        thoughts.overrunning(State("thought"))  # sorts the vocabulary here, and not on the engine's thread
+    if budget is not None or make is not None:
+        processor = minded
+    return prompt, None if body.separate_reasoning is False else Thinking(thoughts, start), processor, unread
 
 
 def _opens_reply(body: ChatRequest) -> bool:
@@ -135,16 +174,34 @@ def _opens_reply(body: ChatRequest) -> bool:
     return False
 
 
-def _effort(template: str, body: ChatRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the values of the template that reasoning_effort sets, what has no effect)."""
-    if body.reasoning_effort is None:
-        return {}, ()
+def _effort(
+    template: str, body: ChatRequest, thoughts: Thoughts | None
+) -> tuple[dict[str, Any], int | None, tuple[str, ...]]:
+    """(the values of the template that say how much is thought, the budget, what has no effect). Thoughts that a template
+    cannot turn off are ended as soon as they begin."""
+    effort, thinks = body.reasoning_effort, body.enable_thinking
+    if effort is not None and thinks is not None and thinks != (effort != "none"):
+        raise bad(
+            f"enable_thinking = {thinks} and reasoning_effort = {effort!r} contradict each other", "enable_thinking"
+        )
     found = dict[str, Any]()
-    if "reasoning_effort" in template:
-        found["reasoning_effort"] = body.reasoning_effort
-    if "enable_thinking" in template:
-        found["enable_thinking"] = body.reasoning_effort != "none"
-    return found, () if found or body.reasoning_effort == "none" else ("reasoning_effort",)
+    if effort is not None and "reasoning_effort" in template:
+        found["reasoning_effort"] = effort
+    wanted = thinks if thinks is not None else None if effort is None else effort != "none"
+    if wanted is not None:
+        found |= {name: wanted for name in ("enable_thinking", "thinking") if reads(template, name)}
+    budget, unread = body.thinking_budget, list[str]()
+    if wanted is False and not found and thoughts is not None:
+        budget = 0
+    if effort not in (None, "none") and not found:
+        unread.append("reasoning_effort")
+    if thinks is True and not found and thoughts is None:
+        unread.append("enable_thinking")
+    if budget is not None and reads(template, "thinking_budget"):  # Seed's models are told of it, too
+        found["thinking_budget"] = budget
+    elif budget is not None and thoughts is None:
+        unread.append("thinking_budget")
+    return found, budget, tuple(unread)
 
 
 def _unread(template: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -157,13 +214,20 @@ Constrained = tuple[ToolUse | None, MakeProcessor | None, tuple[str, ...]]
 """The tools, the constraint of the output, and what of the request it does not enforce."""
 
 
+def _tools(body: ChatRequest) -> ToolUse | None:
+    """The tools. Raises ConfigError."""
+    if body.tools is None and body.tool_choice is None:
+        return None
+    choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
+    return ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+
+
 def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> Constrained:
     """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
-        if body.tools is not None or body.tool_choice is not None:
-            choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
-            use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+        use = _tools(body)
+        if use is not None:
             # Calls that must come leave no text that a format could be of.
             beside = format if use.mode == "auto" else None
             text = None if beside is None else _term(backend, beside)
@@ -185,37 +249,36 @@ def _term(backend: Backend, format: Format) -> str:
         raise of_engine(error, format.field) from None
 
 
-async def _whole(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -> dict[str, Any]:
+async def _whole(answer: Answer, body: ChatRequest, plan: Plan) -> dict[str, Any]:
     """The answer of a request without stream."""
     traces = await finish(answer.job)
     completions = answer.job.whole()
     choices = []
     for index, completion in enumerate(completions):
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
-        num_calls = 0
-        if calls is not None:
-            cut = completion.finish_reason != "stop"
-            message["content"], found = parse_tool_calls(completion.text, only_calls=calls.only_calls, cut=cut)
-            num_calls = len(found)
-            if found:
-                message["tool_calls"] = [call.as_openai() for call in found]
+        reader, cut = Reading(plan.thinking, plan.calls), completion.finish_reason != "stop"
+        thought, content, found = whole([*reader.push(completion.pieces, completion.text), *reader.finish(cut=cut)])
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if found:
+            message["tool_calls"] = [call.as_openai() for call in found]
         shown = answer.shown(completion.pieces, completion)
         choices.append(
             {
                 "index": index,
                 "message": message,
                 "logprobs": answer.backend.texts.chat_logprobs(shown) if body.logprobs else None,
-                **answer.ending(completion, num_calls=num_calls),
+                **answer.ending(completion, num_calls=len(found)),
                 **answer.extras(completion.pieces, traces[index]),
             }
         )
     return {**answer.envelope(choices), "usage": answer.usage(completions), **answer.figures(completions)}
 
 
-async def _events(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its role, its content and its finish reason; then the usage."""
     job, texts = answer.job, answer.backend.texts
-    readers = [ToolCallStream(only_calls=calls.only_calls) if calls is not None else None for _ in job.submissions]
+    readers = [Reading(plan.thinking, plan.calls) for _ in job.submissions]
     begun: set[int] = set()
     num_ended = 0
 
@@ -231,7 +294,7 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -
             if index not in begun:
                 begun.add(index)
                 out.append(chunk(index, {"role": "assistant", "content": ""}))
-            deltas = _deltas(readers[index], text, completion)
+            deltas = _deltas(readers[index], pieces, text, completion)
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and (shown := answer.shown(pieces, completion)):
                 more["logprobs"] = texts.chat_logprobs(shown)
@@ -241,8 +304,7 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -
                 out.append(chunk(index, delta, **more))
                 more = {}
             if completion is not None:
-                reader = readers[index]
-                ending = answer.ending(completion, num_calls=reader.num_calls if reader is not None else 0)
+                ending = answer.ending(completion, num_calls=readers[index].num_calls)
                 data = answer.chunk({"index": index, "delta": {}, "logprobs": None, **ending})
                 num_ended += 1
                 if num_ended == len(readers) and not answer.wants_usage:
@@ -256,13 +318,15 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -
     yield DONE
 
 
-def _deltas(reader: ToolCallStream | None, text: str, completion: Completion | None) -> list[dict[str, Any]]:
-    """The delta of a further piece of text. completion: where it was the last one."""
-    if reader is None:
-        return [{"content": text}] if text else []
-    found = reader.push(text)
+def _deltas(reader: Reading, pieces: Sequence[Piece], text: str, completion: Completion | None) -> list[dict[str, Any]]:
+    """The deltas of a further piece of text. completion: where it was the last one."""
+    found = reader.push(pieces, text)
     if completion is not None:
         found += reader.finish(cut=completion.finish_reason != "stop")
-    return [
-        {"content": one.text} if isinstance(one, ContentDelta) else {"tool_calls": [one.as_openai()]} for one in found
-    ]
+    return [_delta(one) for one in found]
+
+
+def _delta(one: Delta) -> dict[str, Any]:
+    if isinstance(one, CallDelta):
+        return {"tool_calls": [one.as_openai()]}
+    return {"content" if isinstance(one, ContentDelta) else "reasoning_content": one.text}

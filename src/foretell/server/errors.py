@@ -13,6 +13,11 @@ from foretell.server.unsupported import UNSUPPORTED, without_no_ops
 
 Model = TypeVar("Model", bound=BaseModel)
 INVALID, SERVER = "invalid_request_error", "server_error"
+KINDS = {
+    401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+"""Anthropic's words for a status."""
 MOST_TROUBLES = 256  # of a request, that are looked at to find the one to name
 
 
@@ -39,9 +44,15 @@ class ApiError(Exception):
         """As the client reads it."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def body_for(self, path: str) -> dict[str, Any]:
+        """As clients of a path read it: Anthropic's, Ollama's, or OpenAI's."""
+        if path.startswith("/v1/messages"):
+            return {"type": "error", "error": {"type": KINDS.get(self.status, self.kind), "message": self.message}}
+        return {"error": self.message} if path.startswith("/api/") else self.body
+
+    def response(self, path: str) -> JSONResponse:
         """As it is sent."""
-        return JSONResponse(self.body, self.status, headers=self.headers)
+        return JSONResponse(self.body_for(path), self.status, headers=self.headers)
 
 
 def internal() -> ApiError:

@@ -84,7 +84,7 @@ def _ids(backend: Backend, body: ExplainRequest) -> list[int]:
     """The prompt's tokens. Raises ApiError 400."""
     if not body.chat:
         return backend.encode(body.prompt, "prompt")
-    return backend.encode_chat([{"role": "user", "content": body.prompt}], "prompt")
+    return backend.encode_chat([{"role": "user", "content": body.prompt}], "prompt")[1]
 
 
 def _step(step: ExplainedStep) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, Response
 from foretell import __version__, web
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError
-from foretell.server.stream import JsonReply
+from foretell.server.stream import JsonReply, time_text
 
 
 def _model(backend: Backend) -> dict[str, Any]:
@@ -17,6 +17,9 @@ def _model(backend: Backend) -> dict[str, Any]:
     return {
         "id": backend.name,
         "object": "model",
+        "type": "model",  # as Anthropic's clients read it
+        "display_name": backend.name,
+        "created_at": time_text(backend.created),
         "created": backend.created,
         "owned_by": "foretell",
         "root": backend.name,
@@ -32,7 +35,9 @@ def _model(backend: Backend) -> dict[str, Any]:
 
 async def list_models(request: Request) -> Response:
     """The one model that is served."""
-    return JsonReply({"object": "list", "data": [_model(request.app.state.backend)]})
+    backend: Backend = request.app.state.backend
+    ends = {"first_id": backend.name, "last_id": backend.name, "has_more": False}
+    return JsonReply({"object": "list", "data": [_model(backend)], **ends})
 
 
 async def get_model(request: Request) -> Response:

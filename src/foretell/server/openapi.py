@@ -9,8 +9,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from foretell.server.backend import Backend
+from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
 from foretell.server.protocol.responses import ResponsesRequest
+from foretell.server.replies.anthropic import MessageEvent
 from foretell.server.replies.common import ErrorReply
 from foretell.server.replies.completions import ChatChunk, TextReply
 from foretell.server.replies.responses import ResponseEvent
@@ -28,19 +31,21 @@ ERRORS = {
     500: "An internal error.",
     503: "The server is starting or stopping.",
 }
+OLLAMA = (OllamaChatRequest, GenerateRequest, ShowRequest)
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
-    "OpenAI's API over a speculative decoder. Fields that are not described are refused, unless they are null or have the "
-    "value by which a field of other servers changes nothing. /chat/completions, /completions and /models are answered "
+    "OpenAI's API over a speculative decoder, with Anthropic's messages and Ollama's chats. Fields that are not described "
+    "are refused, unless they are null or have the value by which a field of other servers changes nothing. "
+    "/chat/completions, /completions and /models are answered "
     "without /v1 as well, and HEAD where GET is. Beyond OpenAI's: sampling as "
     "vLLM's users know it (top_k, min_p, ...), `speculative` for how a request is guessed for, `provenance` and `trace` "
     "for where its tokens came from, and `metrics.speculative_decoding` in responses."
 )
 
 
-def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """Responses of a route."""
-    return {code: {"model": ErrorReply, "description": ERRORS[code]} for code in codes}
+def errors(*codes: int, form: type[BaseModel] = ErrorReply) -> dict[int | str, dict[str, Any]]:
+    """Responses of a route, in the form of its errors."""
+    return {code: {"model": form, "description": ERRORS[code]} for code in codes}
 
 
 def request_body(kind: type[BaseModel]) -> dict[str, Any]:
@@ -61,6 +66,13 @@ def stream_of(kind: type[BaseModel]) -> dict[str, Any]:
     return {"text/event-stream": {"schema": event}}
 
 
+def lines_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The content of a stream of lines, described by one of them."""
+    return {
+        "application/x-ndjson": {"schema": {"type": "string", "description": f"Lines, each JSON of a {kind.__name__}."}}
+    }
+
+
 def install(app: FastAPI, backend: Backend) -> None:
     """Give the app its document."""
     made: dict[str, Any] = {}
@@ -76,15 +88,23 @@ def install(app: FastAPI, backend: Backend) -> None:
 def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document["components"]["schemas"]
-    posted = (ChatRequest, CompletionRequest, ResponsesRequest, LearnerRequest, ExplainRequest)
-    sent = (ChatChunk, TextReply, ResponseEvent)
+    posted = (
+        ChatRequest,
+        CompletionRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        LearnerRequest,
+        ExplainRequest,
+        *OLLAMA,
+    )
+    sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent)
     for mode, kinds in (("validation", posted), ("serialization", sent)):
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=REF)  # type: ignore[misc]
         for name, schema in found["$defs"].items():
             schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, ExplainRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest):
         # Only this name is served: any other is a 404.
         schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name, "", None]
     for path, operations in document["paths"].items():

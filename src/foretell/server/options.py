@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.settings import setting, settle
+from foretell.engine.structured.thoughts import NAMES
 
 HOST = re.compile(r"\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+", re.ASCII)
@@ -62,6 +63,10 @@ class ServerOptions:
         False, "A marker such as <|im_end|> in a message counts as the model's token: it can end the turn. Left out, it is "
         "text.",
     )  # fmt: skip
+    reasoning_parser: str = setting(
+        "auto", "How the model marks its thoughts, so that replies tell them apart from the answer: "
+        f"{', '.join(NAMES)}; none: not at all; auto: found from its chat template.", metavar="NAME",
+    )  # fmt: skip
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
     debug: bool = setting(False, "Add /debug/integrity, a check of the engine's state.", panel="Logs")
 
@@ -88,6 +93,9 @@ class ServerOptions:
                     raise ConfigError(f"{what} is empty: leave it out, or give one")
                 if key is not None and not (key.isascii() and key.isprintable()):
                     raise ConfigError(f"{what} has characters that no HTTP header can carry: use printable ASCII")
+        if self.reasoning_parser not in ("auto", "none", *NAMES):
+            known = ", ".join(("auto", "none", *NAMES))
+            raise ConfigError(f"reasoning parser {self.reasoning_parser!r} is not known; there are {known}")
         if self.metrics_key in self.api_keys:
             raise ConfigError(
                 "the metrics key is a client's API key too: give the program that scrapes a key of its own"

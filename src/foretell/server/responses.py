@@ -11,14 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.engine.request.result import Completion
+from foretell.engine.request.row import Piece
+from foretell.engine.structured.thoughts import State
 from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
 from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
+from foretell.server.reading import Delta, Reading, Thinking
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
-from foretell.server.tools import CallDelta, ContentDelta, ToolCallStream, ToolUse
+from foretell.server.tools import CallDelta, ContentDelta, ToolUse
 
 Events = list[dict[str, Any]]
 
@@ -35,8 +38,9 @@ async def responses(request: Request) -> Response:
             error.message, error.param = error.message.removeprefix(f"{error.param}: "), "input"
         raise
     answer = Answer(
-        backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens
-    )
+        backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens,
+        thinking=plan.thinking,
+    )  # fmt: skip
     headers = effect_headers(plan.without_effect)
     if body.stream:
         failed = _Numbered()
@@ -59,22 +63,22 @@ def _check(body: ResponsesRequest) -> None:
 async def _whole(answer: Answer, body: ResponsesRequest, plan: Plan) -> dict[str, Any]:
     await finish(answer.job)
     (completion,) = answer.job.whole()
-    output = Output(calls=plan.calls)
+    output = Output(plan.thinking, plan.calls)
     shown = answer.shown(completion.pieces, completion) if body.wants_logprobs else ()
-    output.push(completion.text, answer.backend.texts.chat_logprobs(shown)["content"])
+    output.push(completion.pieces, completion.text, answer.backend.texts.chat_logprobs(shown)["content"])
     output.finish(_status(completion))
     return {**_envelope(answer, body, completion, output.items), **answer.figures([completion])}
 
 
 async def _events(answer: Answer, body: ResponsesRequest, plan: Plan, failed: "_Numbered") -> AsyncIterator[bytes]:
-    output, job = Output(calls=plan.calls), answer.job
+    output, job = Output(plan.thinking, plan.calls), answer.job
     begun = _envelope(answer, body, None, [])
     yield failed.send([{"type": f"response.{what}", "response": begun} for what in ("created", "in_progress")])
     while not job.is_done:
         made: Events = []
         for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
             shown = answer.shown(one.pieces, one.completion) if body.wants_logprobs else ()
-            made += output.push(one.text, answer.backend.texts.chat_logprobs(shown)["content"])
+            made += output.push(one.pieces, one.text, answer.backend.texts.chat_logprobs(shown)["content"])
             if one.completion is not None:
                 made += output.finish(_status(one.completion))
         yield failed.send(made) if made else KEEP_ALIVE
@@ -121,17 +125,17 @@ def _envelope(
         "tools": given.get("tools", []),
         "top_p": params.top_p,
         "truncation": "disabled",
-        "usage": None if completion is None else _usage(completion),
+        "usage": None if completion is None else _usage(completion, answer.num_thought([completion])),
         "user": body.user,
     }
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
+def _usage(completion: Completion, num_thought: int) -> dict[str, Any]:
     return {
         "input_tokens": completion.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": completion.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": completion.num_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_thought},
         "total_tokens": completion.num_prompt_tokens + completion.num_tokens,
     }
 
@@ -160,33 +164,51 @@ class _Numbered:
 class Output:
     """The items of one answer as its text comes, and the events that tell of them."""
 
+    thinking: Thinking | None  # how the text thinks; None: not at all
     calls: ToolUse | None  # the tools that the text may call; None: none
     items: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Nothing is open yet."""
-        self._reader = None if self.calls is None else ToolCallStream(only_calls=self.calls.only_calls)
+        self._reader = Reading(self.thinking, self.calls)
         self._open: dict[str, Any] | None = None
+        self._state = State("before" if self.thinking is None else self.thinking.start)
+        self._unsure: list[dict[str, Any]] = []  # log probabilities of a thought's mark, or of an answer
         self._scores: list[dict[str, Any]] = []  # of text that is held back
 
-    def push(self, text: str, scores: Sequence[dict[str, Any]] = ()) -> Events:
-        """A further piece of text, and its tokens' log probabilities."""
-        self._scores += scores
-        if self._reader is not None:
-            return self._take(self._reader.push(text))
-        return self._take([ContentDelta(text)] if text else [])
+    def push(self, pieces: Sequence[Piece], text: str, scores: Sequence[dict[str, Any]] = ()) -> Events:
+        """Further tokens and text, and the tokens' log probabilities."""
+        self._scores += self._of_answer(pieces, scores)
+        return self._take(self._reader.push(pieces, text))
+
+    def _of_answer(self, pieces: Sequence[Piece], scores: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """The log probabilities without those of thoughts and of marks, which have no place for them."""
+        if self.thinking is None:
+            return scores
+        kept: list[dict[str, Any]] = []
+        for piece, score in zip(pieces, scores, strict=False):
+            before, self._state = self._state, self.thinking.thoughts.after(self._state, piece.token_id)
+            self._unsure = [*self._unsure, score] if before.phase == self._state.phase == "before" else self._unsure
+            if self._state.phase == "answer" and self._state.since <= before.num_tokens:
+                kept += [*self._unsure, score]
+            if self._state.phase != "before":
+                self._unsure = []
+        return kept
 
     def finish(self, status: str) -> Events:
         """The end of the text: status is of the last item. An answer without any item gets an empty message."""
-        made = self._take(self._reader.finish(cut=status != "completed") if self._reader is not None else [])
+        made = self._take(self._reader.finish(cut=status != "completed"))
         if not self.items:
             made += self._message()
         return made + self._close(status)
 
-    def _take(self, deltas: Sequence[ContentDelta | CallDelta]) -> Events:
+    def _take(self, deltas: Sequence[Delta]) -> Events:
         made: Events = []
         for delta in deltas:
-            made += self._text(delta.text) if isinstance(delta, ContentDelta) else self._call(delta)
+            if isinstance(delta, CallDelta):
+                made += self._call(delta)
+            else:
+                made += self._text(delta.text) if isinstance(delta, ContentDelta) else self._thought(delta.text)
         return made
 
     @property
@@ -226,6 +248,22 @@ class Output:
         told = {"type": "response.output_text.delta", **self._at, "content_index": 0, "delta": text, "logprobs": scores}
         return [*made, told]
 
+    def _thought(self, text: str) -> Events:
+        made: Events = []
+        if self._open is None or self._open["type"] != "reasoning":
+            item: dict[str, Any] = {
+                "id": f"rs_{uuid4().hex}",
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+            made = self._begin(item)
+            item["content"] = [{"type": "reasoning_text", "text": ""}]
+        assert self._open is not None
+        self._open["content"][0]["text"] += text
+        return [*made, {"type": "response.reasoning_text.delta", **self._at, "content_index": 0, "delta": text}]
+
     def _call(self, delta: CallDelta) -> Events:
         if delta.id is not None:
             return self._begin(
@@ -255,6 +293,9 @@ class Output:
             told = {"text": part["text"], "logprobs": part["logprobs"]}
             made.append({"type": "response.output_text.done", **place, **told})
             made.append({"type": "response.content_part.done", **place, "part": deepcopy(part)})
+        elif item["type"] == "reasoning":
+            told = {"content_index": 0, "text": item["content"][0]["text"]}
+            made.append({"type": "response.reasoning_text.done", **at, **told})
         else:
             told = {"name": item["name"], "arguments": item["arguments"]}
             made.append({"type": "response.function_call_arguments.done", **at, **told})

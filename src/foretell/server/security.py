@@ -20,7 +20,7 @@ REQUEST_ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 PROBES = frozenset({"/health", "/ping", "/ready"})
 """Paths that are answered under any Host name too: an orchestrator asks by address, and they reveal nothing."""
-OPEN = PROBES | {"/", "/version", "/openapi.json"}
+OPEN = PROBES | {"/", "/version", "/api/version", "/openapi.json"}
 """Paths that need no key: probes send none, and the page and the document contain no secrets."""
 METRICS = "/metrics"
 TENANT = "foretell.tenant"
@@ -77,11 +77,11 @@ class Gate:
         except ApiError as error:
             log("refused", level="debug", status=error.status, code=error.code, path=scope["path"])
             if not started:
-                await error.response()(scope, receive, tell)
+                await error.response(scope["path"])(scope, receive, tell)
         except Exception as error:
             log("internal error", level="error", error=error)
             if not started:
-                await internal().response()(scope, receive, tell)
+                await internal().response(scope["path"])(scope, receive, tell)
         finally:
             reset_contextvars(**before)
 
@@ -106,13 +106,15 @@ class Gate:
         if not keys or path in OPEN:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        if not scheme:
+            scheme, key = "bearer", headers.get("x-api-key", "")  # as Anthropic's clients send it
+        given = _digest(key.strip()) if scheme.lower() == "bearer" and key.strip() else b""
         # All are compared, as digests: the time reveals neither which key was similar nor how long one is.
         same = [hmac.compare_digest(given, known) for known in keys]
         if not any(same):
             raise ApiError(
                 401,
-                "the API key is missing or not known: send it as 'Authorization: Bearer KEY'",
+                "the API key is missing or not known: send it as 'Authorization: Bearer KEY' (or x-api-key)",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

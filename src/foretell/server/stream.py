@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -38,6 +39,12 @@ def as_json(data: Mapping[str, Any]) -> bytes:
     for letter in LINE_ENDS:
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text.encode("utf-8", "replace")
+
+
+def time_text(seconds: float | None = None) -> str:
+    """A Unix time as text, in UTC. None: now."""
+    made = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return made.isoformat().replace("+00:00", "Z")
 
 
 class JsonReply(Response):
@@ -78,12 +85,14 @@ class EventStream(EventSourceResponse):
         *,
         headers: Mapping[str, str] | None = None,
         failed: Callable[[ApiError], bytes] | None = None,
+        media_type: str = "text/event-stream",
     ) -> None:
         """failed: the last events after an error; None: its body, and the end.
         The job is started; events are read once; the iterator itself yields KEEP_ALIVE."""
         super().__init__(
             self._guarded(events, failed or _ending),
             headers={"cache-control": "no-cache", **(headers or {})},
+            media_type=media_type,
             ping=0,
             # When the server stops, requests finish: the service's drain ends them, not the response.
             shutdown_grace_period=math.inf,

@@ -303,6 +303,14 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
+def arguments_of(text: str) -> Any:
+    """A call's arguments as an object; an empty one where a limit cut them off, as the end of the reply tells."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
 def new_call_id() -> str:
     """``call_`` and 24 random characters."""
     return f"call_{secrets.token_hex(12)}"
@@ -424,20 +432,3 @@ def _begun(text: str) -> int:
 def _held(text: str) -> int:
     """Length of the longest end of the text that may be white space before an opener, or the beginning of one."""
     return len(text) - len(text[: len(text) - _begun(text)].rstrip())
-
-
-def parse_tool_calls(
-    text: str, new_id: Callable[[], str] = new_call_id, *, only_calls: bool = False, cut: bool = False
-) -> tuple[str | None, list[ToolCall]]:
-    """(content, calls) of a finished text; content is None where there is nothing but calls. The rest is as in
-    ``ToolCallStream``."""
-    stream = ToolCallStream(new_id, only_calls=only_calls)
-    content, calls = "", list[ToolCall]()
-    for delta in [*stream.push(text), *stream.finish(cut=cut)]:
-        if isinstance(delta, ContentDelta):
-            content += delta.text
-        elif delta.id is not None and delta.name is not None:
-            calls.append(ToolCall(delta.id, delta.name, ""))
-        else:
-            calls[delta.index].arguments += delta.arguments
-    return content or (None if calls else ""), calls

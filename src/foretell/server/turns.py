@@ -1,11 +1,13 @@
 """A request's messages as turns, one rule for all templates: texts, roles, and results in the order of their calls."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretell.engine.request.conversation import Messages, Tools
+from foretell.engine.structured.thoughts import family_of
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage
@@ -13,6 +15,8 @@ from foretell.server.protocol.tools import GivenCall
 from foretell.server.tools import knows_tools, messages_with_tools
 
 Turn = dict[str, Any]
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names by which templates read an earlier thought."""
 MOST_SHOWN = 8
 """Ids that an error lists."""
 
@@ -42,7 +46,7 @@ def form_of(backend: Backend, messages: Sequence[Message], tools: Tools) -> Form
 def turns(messages: Sequence[Message], form: Form) -> list[Turn]:
     """The conversation, as the form's template and its composer read it: every content is a text. Raises ApiError 400 for
     results that answer no call, or not each."""
-    made = [_turn(message, form.template) for message in messages]
+    made = [_turn(message, form) for message in messages]
     if form.compose is None:
         for turn in made:
             for call in turn.get("tool_calls", ()):
@@ -57,8 +61,8 @@ def text_of(content: str | Parts | SaidParts) -> str:
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
-def _turn(message: Message, template: str) -> Turn:
-    is_system = message.role == "developer" and "developer" not in template
+def _turn(message: Message, form: Form) -> Turn:
+    is_system = message.role == "developer" and "developer" not in form.template
     made: Turn = {"role": "system" if is_system else message.role, "content": text_of(message.content or "")}
     if message.name is not None:
         made["name"] = message.name
@@ -68,9 +72,23 @@ def _turn(message: Message, template: str) -> Turn:
         if message.tool_calls:
             made["tool_calls"] = [_call(call) for call in message.tool_calls]
         thought = message.reasoning_content or message.reasoning
-        if thought and "reasoning_content" in template:
-            made["reasoning_content"] = thought
+        if thought:
+            _add_thought(made, thought, form)
     return made
+
+
+def _add_thought(turn: Turn, thought: str, form: Form) -> None:
+    """An earlier thought where the template reads it: by a name, as a part of the content, or in the content's text, where
+    templates look for its end (to leave out all but the last). Templates that know no thoughts get none."""
+    template, family = form.template, family_of(form.template)
+    if form.compose is None and re.search(r"==\s*['\"]thinking['\"]", template):  # Mistral's
+        turn["content"] = [{"type": "thinking", "thinking": thought}, {"type": "text", "text": turn["content"]}]
+        return
+    name = next((name for name in REASONING if re.search(rf"(\.|\bget\(['\"]|\[['\"]){name}\b", template)), None)
+    if name is not None or "reasoning_content" in template:
+        turn[name or "reasoning_content"] = thought
+    elif family is not None and re.search(rf"split\(\s*['\"]{re.escape(family.closer)}", template):
+        turn["content"] = f"{family.openers[0]}\n{thought}\n{family.closer}\n\n{turn['content']}"
 
 
 def _call(call: GivenCall) -> Turn:

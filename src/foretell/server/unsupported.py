@@ -42,6 +42,8 @@ UNSUPPORTED = {
     "lora_path": Unsupported("one model is served; what learns from its traffic is chosen where the server is started"),
     "mirostat": Unsupported(_SAMPLER, (0,)),
     "n_predict": Unsupported("use max_tokens"),
+    "container": Unsupported("nothing is kept between requests"),
+    "mcp_servers": Unsupported("the server runs no tools itself", ([],)),
     "conversation": Unsupported("nothing is stored: send the conversation whole, as input"),
     "max_tool_calls": Unsupported("the server runs no tools itself"),
     "previous_response_id": Unsupported("nothing is stored: send the conversation whole, as input"),
@@ -56,11 +58,12 @@ UNSUPPORTED = {
     "return_prompt_token_ids": Unsupported("usage counts the prompt's tokens", (False,)),
     "return_token_ids": Unsupported(_IDS, (False,)),
     "return_tokens_as_token_ids": Unsupported(_IDS, (False,)),
-    "separate_reasoning": Unsupported("what was thought is part of the text", (False,)),
+    "separate_reasoning": Unsupported("it belongs to /v1/chat/completions"),
     "skip_special_tokens": Unsupported("special tokens are no part of the text", (True,)),
     "spaces_between_special_tokens": Unsupported("special tokens are no part of the text", (True,)),
     "stop_regex": Unsupported("give stop texts, or a regular expression that the whole text matches as regex"),
-    "stream_reasoning": Unsupported("what was thought is part of the text", (False,)),
+    "include_reasoning": Unsupported("what was thought comes apart from the text: leave it out there", (True,)),
+    "stream_reasoning": Unsupported("streams tell what is thought as it comes", (True, False)),
     "suffix": Unsupported("the model continues texts, it does not fill gaps", ("",)),
     "tfs_z": Unsupported(_SAMPLER, (1, 1.0)),
     "top_a": Unsupported(_SAMPLER, (0, 0.0)),
@@ -78,11 +81,11 @@ def without_no_ops(known: Container[str], body: bytes) -> bytes | None:
     given = from_json(body)
     if not isinstance(given, dict):
         return None
-    kept = {name: value for name, value in given.items() if name in known or not _changes_nothing(name, value)}
+    kept = {name: value for name, value in given.items() if name in known or not changes_nothing(name, value)}
     return to_json(kept) if len(kept) < len(given) else None
 
 
-def _changes_nothing(name: str, value: Any) -> bool:
+def changes_nothing(name: str, value: Any) -> bool:
     """Whether the value is null, or one of the field's own. true is not 1."""
     if value is None:
         return True

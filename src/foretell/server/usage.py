@@ -7,8 +7,11 @@ from foretell.engine.request.result import Completion
 from foretell.server.prediction import count_prediction
 
 
-def usage(completions: Sequence[Completion], *, num_choices: int, num_predicted: int) -> dict[str, Any]:
-    """Tokens of a request. completions: of all choices, prompt by prompt, num_choices each, whose prompt counts once."""
+def usage(
+    completions: Sequence[Completion], *, num_choices: int, num_predicted: int, num_thought: int = 0
+) -> dict[str, Any]:
+    """Tokens of a request. completions: of all choices, prompt by prompt, num_choices each, whose prompt counts once;
+    num_thought: tokens of thoughts."""
     firsts = completions[::num_choices]
     prompt = sum(one.num_prompt_tokens for one in firsts)
     written = sum(one.num_tokens for one in completions)
@@ -19,6 +22,7 @@ def usage(completions: Sequence[Completion], *, num_choices: int, num_predicted:
         "total_tokens": prompt + written,
         "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in firsts)},
         "completion_tokens_details": {
+            "reasoning_tokens": num_thought,
             "accepted_prediction_tokens": sum(accepted for accepted, _ in counts),
             "rejected_prediction_tokens": sum(rejected for _, rejected in counts),
         },

@@ -290,6 +290,10 @@ class ConstraintProcessor:
         """Permit nothing from now on: the engine ends the request. reason: for its client."""
         self.error, self._is_stopped = reason, True
 
+    def begins(self, token_ids: Sequence[int]) -> bool:
+        """Whether an output can begin with these, no end among them."""
+        return bool(self._fresh().try_consume_tokens(list(token_ids)) == len(token_ids))
+
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """See the class. It never raises errors of a grammar: an exception would end the whole batch."""
         if self._is_stopped:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from foretell.server.protocol.fields import Ignored, JsonObject, Returned
 from foretell.server.protocol.tools import GivenCall
 
-NOT_TEXT = ("image", "input_image", "audio", "input_audio", "video", "file", "input_file")
+NOT_TEXT = ("image", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "search_result")
 """How the types of other parts of messages begin."""
 
 
@@ -17,6 +17,7 @@ class TextPart(Returned):
     type: Literal["text"]
     text: str
     annotations: Ignored = None
+    citations: Ignored = None
 
     @model_validator(mode="before")
     @classmethod

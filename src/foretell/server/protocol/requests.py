@@ -46,6 +46,15 @@ class ChatRequest(Formatted):
         None, description="For templates that read it; 'none' also turns off what enable_thinking does. Where the template "
         "reads neither, the response's header x-foretell-without-effect says so.",
     )  # fmt: skip
+    enable_thinking: bool | None = Field(
+        None, description="Whether to think, for templates that read it or thinking. false, elsewhere: a budget of 0."
+    )
+    thinking_budget: int | None = Field(
+        None, ge=0, le=INT32, description="Most tokens of thoughts: then their end is forced, and the answer comes."
+    )
+    separate_reasoning: bool | None = Field(
+        None, description="false: thoughts stay in the text, as they were written. Default true: in reasoning_content."
+    )
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     metadata: dict[str, str] | None = Field(None, description="Ignored.")

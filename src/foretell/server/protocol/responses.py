@@ -167,6 +167,9 @@ class ResponsesRequest(Sampling):
     n: One | None = None
     provenance: Off | None = None
     trace: Off | None = None
+    thinking_budget: int | None = Field(
+        None, ge=0, le=INT32, description="Most tokens of thoughts: then their end is forced, and the answer comes."
+    )
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     metadata: dict[str, str] | None = Field(None, description="Given back.")
     service_tier: str | None = Field(None, description="Ignored.")
@@ -190,6 +193,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     }
     given["messages"] = list(_messages(body))
     given["max_tokens"] = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
+    given["thinking_budget"] = body.thinking_budget
     given["parallel_tool_calls"], given["chat_template_kwargs"] = body.parallel_tool_calls, body.chat_template_kwargs
     if body.tools is not None:
         given["tools"] = [_tool(tool) for tool in body.tools]

@@ -12,6 +12,9 @@ class Model(Reply):
 
     id: str
     object: Literal["model"]
+    type: Literal["model"] = Field(description="With display_name and created_at: as Anthropic's clients read it.")
+    display_name: str
+    created_at: str
     created: int
     owned_by: str
     root: str = Field(description="The model that this one was made of: itself.")
@@ -28,6 +31,9 @@ class ModelList(Reply):
 
     object: Literal["list"]
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
 
 
 class Version(Reply):

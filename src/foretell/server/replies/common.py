@@ -35,8 +35,9 @@ class PromptDetails(Reply):
 
 
 class CompletionDetails(Reply):
-    """Of the client's prediction, never of drafters (see metrics)."""
+    """Of thoughts, and of the client's prediction, never of drafters (see metrics)."""
 
+    reasoning_tokens: int = Field(description="Tokens of what was thought.")
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int = Field(description="Tokens of the prediction that were not accepted.")
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from foretell.server.protocol.tools import ToolCall
 from foretell.server.replies.common import ChatLogprobs, Envelope, Reply, ShortUsage, Speculation, TextLogprobs, Usage
 
@@ -12,6 +14,7 @@ class AssistantMessage(Reply):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = Field(None, description="What was thought before.")
     tool_calls: list[ToolCall] | None = None
 
 
@@ -58,6 +61,7 @@ class Delta(Reply):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

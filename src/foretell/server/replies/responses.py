@@ -45,6 +45,23 @@ class OutputMessage(Reply):
     content: list[OutputText]
 
 
+class ReasoningText(Reply):
+    """A thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(Reply):
+    """What was thought before."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: Annotated[list[Any], Field(max_length=0)]
+    content: list[ReasoningText]
+
+
 class OutputCall(Reply):
     """A call of the model's."""
 
@@ -70,7 +87,7 @@ class ResponseReply(Reply):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[Annotated[OutputMessage | OutputCall, Field(discriminator="type")]]
+    output: list[Annotated[OutputReasoning | OutputMessage | OutputCall, Field(discriminator="type")]]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]

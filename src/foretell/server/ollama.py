@@ -1,0 +1,219 @@
+"""Ollama's routes: ``/api/chat``, ``/api/generate``, and what its clients ask of a server and its model.
+
+Answers are lines of JSON. They are made by the same plans and jobs as OpenAI's.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from hashlib import sha256
+from time import perf_counter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretell import __version__
+from foretell.engine.request.result import Completion
+from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read_json
+from foretell.server.backend import Backend
+from foretell.server.chat import Plan, plan_of
+from foretell.server.errors import ApiError, bad
+from foretell.server.job import finish
+from foretell.server.protocol.ollama import Asked, GenerateRequest, OllamaChatRequest, ShowRequest, as_chat, of_prompt
+from foretell.server.protocol.requests import ChatRequest
+from foretell.server.reading import Delta, Reading, ThoughtDelta, whole
+from foretell.server.sampling import submissions
+from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
+from foretell.server.tools import CallDelta, ContentDelta, ToolCall, arguments_of
+
+LATEST = ":latest"
+LINES = "application/x-ndjson"
+
+
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    backend: Backend = request.app.state.backend
+    body = await _read(request, OllamaChatRequest, backend)
+    if not body.messages:
+        return _loaded(backend, body, {"message": {"role": "assistant", "content": ""}})
+    asked = as_chat(body)
+    return await _answered(request, backend, asked, await plan_of(request, backend, asked), is_chat=True)
+
+
+async def generate(request: Request) -> Response:
+    """Answer a prompt, or go on with it."""
+    backend: Backend = request.app.state.backend
+    body = await _read(request, GenerateRequest, backend)
+    if not body.prompt:
+        return _loaded(backend, body, {"response": ""})
+    asked = of_prompt(body)
+    if not body.raw:
+        return await _answered(request, backend, asked, await plan_of(request, backend, asked), is_chat=False)
+    if body.system or body.think or body.format:
+        raise bad(
+            "raw: the prompt is the whole text; system, think and format belong to a template: give one of the two"
+        )
+    prompt = body.prompt
+    plan = await while_connected(request.receive, in_worker(backend, lambda: _raw(backend, asked, prompt)))
+    return await _answered(request, backend, asked, plan, is_chat=False)
+
+
+async def tags(request: Request) -> Response:
+    """The one model that is served."""
+    return JsonReply({"models": [_model(request.app.state.backend)]})
+
+
+async def show(request: Request) -> Response:
+    """What the model is, and what it can do."""
+    backend: Backend = request.app.state.backend
+    body = await read_json(request, ShowRequest)
+    _check_model(backend, body.model or body.name)
+    template, spec = backend.template(), backend.service.engine.model.spec
+    can = ["completion", *(["tools"] if template else []), *(["thinking"] if backend.thoughts(template) else [])]
+    info = {
+        "general.architecture": spec.architecture,
+        f"{spec.architecture}.context_length": backend.max_model_len,
+        f"{spec.architecture}.embedding_length": spec.hidden_size,
+        f"{spec.architecture}.block_count": spec.num_layers,
+    }
+    model = _model(backend)
+    shown = {"modelfile": "", "parameters": "", "template": template, "details": model["details"], "model_info": info}
+    return JsonReply({**shown, "capabilities": can, "modified_at": model["modified_at"]})
+
+
+async def version(request: Request) -> Response:
+    """Which foretell this is."""
+    return JsonReply({"version": __version__})
+
+
+async def _read(request: Request, kind: type[Any], backend: Backend) -> Any:
+    body = await read_json(request, kind)
+    _check_model(backend, body.model)
+    return body
+
+
+def _check_model(backend: Backend, name: str | None) -> None:
+    """Raise ApiError 404 for another model; its tag may be left out, or be the default one."""
+    if name and name.removesuffix(LATEST) != backend.name.removesuffix(LATEST):
+        backend.check_model(name)
+
+
+def _model(backend: Backend) -> dict[str, Any]:
+    spec = backend.service.engine.model.spec
+    return {
+        "name": backend.name,
+        "model": backend.name,
+        "modified_at": time_text(backend.created),
+        "size": spec.weight_bytes,
+        "digest": sha256(backend.name.encode()).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": spec.implementation,
+            "family": spec.architecture,
+            "families": [spec.architecture],
+            "parameter_size": "",
+            "quantization_level": str(spec.dtype).removeprefix("torch."),
+        },
+    }
+
+
+def _loaded(backend: Backend, body: Asked, empty: dict[str, Any]) -> Response:
+    """A request without a text asks that the model be loaded, or unloaded; it stays."""
+    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+    made = {"model": backend.name, "created_at": time_text(), **empty, "done": True, "done_reason": reason}
+    return JsonReply(made, media_type=LINES if body.stream is not False else None)
+
+
+def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> Plan:
+    """A text to go on with as it is. Raises ApiError 400."""
+    ids = backend.encode(prompt, "prompt")
+    if not ids:
+        raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
+    made = submissions(backend, asked, [ids], max_tokens=asked.max_tokens, logprobs=None)
+    return Plan(made, 0, asked.max_tokens, None)
+
+
+async def _answered(request: Request, backend: Backend, asked: ChatRequest, plan: Plan, *, is_chat: bool) -> Response:
+    answer = Answer(
+        backend, asked, plan.submissions, request=request, kind="", prefix="ollama", max_tokens=plan.max_tokens,
+        thinking=plan.thinking,
+    )  # fmt: skip
+    headers = effect_headers(plan.without_effect)
+    reading = Reading(plan.thinking, plan.calls)
+    if asked.stream:
+        lines = _lines(answer, reading, is_chat=is_chat)
+        return EventStream(answer.job, lines, headers=headers, failed=_failed, media_type=LINES)
+    try:
+        made = await while_connected(request.receive, _whole(answer, reading, is_chat=is_chat))
+        return JsonReply(made, headers=headers)
+    finally:
+        answer.job.close()
+
+
+async def _whole(answer: Answer, reading: Reading, *, is_chat: bool) -> dict[str, Any]:
+    await finish(answer.job)
+    (completion,) = answer.job.whole()
+    deltas = [
+        *reading.push(completion.pieces, completion.text),
+        *reading.finish(cut=completion.finish_reason != "stop"),
+    ]
+    thought, content, calls = whole(deltas)
+    return {**_piece(answer, content or "", thought, calls, is_chat=is_chat), **_ending(answer, completion)}
+
+
+async def _lines(answer: Answer, reading: Reading, *, is_chat: bool) -> AsyncIterator[bytes]:
+    """A line a piece; a call is one when it is whole; the last line has the figures."""
+    job, calls = answer.job, list[ToolCall]()
+    while not job.is_done:
+        out = []
+        for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
+            deltas: list[Delta] = reading.push(one.pieces, one.text)
+            if one.completion is not None:
+                deltas += reading.finish(cut=one.completion.finish_reason != "stop")
+            for delta in deltas:
+                if isinstance(delta, CallDelta):
+                    if delta.id is not None and delta.name is not None:
+                        out += [_piece(answer, "", "", calls, is_chat=is_chat)] if calls else []
+                        calls = [ToolCall(delta.id, delta.name, "")]
+                    calls[-1].arguments += delta.arguments
+                else:
+                    content = delta.text if isinstance(delta, ContentDelta) else ""
+                    thought = delta.text if isinstance(delta, ThoughtDelta) else ""
+                    out.append(_piece(answer, content, thought, [], is_chat=is_chat))
+            if one.completion is not None:
+                out += [_piece(answer, "", "", calls, is_chat=is_chat)] if calls else []
+        if out:
+            yield b"".join(as_json({**line, "done": False}) + b"\n" for line in out)
+    (completion,) = job.whole()
+    yield as_json({**_piece(answer, "", "", [], is_chat=is_chat), **_ending(answer, completion)}) + b"\n"
+
+
+def _failed(error: ApiError) -> bytes:
+    return as_json(error.body_for("/api/")) + b"\n"
+
+
+def _piece(answer: Answer, content: str, thought: str, calls: Sequence[ToolCall], *, is_chat: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {"model": answer.backend.name, "created_at": time_text()}
+    told = {"thinking": thought} if thought else {}
+    if not is_chat:
+        return {**made, "response": content, **told}
+    message: dict[str, Any] = {"role": "assistant", "content": content, **told}
+    if calls:
+        message["tool_calls"] = [
+            {"id": one.id, "function": {"index": at, "name": one.name, "arguments": arguments_of(one.arguments)}}
+            for at, one in enumerate(calls)
+        ]
+    return {**made, "message": message}
+
+
+def _ending(answer: Answer, completion: Completion) -> dict[str, Any]:
+    """How it ended, and the figures: times are in nanoseconds."""
+    return {
+        "done": True,
+        "done_reason": "stop" if completion.finish_reason == "stop" else "length",
+        "total_duration": round((perf_counter() - answer.job.arrived) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": completion.num_prompt_tokens,
+        "prompt_eval_duration": round(completion.seconds_prefill * 1e9),
+        "eval_count": completion.num_tokens,
+        "eval_duration": round(completion.seconds_decode * 1e9),
+    }

@@ -1,0 +1,185 @@
+"""Requests of Ollama's routes, and what they are as a conversation."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from foretell.server.errors import bad
+from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, Returned, Strict, Text
+from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
+from foretell.server.protocol.sampling import Speculative
+from foretell.server.protocol.tools import Tool
+from foretell.server.unsupported import changes_nothing
+
+NoImages = Annotated[list[Any], Field(max_length=0, description="Images are not read: texts alone are.")]
+
+
+class Options(Strict):
+    """How tokens are drawn. Those that say how a model is loaded are ignored."""
+
+    num_predict: int | None = Field(None, ge=-2, le=INT32, description="Most tokens to write; below 0: all that fit.")
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=-1, le=INT32)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=100)
+    repeat_last_n: int | None = Field(
+        None, description="Penalties are over the whole text: -1, where repeat_penalty is not 1."
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
+    mirostat_tau: Ignored = None
+    mirostat_eta: Ignored = None
+    penalize_newline: Ignored = None
+    numa: Ignored = None
+    num_ctx: Ignored = None
+    num_keep: Ignored = None
+    num_batch: Ignored = None
+    num_gpu: Ignored = None
+    main_gpu: Ignored = None
+    low_vram: Ignored = None
+    f16_kv: Ignored = None
+    use_mmap: Ignored = None
+    use_mlock: Ignored = None
+    num_thread: Ignored = None
+    logits_all: Ignored = None
+    vocab_only: Ignored = None
+    embedding_only: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_no_ops(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: one for name, one in given.items() if name in cls.model_fields or not changes_nothing(name, one)}
+
+
+class OllamaFunction(Strict):
+    """The function of a call."""
+
+    index: Ignored = None
+    name: str
+    arguments: JsonObject
+
+
+class OllamaCall(Returned):
+    """A call that the model made."""
+
+    type: Ignored = None
+    function: OllamaFunction
+
+
+class OllamaMessage(Strict):
+    """A turn."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = Field(None, description="What was thought: for templates that read it.")
+    images: NoImages | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
+    tool_name: str | None = Field(
+        None, description="Of the call that a turn of a tool answers; results stand in the order of the calls."
+    )
+    tool_call_id: str | None = None
+
+
+class Asked(Strict):
+    """Fields that both routes have."""
+
+    model: str | None = Field(None, max_length=512)
+    stream: bool | None = Field(None, description="Lines of JSON, one a piece. Default true.")
+    format: Literal["", "json"] | JsonObject | None = Field(None, description="A JSON object, or JSON of a schema.")
+    options: Options | None = None
+    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether to think, or how much.")
+    keep_alive: float | str | None = Field(None, description="Ignored: the model stays.")
+    speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
+    logprobs: Off | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+
+
+class OllamaChatRequest(Asked):
+    """A conversation to go on with."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+
+
+class GenerateRequest(Asked):
+    """A prompt to answer, or with ``raw`` to go on with."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = Field(None, description="The prompt is the text itself: no template.")
+    images: NoImages | None = None
+    suffix: Annotated[str, Field(max_length=0)] | None = None
+    template: Annotated[str, Field(max_length=0)] | None = None
+    context: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ShowRequest(Strict):
+    """Which model to tell of."""
+
+    model: str | None = Field(None, max_length=512)
+    name: str | None = Field(None, max_length=512, description="The older name of model.")
+    verbose: bool | None = Field(None, description="Ignored.")
+
+
+def as_chat(body: OllamaChatRequest) -> ChatRequest:
+    """A chat as a conversation. Raises ApiError 400."""
+    given = {**_shared(body), "messages": list(map(_message, body.messages or ()))}
+    if body.tools is not None:
+        given["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return ChatRequest.model_validate(given)
+
+
+def of_prompt(body: GenerateRequest) -> ChatRequest:
+    """A prompt as a conversation of one turn. Raises ApiError 400."""
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return ChatRequest.model_validate(
+        {**_shared(body), "messages": [*system, {"role": "user", "content": body.prompt or ""}]}
+    )
+
+
+def _shared(body: Asked) -> dict[str, Any]:
+    options = body.options or Options.model_validate({})
+    past, penalty = options.repeat_last_n, options.repeat_penalty
+    if past not in (None, -1) and penalty not in (None, 1):
+        raise bad("options.repeat_last_n: penalties are over the whole text: give -1, or no repeat_penalty", "options")
+    same = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
+    given: dict[str, Any] = {name: getattr(options, name) for name in same}
+    given["repetition_penalty"], given["stop"] = penalty, options.stop or None
+    if options.num_predict is not None and options.num_predict >= 0:
+        given["max_tokens"] = options.num_predict
+    if body.speculative is not None:
+        asked = body.speculative
+        given["speculative"] = asked if isinstance(asked, bool) else asked.model_dump(exclude_none=True)
+    if isinstance(body.format, dict):
+        given["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": body.format}}
+    elif body.format:
+        given["response_format"] = {"type": "json_object"}
+    if isinstance(body.think, str):
+        given["reasoning_effort"] = body.think
+    else:
+        given["enable_thinking"] = body.think
+    given["stream"] = body.stream is not False
+    return given
+
+
+def _message(message: OllamaMessage) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.role == "tool":
+        return {**made, "name": message.tool_name, "tool_call_id": message.tool_call_id}
+    if message.role != "assistant":
+        return made
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": one.function.name, "arguments": json.dumps(one.function.arguments)},
+            }
+            for one in message.tool_calls
+        ]
+    return {**made, "reasoning_content": message.thinking or None}
