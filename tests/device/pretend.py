@@ -90,6 +90,8 @@ class Meter:
         default_factory=Counter
     )  # host to device, by place; each from memory that is not pinned
     calls: list[Call] | None = None  # in order, where they are recorded
+    waits: bool = False  # whether a host read or an upload is an error, as in CUDA while it captures
+    graphs: int = 0  # launches that were a graph's
     places: bool = False  # whether places are found: the stack is walked for each
 
     def reset(self) -> None:
@@ -107,16 +109,23 @@ class Meter:
         at = [f"{frame.filename.rpartition('/foretell/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-2:]]
         return f"{kind} {' < '.join(reversed(at))}"
 
+    def refuse(self, kind: str) -> None:
+        """Raise as CUDA does while it captures."""
+        if self.waits:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {kind}")
+
     def launch(self, count: int = 1) -> None:
         """Work for the device."""
         self.launches[self.phase] += count
 
     def read(self, kind: str) -> None:
         """A value comes to the host."""
+        self.refuse(kind)
         self.reads[self.place(kind)] += 1
 
     def upload(self, kind: str) -> None:
         """Values go to the device, and the host waits until they are copied."""
+        self.refuse(kind)
         self.uploads[self.place(kind)] += 1
 
 
@@ -227,6 +236,7 @@ def _run(op: Op, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "copy_" and not isinstance(args[0], OnDevice):
         leaves = True
     elif name == "copy_" and hosts:
+        meter.refuse("upload")
         if not (getattr(args[1], "is_pretended_pinned", False) and (args[2] if len(args) > 2 else False)):
             meter.upload("upload")
     elif name in INDEXED:
@@ -311,6 +321,34 @@ def replay(calls: list[Call]) -> None:
         for mine, again in zip(tree_flatten(call.out)[0], tree_flatten(out)[0], strict=True):
             if isinstance(mine, Tensor) and mine.data_ptr() != again.data_ptr():
                 mine.copy_(again)
+
+
+class PretendRecorder:
+    """Captures graphs (``core.graphs.Recorder``): operators are recorded, and a launch runs them again.
+
+    A capture of CUDA runs nothing; this one does, so its first launch does nothing. What CUDA refuses is refused."""
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        before, waits = METER.calls, METER.waits
+        METER.calls, METER.waits = [], True
+        launches = METER.launches.copy()
+        try:
+            out = function()
+            calls = METER.calls
+        finally:
+            METER.calls, METER.waits = before, waits
+            METER.launches = launches
+        has_run = True
+
+        def launch() -> None:
+            nonlocal has_run
+            METER.launch()
+            METER.graphs += 1
+            if not has_run:
+                replay(calls)
+            has_run = False
+
+        return launch, out
 
 
 @contextmanager

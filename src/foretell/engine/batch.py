@@ -15,6 +15,7 @@ from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
+from foretell.engine.captured import captured_steps
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
 from foretell.engine.drafters.guarded import GuardedDrafter
@@ -43,6 +44,7 @@ class Batch:
         prefixes: PrefixStore | None = None,
         width: int = 0,
         failures: DrafterFailures | None = None,
+        cuda_graphs: str = "auto",
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
@@ -50,6 +52,7 @@ class Batch:
         so that a request's passes do not depend on the other requests.
         failures: given, a drafter that raises is counted there and closed (``GuardedDrafter``), its rows go on without
         guesses, and none is opened while its method rests. None: its error is the caller's.
+        cuda_graphs: "auto" launches steps as captured graphs, on devices that have them, where it can; "off" does not.
         """
         self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
@@ -62,6 +65,7 @@ class Batch:
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
         self.prompts = PromptReader(model, self.pool, capacity, prefixes, width)
+        self.captured = captured_steps(model, self.pool, capacity)[0] if cuda_graphs == "auto" and not width else None
         self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ class Batch:
         event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
-            width=self.width, pack=self._pack, tapping=grouped.tapping,
+            width=self.width, pack=self._pack, tapping=grouped.tapping, captured=self.captured,
         )  # fmt: skip
         if self._failures is not None:
             for group in self.groups:

@@ -72,7 +72,7 @@ def feed(
         else:
             parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
-        plan = layout(parent, tensor_on(device, start), capacity, span=span)
+        plan = layout(parent, tensor_on(device, start), capacity, span=span, is_line=True)
         plan = replace(plan, known=torch.tensor([len(piece) for piece in pieces]))
         if ragged and device.type == "cpu":
             plan = replace(plan, real=real_nodes([len(piece) for piece in pieces], width))

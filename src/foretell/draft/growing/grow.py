@@ -133,7 +133,7 @@ def chain(
         parent = parent.masked_fill(torch.arange(num_tokens + 1, device=device) >= count[:, None], -1)
     logits, base = expander.begin(context, limits)
     note(context, logits)
-    plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1))
+    plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1), is_line=True)
     tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
     tokens[:, 0] = context.pending
     distributions: list[Tensor] = []
