@@ -251,7 +251,7 @@ class Batch:
         the most with guesses that cost time, where they are set apart. probe: what drafters write down of this step."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
-        state.probe = probe
+        state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
         state.limit(caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
