@@ -90,7 +90,7 @@ class Meter:
         default_factory=Counter
     )  # host to device, by place; each from memory that is not pinned
     calls: list[Call] | None = None  # in order, where they are recorded
-    waits: bool = False  # whether a host read or an upload is an error, as in CUDA while it captures
+    captures: bool = False  # then a host read and an upload are errors
     graphs: int = 0  # launches that were a graph's
     places: bool = False  # whether places are found: the stack is walked for each
 
@@ -111,7 +111,7 @@ class Meter:
 
     def refuse(self, kind: str) -> None:
         """Raise as CUDA does while it captures."""
-        if self.waits:
+        if self.captures:
             raise RuntimeError(f"operation not permitted when stream is capturing: {kind}")
 
     def launch(self, count: int = 1) -> None:
@@ -326,18 +326,26 @@ def replay(calls: list[Call]) -> None:
 class PretendRecorder:
     """Captures graphs (``core.graphs.Recorder``): operators are recorded, and a launch runs them again.
 
-    A capture of CUDA runs nothing; this one does, so its first launch does nothing. What CUDA refuses is refused."""
+    A capture of CUDA runs nothing; this one does, so its first launch does nothing. What CUDA refuses is refused. The
+    memory that graphs took while they were captured is one pool, which every launch may write over: here it is spoilt, so
+    that who reads what an earlier launch left there finds out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Of the one pretend device."""
+        self._pool: list[Tensor] = []
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        before, waits = METER.calls, METER.waits
-        METER.calls, METER.waits = [], True
-        launches = METER.launches.copy()
+        """See ``Recorder``."""
+        before, launches = METER.calls, METER.launches.copy()
+        METER.calls, METER.captures = [], True
         try:
             out = function()
             calls = METER.calls
         finally:
-            METER.calls, METER.waits = before, waits
-            METER.launches = launches
+            METER.calls, METER.captures, METER.launches = before, False, launches
+        self._spoil()
+        self._pool += _taken(calls)
         has_run = True
 
         def launch() -> None:
@@ -345,10 +353,33 @@ class PretendRecorder:
             METER.launch()
             METER.graphs += 1
             if not has_run:
+                self._spoil()
                 replay(calls)
             has_run = False
 
         return launch, out
+
+    def _spoil(self) -> None:
+        for memory in self._pool:
+            dtype = memory.dtype
+            memory.fill_(
+                torch.nan if dtype.is_floating_point else 1 if dtype == torch.bool else torch.iinfo(dtype).max // 2
+            )
+
+
+def _taken(calls: list[Call]) -> list[Tensor]:
+    """All memory, as vectors, that operators took."""
+    held: set[int] = set()
+    taken = []
+    for call in calls:
+        args = [x for x in tree_flatten((call.args, call.kwargs))[0] if isinstance(x, Tensor)]
+        held |= {x.untyped_storage()._cdata for x in args}
+        for x in tree_flatten(call.out)[0]:
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in held:
+                held.add(x.untyped_storage()._cdata)
+                count = x.untyped_storage().nbytes() // x.element_size()
+                taken.append(x.new_empty(0).set_(x.untyped_storage(), 0, (count,)))
+    return taken
 
 
 @contextmanager

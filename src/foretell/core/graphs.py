@@ -44,20 +44,21 @@ class CudaRecorder:
     """``torch.cuda.CUDAGraph``. All graphs of a recorder share one pool of memory, so what one of them returned is valid
     until the next one is launched."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool: Any = None
 
     def capture(self, function: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See ``Recorder``. Other threads may use the device meanwhile."""
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
             out = function()
         return graph.replay, out
 
 
-RECORDERS: dict[str, Callable[[], Recorder]] = {"cuda": CudaRecorder}
+RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
 """By the type of the device. Tests add one."""
 
 
@@ -95,16 +96,18 @@ class _Kind:
             self._held[index] = feed.tensor if feed.constant else None
             into.append(buffer[tuple(slice(size) for size in feed.tensor.shape)])
             given.append(feed.tensor)
-        torch._foreach_copy_(into, given)
+        if into:
+            torch._foreach_copy_(into, given)
 
 
 class Graphs:
     """The captured graphs of one caller, by kind. What ``run`` returns is valid until its next call. One thread at a
     time."""
 
-    def __init__(self, recorder: Callable[[], Recorder]) -> None:
-        self._new_recorder = recorder
-        self._recorder = recorder()
+    def __init__(self, device: torch.device) -> None:
+        """device: of a type that has ``RECORDERS``."""
+        self.device = device
+        self._recorder = RECORDERS[device.type](device)
         self._kinds: dict[Hashable, _Kind] = {}
         self._processors: dict[Hashable, tuple[Processors, Processors]] = {}  # (whose values they have, in one memory)
         self.steps: Counter[str] = Counter()
@@ -112,7 +115,7 @@ class Graphs:
 
     def sibling(self) -> "Graphs":
         """Graphs of another caller on the same device."""
-        return Graphs(self._new_recorder)
+        return Graphs(self.device)
 
     def run(self, key: Hashable, feeds: Sequence[Feed], function: Callable[..., T]) -> T:
         """function(*buffers), which have the feeds' values. It must ask everything of the device and nothing of the host:
@@ -166,9 +169,3 @@ class Graphs:
     def forget(self) -> None:
         """Drop all graphs: memory that they use lies elsewhere now."""
         self._kinds.clear()
-
-
-def graphs_on(device: torch.device) -> Graphs | None:
-    """Graphs for a device; None where it has none."""
-    recorder = RECORDERS.get(device.type)
-    return None if recorder is None else Graphs(recorder)

@@ -310,7 +310,8 @@ def layout(
     pack says which nodes are real, so that a model can leave the padding of ragged rows out of its products (a host read:
     for the CPU, where it is free).
     is_line: every row is a chain, maybe with padding behind it; an accelerator then needs no products to see who descends
-    from whom. The caller must keep the bound length + N <= capacity (and raises CapacityError): it is not checked here, to avoid a
+    from whom.
+    The caller must keep the bound length + N <= capacity (and raises CapacityError): it is not checked here, to avoid a
     host read.
     """
     num_nodes = parent.shape[1]

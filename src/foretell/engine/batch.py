@@ -44,7 +44,6 @@ class Batch:
         prefixes: PrefixStore | None = None,
         width: int = 0,
         failures: DrafterFailures | None = None,
-        cuda_graphs: str = "auto",
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
@@ -52,7 +51,6 @@ class Batch:
         so that a request's passes do not depend on the other requests.
         failures: given, a drafter that raises is counted there and closed (``GuardedDrafter``), its rows go on without
         guesses, and none is opened while its method rests. None: its error is the caller's.
-        cuda_graphs: "auto" launches steps as captured graphs, on devices that have them, where it can; "off" does not.
         """
         self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
@@ -65,7 +63,7 @@ class Batch:
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
         self.prompts = PromptReader(model, self.pool, capacity, prefixes, width)
-        self.captured = captured_steps(model, self.pool, capacity)[0] if cuda_graphs == "auto" and not width else None
+        self.captured = captured_steps(model, self.pool, capacity, width)
         self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ _BLOCK = 64
 
 
 def candidates(logits: Tensor, count: int) -> Tensor | None:
-    """[..., count] int64: the tokens of the largest logits [..., V], the largest first (``Drafter.num_candidates``); None for
-    a count of 0.
+    """[..., count] int64: the tokens of the largest logits [..., V], the largest first (``Drafter.num_candidates``); None
+    for a count of 0.
 
     By logit, not by distribution: at temperature 0 and after filters a distribution has one token or few. Which of
     equal logits comes first is left open: they are guesses. On a CPU ``topk`` takes 0.1 ms a node at V = 32,768, which

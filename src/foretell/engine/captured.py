@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.deferred import Deferred
-from foretell.core.graphs import Feed, Graphs, bucket, graphs_on
+from foretell.core.graphs import RECORDERS, Feed, Graphs, bucket
 from foretell.core.noise import Noise
 from foretell.core.probs import Paths
 from foretell.core.tree import TokenTree, layout
@@ -144,13 +144,21 @@ class CapturedSteps:
         return self.graphs.run(key, feeds, judged).cut(state.num_rows, tree.num_nodes)
 
 
-def captured_steps(model: CausalModel, pool: KVCache, capacity: int) -> tuple[CapturedSteps | None, str]:
-    """(captured steps of a model, why there are none; "" on a device without graphs)."""
-    graphs = graphs_on(model.spec.device)
-    if graphs is None:
-        return None, ""
+def graphs_of(model: CausalModel, width: int) -> str | None:
+    """ "auto" where steps of a model are launched as captured graphs, else "off" and why; None on a device without them."""
+    if model.spec.device.type not in RECORDERS:
+        return None
+    if not model.spec.cuda_graphs:
+        return "off"
+    if width:
+        return "off: every pass has one width"
     if model.spec.implementation != "lean":
-        return None, f"implementation {model.spec.implementation!r} decides on the host what it launches"
-    if model.is_shared:
-        return None, "several processes run the model"
-    return CapturedSteps(graphs, model, pool, capacity), ""
+        return f"off: implementation {model.spec.implementation!r} decides on the host what it launches"
+    return "off: several processes run the model" if model.is_shared else "auto"
+
+
+def captured_steps(model: CausalModel, pool: KVCache, capacity: int, width: int) -> CapturedSteps | None:
+    """The captured steps of a batch; None where there are none."""
+    if graphs_of(model, width) != "auto":
+        return None
+    return CapturedSteps(Graphs(model.spec.device), model, pool, capacity)

@@ -24,6 +24,7 @@ from foretell.model.target import Target
 from foretell.verify.base import Evidence, RowVerifiers, Verdict, Verifier
 from foretell.verify.drawing import draw
 
+
 def step(
     state: State,
     target: Target,
@@ -41,8 +42,9 @@ def step(
 
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
-    out the padding of ragged rows. captured: by one launch, where it can be, from layout to verdict. A batch whose rows have several drafters and verifiers comes as a ``GroupedDrafter``
-    and ``RowVerifiers``, which have the interface of a single one.
+    out the padding of ragged rows. captured: what is launched at once from layout to verdict, where a step can be. A batch
+    whose rows have several drafters and verifiers comes as a ``GroupedDrafter`` and ``RowVerifiers``, which have the
+    interface of a single one.
     """
     begun = perf_counter()
     rows, depth_limit, spec = state.rows, state.depth_limit, target.spec

@@ -25,7 +25,9 @@ from foretell.model.prefill import FEW
 class Known:
     """What the host knows of each row before a proposal."""
 
-    tokens: Sequence[Sequence[int]]  # that the drafter has not read, at most ``FEW`` of each row; none: it does not guess
+    tokens: Sequence[
+        Sequence[int]
+    ]  # that the drafter has not read, at most ``FEW`` of each row; none: it does not guess
     starts: Sequence[int]  # the slots of their first ones
     bases: Sequence[int]  # see ``Expander.begin``
     limits: Sequence[int]  # how deep it may guess
@@ -104,10 +106,8 @@ def grow_captured(
             depth_limit=[most] * rows,
             limits=fed.limits,
         )
-        made = grow(
-            expander(fed, given, cache.rows(0, rows)), whole, [most] * rows, shape, draws, Noise(seeds, fed.lengths)
-        )
-        return made
+        mine = expander(fed, given, cache.rows(0, rows))
+        return grow(mine, whole, [most] * rows, shape, draws, Noise(seeds, fed.lengths))
 
     feeds = [
         Feed(tensor_on(context.device, _packed(known, context, rows, width)), (rows, 6 + width)),

@@ -127,7 +127,10 @@ class EagleDrafter(Drafter):
         def expander(fed: Fed, others: Sequence[Tensor], cache: KVCache) -> Expander:
             twin = copy(self)
             twin.cache, twin.fed, twin._features = cache, fed, others[0]
-            twin._outputs, twin._columns = others[0].new_zeros(len(others[0]), 1, self._outputs.shape[2]), self._columns[:1]
+            twin._outputs, twin._columns = (
+                others[0].new_zeros(len(others[0]), 1, self._outputs.shape[2]),
+                self._columns[:1],
+            )
             return twin
 
         return grow_captured(
