@@ -1,8 +1,9 @@
-"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places] [--triton]``: what one step costs a device.
+"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places] [--triton] [--graphs]``: what one step costs a device.
 
 Counted on the pretend device: launches of the draft, of the target (with its layout and moves), of the verifier (with the
 probabilities and the verdict), reads by the host and blocking uploads, means over the steps in which no request comes or
 ends. --places says where each read and upload is asked for; --triton runs Triton's kernels, by its interpreter: slowly.
+--graphs launches captured graphs.
 """
 
 import os
@@ -14,10 +15,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 
 from foretell import SamplingParams
+from foretell.core.graphs import RECORDERS
 from foretell.core.spec import method_words
 from foretell.kernels.gpu.ops import DISPATCH_KEYS
 from tests.device.counting import Step, engine_on, requests, run
-from tests.device.pretend import METER, NAME
+from tests.device.pretend import METER, NAME, PretendRecorder
 
 USUAL = (
     "none", "draft_model:5", "eagle3:5", "eagle3:eagle2/size=15", "draft_model:dyspec/size=15", "hybrid", "kangaroo",
@@ -36,10 +38,14 @@ def main(words: list[str]) -> None:
     METER.places = "--places" in words
     if "--triton" in words:
         DISPATCH_KEYS[NAME] = "CPU"
-    params = SamplingParams(max_new_tokens=12 if "--triton" in words else 40, ignore_eos=True)
+    if "--graphs" in words:
+        RECORDERS[NAME] = PretendRecorder
+    length = 100 if "--graphs" in words else 12 if "--triton" in words else 40
+    params = SamplingParams(max_new_tokens=length, ignore_eos=True)
     print("| one row, T = 1 | launches | draft / target / verify | reads | uploads |\n| --- | --- | --- | --- | --- |")
     for word in [word for word in words if not word.startswith("--")] or USUAL:
         steps = run(engine_on(NAME, method_words(word)[0]), requests([params])).steady
+        steps = steps[len(steps) * 2 // 3 :] if "--graphs" in words else steps  # all kinds have been captured
         parts = " / ".join(f"{mean(steps, 'launches', phase):.0f}" for phase in ("draft", "target", "verify"))
         figures = (f"{mean(steps, 'launches'):.0f}", parts, *(f"{mean(steps, of):.2g}" for of in ("reads", "uploads")))
         print(f"| {word} | {' | '.join(figures)} |", flush=True)

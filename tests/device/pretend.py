@@ -236,7 +236,6 @@ def _run(op: Op, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "copy_" and not isinstance(args[0], OnDevice):
         leaves = True
     elif name == "copy_" and hosts:
-        meter.refuse("upload")
         if not (getattr(args[1], "is_pretended_pinned", False) and (args[2] if len(args) > 2 else False)):
             meter.upload("upload")
     elif name in INDEXED:

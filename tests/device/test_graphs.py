@@ -190,6 +190,15 @@ def test_a_constant_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert METER.launches.total() == 1
 
 
+def test_a_graph_that_comes_to_something_else_is_never_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = Tried(monkeypatch)
+    monkeypatch.setattr(PretendRecorder, "capture", lambda self, function: (lambda: None, function() + 1))
+    for _ in range(4):
+        found = tried.graphs.run("a", [Feed(tried.on(1), (1,))], lambda x: x + 1, outcome=lambda out: out)
+        assert found.tolist() == [2]
+    assert tried.graphs.steps == {"warm": 1, "the first launch of its graph came to another outcome": 3}
+
+
 @pytest.mark.parametrize("how", ["upload", "read"])
 def test_the_host_has_no_part_in_a_graph(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """What would be sent once and read by every launch, or waited for, is refused; the function runs as it is."""

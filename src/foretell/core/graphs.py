@@ -117,9 +117,20 @@ class Graphs:
         """Graphs of another caller on the same device."""
         return Graphs(self.device)
 
-    def run(self, key: Hashable, feeds: Sequence[Feed], function: Callable[..., T]) -> T:
+    def run(
+        self,
+        key: Hashable,
+        feeds: Sequence[Feed],
+        function: Callable[..., T],
+        *,
+        outcome: Callable[[T], Tensor] | None = None,
+    ) -> T:
         """function(*buffers), which have the feeds' values. It must ask everything of the device and nothing of the host:
-        between calls with one key only the feeds' values change. What it returns is in one place for each key."""
+        between calls with one key only the feeds' values change. What it returns is in one place for each key.
+
+        outcome: of what it returns, the integers that decide. A graph's first launch must come to those of the function
+        itself, else the kind is never launched. None: the function cannot run twice.
+        """
         kind = self._kinds.pop(key, None)
         if kind is None:
             kind = _Kind(feeds)
@@ -132,18 +143,29 @@ class Graphs:
             self.steps[kind.refused or "warm"] += 1
             return function(*kind.buffers)
         if kind.launch is None:
-            try:
-                with refused_within("a captured graph: what the host knows must be one of its feeds"):
-                    kind.launch, kind.out = self._recorder.capture(lambda: function(*kind.buffers))
-            except RuntimeError as error:
-                kind.refused = f"cannot be captured: {error}"
-                self.skipped(kind.refused)
-                return function(*kind.buffers)
-            self.steps["captured"] += 1
-        else:
-            self.steps["launched"] += 1
+            return self._capture(kind, function, outcome)
+        self.steps["launched"] += 1
         kind.launch()
         out: T = kind.out
+        return out
+
+    def _capture(self, kind: _Kind, function: Callable[..., T], outcome: Callable[[T], Tensor] | None) -> T:
+        expected = None if outcome is None else function(*kind.buffers)
+        try:
+            with refused_within("a captured graph: what the host knows must be one of its feeds"):
+                launch, out = self._recorder.capture(lambda: function(*kind.buffers))
+        except RuntimeError as error:
+            kind.refused = f"cannot be captured: {error}"
+            self.skipped(kind.refused)
+            return function(*kind.buffers) if expected is None else expected
+        launch()
+        if outcome is not None and expected is not None and not torch.equal(outcome(out), outcome(expected)):
+            kind.refused = "the first launch of its graph came to another outcome"
+            logger.warning("%s: it is decoded launch by launch", kind.refused)
+            self.skipped(kind.refused)
+            return expected
+        self.steps["captured"] += 1
+        kind.launch, kind.out = launch, out
         return out
 
     def skipped(self, reason: str) -> None:

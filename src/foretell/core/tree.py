@@ -321,7 +321,7 @@ def layout(
     slots = slots + (chain_parent(num_nodes, parent.device) + 1)
     if is_chain(parent):  # a chain's depth is its index: no sum over a prompt's N x N matrix
         ancestry, positions = ancestors(parent), slots
-    elif is_line and not parent.is_cpu:
+    elif is_line and not parent.is_cpu:  # where a kernel does it
         ancestry, depth = _lines(parent)
         positions = length.unsqueeze(1) + depth
     else:

@@ -141,7 +141,10 @@ class CapturedSteps:
         for name, each in given.items():
             wide = (rows, each.shape[1]) if name == "notes" else (*shape, *each.shape[2:])
             feeds.append(Feed(each, wide, -1 if name == "notes" else 0))
-        return self.graphs.run(key, feeds, judged).cut(state.num_rows, tree.num_nodes)
+        # What a self-drafter wrote in its layers is moved, and not written again: that cannot be done twice.
+        twice = most == 1 or not tree.hidden_layer
+        found = self.graphs.run(key, feeds, judged, outcome=(lambda found: found.packed) if twice else None)
+        return found.cut(state.num_rows, tree.num_nodes)
 
 
 def graphs_of(model: CausalModel, width: int) -> str | None:

@@ -7,6 +7,7 @@ comes in one tensor, so that a growth asks the host for nothing.
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from foretell.core.graphs import Feed, Graphs, bucket
@@ -114,7 +115,7 @@ def grow_captured(
         Feed(noise.seeds, (rows,), constant=True),
         *(replace(feed, shape=(rows, *feed.shape[1:])) for feed in others),
     ]
-    made = graphs.run(key, feeds, grown)
+    made = graphs.run(key, feeds, grown, outcome=lambda made: torch.stack([made.tree.tokens, made.tree.parent]))
     return Grown(made.tree.rows(0, num_rows), made.slots[:num_rows])
 
 
