@@ -1,4 +1,4 @@
-"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places] [--triton] [--graphs]``: what a step costs a device.
+"""``python -m tests.device [METHOD[:N][:VERIFY][:SHAPE] ...] [--places|--triton|--graphs]``: what a step costs a device.
 
 Counted on the pretend device: launches of the draft, of the target (with its layout and moves), of the verifier (with the
 probabilities and the verdict), reads by the host and blocking uploads, means over the steps in which no request comes or
