@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from foretell import Request, SamplingParams
+from foretell import Request, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core import graphs
 from foretell.core.graphs import Feed, Graphs, bucket
 from foretell.core.spec import method_words
 from foretell.core.upload import tensor_on
 from foretell.engine.captured import READS_HISTORY
 from foretell.engine.event import StepEvent
-from tests.device.counting import Run, engine_on, requests, run
+from foretell.model.load import load_tokenizer
+from tests.device.counting import PROMPTS, Run, engine_on, requests, run
 from tests.device.pretend import METER, NAME, PretendRecorder, device
 from tests.device.test_tokens import DRAFT, FAST, OPTIONS, SHORT, SLOW
+from tests.service.test_service import Mailbox
 
 LONG = SamplingParams(max_new_tokens=32, ignore_eos=True)
 ROWS = [LONG, replace(LONG, temperature=0.0), replace(LONG, temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=16)]
@@ -131,6 +133,33 @@ def test_no_address_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [places for places in seen if places[0] == 5]
     assert len(whole) > 4
     assert len(set(whole[2:])) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["none", DRAFT], ids=["none", "draft_model"])
+def test_rows_of_a_service_come_and_go(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    """Beside rows that are decoded others' prompts are read, piece by piece: padding is written over none of them."""
+    prompts = [
+        load_tokenizer("bundled/target").encode(prompt * count)
+        for count, prompt in zip((1, 3, 6, 9, 2), PROMPTS * 2, strict=False)
+    ]
+    found = []
+    for graph in ("off", "auto"):
+        if graph == "auto":
+            monkeypatch.setitem(graphs.RECORDERS, NAME, PretendRecorder)
+        begun = METER.graphs
+        options = ServiceOptions(max_num_seqs=4, max_model_len=256, speculation="on", stall_target_s=1e-9)
+        service, box = Service(engine_on(NAME, config), options), Mailbox()
+        service.start()
+        for number, prompt in enumerate(prompts):
+            params = replace(SHORT, seed=number, max_new_tokens=12 + 4 * number)
+            service.submit(Submission(str(number), prompt, params), box.hear)
+        done = [box.last(str(number), 200.0).completion for number in range(len(prompts))]
+        service.close()
+        assert (METER.graphs > begun + 4) == (graph == "auto")
+        found.append([None if each is None else each.token_ids for each in done])
+    assert None not in found[0]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", [*OPTIONS, "groups", "width", "off"])
