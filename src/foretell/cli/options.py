@@ -162,7 +162,7 @@ CudaGraphs = Annotated[
     typer.Option(
         "--cuda-graphs", envvar="FORETELL_CUDA_GRAPHS", metavar="auto|off", rich_help_panel=MODELS,
         callback=checked(names.check_cuda_graphs),
-        help="auto: steps on a CUDA device are launched as captured graphs, where they can be. off: call by call.",
+        help="auto: a CUDA device runs captured graphs of steps, where it can. off: none.",
     ),
 ]  # fmt: skip
 Width = Annotated[

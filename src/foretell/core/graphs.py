@@ -79,7 +79,9 @@ class _Kind:
         self.buffers = [feed.tensor.new_full(feed.shape, feed.fill) for feed in feeds]
         self._held: list[Tensor | None] = [None] * len(feeds)  # constants that the buffers hold
         self._shapes = [feed.tensor.shape for feed in feeds]  # of what was copied last
-        self.is_warm = False
+        self.function: Callable[..., Any] | None = (
+            None  # what is captured: all that it names stays alive, and its key true
+        )
         self.launch: Callable[[], None] | None = None
         self.out: Any = None
         self.refused = ""
@@ -138,8 +140,8 @@ class Graphs:
                 del self._kinds[next(iter(self._kinds))]
         self._kinds[key] = kind  # the last is the one used last
         kind.feed(feeds)
-        if not kind.is_warm or kind.refused:
-            kind.is_warm = True
+        if kind.function is None or kind.refused:
+            kind.function = function
             self.steps[kind.refused or "warm"] += 1
             return function(*kind.buffers)
         if kind.launch is None:
@@ -156,12 +158,13 @@ class Graphs:
                 launch, out = self._recorder.capture(lambda: function(*kind.buffers))
         except RuntimeError as error:
             kind.refused = f"cannot be captured: {error}"
+            logger.warning("a step %s; it is launched call by call", kind.refused)
             self.skipped(kind.refused)
             return function(*kind.buffers) if expected is None else expected
         launch()
         if outcome is not None and expected is not None and not torch.equal(outcome(out), outcome(expected)):
             kind.refused = "the first launch of its graph came to another outcome"
-            logger.warning("%s: it is decoded launch by launch", kind.refused)
+            logger.warning("%s: it is launched call by call", kind.refused)
             self.skipped(kind.refused)
             return expected
         self.steps["captured"] += 1

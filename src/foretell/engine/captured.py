@@ -95,9 +95,11 @@ class CapturedSteps:
         processors = self.graphs.processors(state.processors, rows)
         optional = {"q": tree.q, "hidden": tree.hidden, "notes": tree.notes}
         given = {name: each for name, each in optional.items() if each is not None}
+        names = list(given)
         most = None if tree.max_children is None else bucket(tree.max_children)
+        layer, history = tree.hidden_layer, state.history  # the graph keeps no tree of a step
         key = (
-            rows, nodes, span, id(verifier), processors.kind, tree.hidden_layer, most, tapping, num_candidates,
+            rows, nodes, span, id(verifier), processors.kind, layer, most, tapping, num_candidates,
             *((name, each.dtype, each.shape[2:]) for name, each in given.items()),
             None if tree.notes is None else tree.notes.shape[1],
         )  # fmt: skip
@@ -105,15 +107,15 @@ class CapturedSteps:
         def judged(
             tokens: Tensor, parent: Tensor, labels: Tensor, length: Tensor, seeds: Tensor, *others: Tensor
         ) -> Judged:
-            held: dict[str, Any] = dict(zip(given, others, strict=True))
-            whole = TokenTree(tokens, parent, labels, hidden_layer=tree.hidden_layer, max_children=most, **held)
+            held: dict[str, Any] = dict(zip(names, others, strict=True))
+            whole = TokenTree(tokens, parent, labels, hidden_layer=layer, max_children=most, **held)
             target = Target.of(self.model, self.pool.rows(0, rows))
             plan = layout(parent, length, self.capacity, span=span, is_line=most == 1)
             layers = (whole.hidden_layer, self.model.spec.num_layers)
             output = target.forward(tokens, plan, layers=layers, hidden=whole.hidden, taps=tapping.layers)
             assert output.logits is not None
             paths = Paths(tokens, plan.ancestry, parent, is_tree=True)
-            deferred = Deferred(output.logits, processors, state.history, paths)
+            deferred = Deferred(output.logits, processors, history, paths)
             verdict = draw(
                 verifier,
                 Evidence.later(whole, deferred, Noise(seeds, length), tapping.for_verifier(output.taps)),
@@ -142,7 +144,7 @@ class CapturedSteps:
             wide = (rows, each.shape[1]) if name == "notes" else (*shape, *each.shape[2:])
             feeds.append(Feed(each, wide, -1 if name == "notes" else 0))
         # What a self-drafter wrote in its layers is moved, and not written again: that cannot be done twice.
-        twice = most == 1 or not tree.hidden_layer
+        twice = most == 1 or not layer
         found = self.graphs.run(key, feeds, judged, outcome=(lambda found: found.packed) if twice else None)
         return found.cut(state.num_rows, tree.num_nodes)
 

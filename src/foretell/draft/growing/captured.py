@@ -93,12 +93,13 @@ def grow_captured(
     width = bucket(max(map(len, known.tokens)), 2)
     span = bucket(max(context.lengths) + 1, 64)
     processors = graphs.processors(context.processors, rows)
+    history = context.history
     key: Hashable = (rows, width, span, most, shape, draws, processors.kind, *(feed.shape[1:] for feed in others))
 
     def grown(packed: Tensor, seeds: Tensor, *given: Tensor) -> Grown:
         fed = Fed.of(packed, span)
         whole = Context(
-            history=context.history,
+            history=history,
             processors=processors,
             length=fed.lengths,
             lengths=[span] * rows,
