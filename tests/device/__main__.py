@@ -9,6 +9,8 @@ ends. --places says where each read and upload is asked for; --triton runs Trito
 import os
 import sys
 from collections import Counter
+from functools import partial
+from statistics import fmean, median
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -27,10 +29,11 @@ USUAL = (
 )  # fmt: skip
 
 
-def mean(steps: list[Step], of: str, key: str | None = None) -> float:
-    """A step's count, all of it or that of one phase."""
+def middle(steps: list[Step], of: str, key: str | None = None, *, graphs: bool = False) -> float:
+    """A step's mean count, all of it or that of one phase; of graphs the median, since some steps are captured."""
     counters = [getattr(step, of) for step in steps]
-    return sum(counter.total() if key is None else counter[key] for counter in counters) / max(1, len(steps))
+    counts = [counter.total() if key is None else counter[key] for counter in counters]
+    return median(counts) if graphs else fmean(counts)
 
 
 def main(words: list[str]) -> None:
@@ -38,16 +41,15 @@ def main(words: list[str]) -> None:
     METER.places = "--places" in words
     if "--triton" in words:
         DISPATCH_KEYS[NAME] = "CPU"
-    if "--graphs" in words:
+    if graphs := "--graphs" in words:
         RECORDERS[NAME] = PretendRecorder
-    length = 100 if "--graphs" in words else 12 if "--triton" in words else 40
-    params = SamplingParams(max_new_tokens=length, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=100 if graphs else 12 if "--triton" in words else 40, ignore_eos=True)
     print("| one row, T = 1 | launches | draft / target / verify | reads | uploads |\n| --- | --- | --- | --- | --- |")
     for word in [word for word in words if not word.startswith("--")] or USUAL:
         steps = run(engine_on(NAME, method_words(word)[0]), requests([params])).steady
-        steps = steps[len(steps) * 2 // 3 :] if "--graphs" in words else steps  # all kinds have been captured
-        parts = " / ".join(f"{mean(steps, 'launches', phase):.0f}" for phase in ("draft", "target", "verify"))
-        figures = (f"{mean(steps, 'launches'):.0f}", parts, *(f"{mean(steps, of):.2g}" for of in ("reads", "uploads")))
+        count = partial(middle, steps, graphs=graphs)
+        parts = " / ".join(f"{count('launches', phase):.0f}" for phase in ("draft", "target", "verify"))
+        figures = f"{count('launches'):.0f}", parts, *(f"{count(of):.2g}" for of in ("reads", "uploads"))
         print(f"| {word} | {' | '.join(figures)} |", flush=True)
         if METER.places:
             for of in ("reads", "uploads"):

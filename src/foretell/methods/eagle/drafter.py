@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.core.graphs import Feed, Graphs, bucket
+from foretell.core.graphs import Feed, Graphs
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
 from foretell.core.upload import tensor_on
@@ -75,7 +75,7 @@ class EagleDrafter(Drafter):
         self.graphs: Graphs | None = None  # of proposals, while the cache lies where it lies
         self._memory = -1
         self.fed: Fed | None = None  # in a twin whose proposal is captured: what it reads first ...
-        self._features = self._outputs  # ... and its features [B, W, F]
+        self._features = self._outputs  # ... and its features [B, FEW, F]
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keep the prompt's features."""
@@ -122,7 +122,6 @@ class EagleDrafter(Drafter):
             length - 1 if limit else max(0, filled - 1)
             for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
         ]
-        width = bucket(max(map(len, ids)), 2)
 
         def expander(fed: Fed, others: Sequence[Tensor], cache: KVCache) -> Expander:
             twin = copy(self)
@@ -135,7 +134,7 @@ class EagleDrafter(Drafter):
 
         return grow_captured(
             self.graphs, expander, self.cache, Known(ids, starts, bases, limits), context, shape, draws, noise,
-            [Feed(features, (0, width, features.shape[2]))],
+            [Feed(features, (0, FEW, features.shape[2]))],
         )  # fmt: skip
 
     def _why_not(self, context: Context, limits: Sequence[int]) -> str:
