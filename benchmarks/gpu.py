@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -125,14 +126,18 @@ def right(args: argparse.Namespace) -> dict[str, Any]:
         ]
         plain: dict[str, list[list[int]]] = {}
         for where in ("cpu", str(device)):
-            engine = Engine.load("bundled", device=where, implementation="lean", dtype="float32")
-            for config in (None, *METHODS):
-                tried = engine.with_method(config, drafter_errors="raise")
-                for rows in (1, 3):
-                    texts = [done.token_ids for done in tried.generate_batch(given, batch_size=rows)]
-                    compared += 1
-                    if texts != plain.setdefault("text", texts):
-                        wrong.append(f"{where}, {rows} rows, temperature {temperature}: {config}")
+            for launch in ("off",) if where == "cpu" else ("off", "auto"):
+                engine = Engine.load(
+                    "bundled", device=where, implementation="lean", dtype="float32", cuda_graphs=launch
+                )
+                for config in (None, *METHODS):
+                    tried = engine.with_method(config, drafter_errors="raise")
+                    for rows in (1, 3):
+                        texts = [done.token_ids for done in tried.generate_batch(given, batch_size=rows)]
+                        compared += 1
+                        if texts != plain.setdefault("text", texts):
+                            about = f"{where}, graphs {launch}, {rows} rows, temperature {temperature}: {config}"
+                            wrong.append(about)
     print(f"{compared} comparisons, {len(wrong)} differ", *wrong, sep="\n  ")
     return {"compared": compared, "wrong": wrong}
 
@@ -208,12 +213,17 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
     target, draft = (random_target(args.size, args.dtype, device, layers) for layers in (None, 1))
     found: dict[str, Any] = {}
     print(f"{'':28}{'ms':>8}{'draft':>8}{'target':>8}{'rest':>8}{'/ plain':>9}")
-    for name, config in {
+    configs = {
         "plain": None,
         "chain of 5": {"method": "draft_model", "model": "llama", "num_speculative_tokens": 5},
         "tree of 16": {"method": "draft_model", "model": "llama", "shape": "sequoia/size=16"},
-    }.items():
-        engine = Engine(target, speculative=config, draft=None if config is None else draft, drafter_errors="raise")
+    }
+    for (what, config), launch in product(configs.items(), ("off", "auto")):
+        name = what if launch == "off" else f"{what}, graphs"
+        engine = Engine(
+            target, speculative=config, draft=None if config is None else draft, drafter_errors="raise",
+            cuda_graphs=launch,
+        )  # fmt: skip
         times: list[StepEvent] = []
         engine.observers.append(times.append)
         begun = waited(device)
@@ -221,7 +231,7 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
         engine.generate(list(range(5, 5 + args.context)), params)
         whole = (waited(device) - begun) / max(1, len(times))
         parts = [
-            median(getattr(event, f"seconds_{part}") for event in times[3:]) * 1e3
+            median(getattr(event, f"seconds_{part}") for event in times[len(times) // 2 :]) * 1e3
             for part in ("draft", "target", "rest")
         ]
         found[name] = sum(parts), *parts, whole * 1e3

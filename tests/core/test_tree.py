@@ -97,6 +97,16 @@ def test_layout(rows: list[list[int]], data: st.DataObject) -> None:
             assert seen == [*range(length), *[length + j for j in path]]
 
 
+@pytest.mark.parametrize("num_nodes", [2, 5])
+def test_a_layout_of_lines_needs_no_products(num_nodes: int) -> None:
+    """Of chains of every length, padding behind them, as of any trees."""
+    index = torch.arange(num_nodes)
+    parent = torch.where(index < index[:, None] + 1, index - 1, -1)
+    ancestry, depth = tree_module._lines(parent)
+    assert torch.equal(ancestry, ancestors_by_squaring(parent))
+    assert torch.equal(depth, depths(parent))
+
+
 @given(parents(), st.data())
 def test_plan_of_some_nodes(rows: list[list[int]], data: st.DataObject) -> None:
     num_nodes = len(rows[0])

@@ -90,6 +90,8 @@ class Meter:
         default_factory=Counter
     )  # host to device, by place; each from memory that is not pinned
     calls: list[Call] | None = None  # in order, where they are recorded
+    captures: bool = False  # then a host read and an upload are errors
+    graphs: int = 0  # launches that were a graph's
     places: bool = False  # whether places are found: the stack is walked for each
 
     def reset(self) -> None:
@@ -107,16 +109,23 @@ class Meter:
         at = [f"{frame.filename.rpartition('/foretell/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-2:]]
         return f"{kind} {' < '.join(reversed(at))}"
 
+    def refuse(self, kind: str) -> None:
+        """Raise as CUDA does while it captures."""
+        if self.captures:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {kind}")
+
     def launch(self, count: int = 1) -> None:
         """Work for the device."""
         self.launches[self.phase] += count
 
     def read(self, kind: str) -> None:
         """A value comes to the host."""
+        self.refuse(kind)
         self.reads[self.place(kind)] += 1
 
     def upload(self, kind: str) -> None:
         """Values go to the device, and the host waits until they are copied."""
+        self.refuse(kind)
         self.uploads[self.place(kind)] += 1
 
 
@@ -311,6 +320,65 @@ def replay(calls: list[Call]) -> None:
         for mine, again in zip(tree_flatten(call.out)[0], tree_flatten(out)[0], strict=True):
             if isinstance(mine, Tensor) and mine.data_ptr() != again.data_ptr():
                 mine.copy_(again)
+
+
+class PretendRecorder:
+    """Captures graphs (``core.graphs.Recorder``): operators are recorded, and a launch runs them again.
+
+    A capture of CUDA runs nothing; this one does, so its first launch does nothing. What CUDA refuses is refused. The
+    memory that graphs took while they were captured is one pool, which every launch may write over: here it is spoilt, so
+    that who reads what an earlier launch left there finds out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Of the one pretend device."""
+        self._pool: list[Tensor] = []
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """See ``Recorder``."""
+        before, launches = METER.calls, METER.launches.copy()
+        METER.calls, METER.captures = [], True
+        try:
+            out = function()
+            calls = METER.calls
+        finally:
+            METER.calls, METER.captures, METER.launches = before, False, launches
+        self._spoil()
+        self._pool += _taken(calls)
+        has_run = True
+
+        def launch() -> None:
+            nonlocal has_run
+            METER.launch()
+            METER.graphs += 1
+            if not has_run:
+                self._spoil()
+                replay(calls)
+            has_run = False
+
+        return launch, out
+
+    def _spoil(self) -> None:
+        for memory in self._pool:
+            dtype = memory.dtype
+            memory.fill_(
+                torch.nan if dtype.is_floating_point else 1 if dtype == torch.bool else torch.iinfo(dtype).max // 2
+            )
+
+
+def _taken(calls: list[Call]) -> list[Tensor]:
+    """All memory, as vectors, that operators took."""
+    held: set[int] = set()
+    taken = []
+    for call in calls:
+        args = [x for x in tree_flatten((call.args, call.kwargs))[0] if isinstance(x, Tensor)]
+        held |= {x.untyped_storage()._cdata for x in args}
+        for x in tree_flatten(call.out)[0]:
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in held:
+                held.add(x.untyped_storage()._cdata)
+                count = x.untyped_storage().nbytes() // x.element_size()
+                taken.append(x.new_empty(0).set_(x.untyped_storage(), 0, (count,)))
+    return taken
 
 
 @contextmanager

@@ -157,6 +157,14 @@ Implementation = Annotated[
         help="What runs the models; auto takes the fastest that supports the model.",
     ),
 ]  # fmt: skip
+CudaGraphs = Annotated[
+    str,
+    typer.Option(
+        "--cuda-graphs", envvar="FORETELL_CUDA_GRAPHS", metavar="auto|off", rich_help_panel=MODELS,
+        callback=checked(names.check_cuda_graphs),
+        help="auto: a CUDA device runs captured graphs of steps, where it can. off: none.",
+    ),
+]  # fmt: skip
 Width = Annotated[
     int,
     typer.Option(
@@ -298,6 +306,7 @@ class Models:
     implementation: Implementation = "auto"
     weights: Weights = "auto"
     draft_weights: DraftWeights = None
+    cuda_graphs: CudaGraphs = "auto"
     width: Width = 0
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ from foretell.core.upload import sent, tensor_on
 from foretell.kernels.race import Warp, race_library
 
 _LARGEST = torch.finfo(torch.float32).max
+_COLUMNS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "bias")
+_ALWAYS = ("greedy", "cut", "inverse_temperature")
+_MADE_LATER = ("scales", "top_ks", "warp_table")
+"""Tensors of ``Processors``: those that may be None, those that never are, those made when first asked for."""
 
 
 def _inverse(temperature: float) -> float:
@@ -151,6 +156,31 @@ class Processors:
             for row in self.params
         ]
         return Processors(params, vocab_size=self.vocab_size, end_token_ids=self.end_token_ids, device=self.device)
+
+    @cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """What decides, beside the number of rows, which kernels ``logits_to_probs`` and draws launch."""
+        rows, made = len(self.params), [getattr(self, name) is None for name in _COLUMNS]
+        greedy = 0 if not self.num_greedy else 2 if self.num_greedy == rows else 1
+        own = (self.vocab_size, self.reads_history, greedy, self.cuts_all, max(self.top_k), *made)
+        return own if self.softened is self else (*own, self.softened.kind)
+
+    def make(self) -> None:
+        """Make all that is made when it is first asked for."""
+        for name in _MADE_LATER:
+            getattr(self, name)
+        if self.softened is not self:
+            self.softened.make()
+
+    def take_values(self, other: "Processors") -> None:
+        """Take the values of others of the same kind, in the memory that these have after ``make``: for what reads that
+        memory in every step. The host's side, ``params`` and lists, stays as it is: nothing of a kind depends on it."""
+        for name in (*_COLUMNS, *_ALWAYS, *_MADE_LATER):
+            mine = getattr(self, name)
+            if mine is not None:
+                mine.copy_(getattr(other, name))
+        if self.softened is not self:
+            self.softened.take_values(other.softened)
 
     def _bias(self, device: torch.device) -> Tensor | None:
         if not any(row.logit_bias or row.banned_token_ids for row in self.params):

@@ -68,7 +68,8 @@ class TokenTree:
     )
     hidden: Tensor | None = None  # [B, N, H] where a self-drafter has already run the lower layers ...
     hidden_layer: int = 0  # ... [0, hidden_layer) of the target
-    max_children: int | None = None  # an upper bound, known from growing: saves a read from the device
+    # An upper bound, known from growing: saves a read from the device. 1: every row is a chain, padding behind it.
+    max_children: int | None = None
     notes: Tensor | None = (
         None  # [B, K] int64 on a device: what the drafter wants to know of its tree on the host, read
     )
@@ -115,6 +116,8 @@ class TokenTree:
             below = (self.parent[:, :, None] == index) & self.valid[:, :, None]  # [B, N child, N parent]
             if (most := int(below.sum(1).max())) > self.max_children:
                 raise RuntimeError(f"a node has {most} children, and max_children is {self.max_children}")
+        if self.max_children == 1 and bool(((self.parent != index - 1) & self.valid).any()):
+            raise RuntimeError("max_children is 1, and a row is no chain with padding behind it")
         drawn = (self.drawn_by == DrawnBy.IID) | (self.drawn_by == DrawnBy.WITHOUT_REPLACEMENT)
         inert = ~self.valid
         inert[:, 0] = True
@@ -291,13 +294,23 @@ class Plan:
         return torch.arange(self.span, device=self.length.device) - self.length[:, None]  # [B, S]
 
 
-def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = None, pack: bool = False) -> Plan:
+def layout(
+    parent: Tensor,
+    length: Tensor,
+    capacity: int,
+    *,
+    span: int | None = None,
+    pack: bool = False,
+    is_line: bool = False,
+) -> Plan:
     """Lay a tree after the committed tokens of each row. Pure: a function of its arguments alone.
 
     parent [B, N], length [B] committed slots; capacity is the number of slots a row has. span (default capacity) is how
     many of them attention reads: any value >= max(length) + N gives the same mathematical result.
     pack says which nodes are real, so that a model can leave the padding of ragged rows out of its products (a host read:
     for the CPU, where it is free).
+    is_line: every row is a chain, maybe with padding behind it; an accelerator then needs no products to see who descends
+    from whom.
     The caller must keep the bound length + N <= capacity (and raises CapacityError): it is not checked here, to avoid a
     host read.
     """
@@ -308,6 +321,9 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
     slots = slots + (chain_parent(num_nodes, parent.device) + 1)
     if is_chain(parent):  # a chain's depth is its index: no sum over a prompt's N x N matrix
         ancestry, positions = ancestors(parent), slots
+    elif is_line and not parent.is_cpu:  # where a kernel does it
+        ancestry, depth = _lines(parent)
+        positions = length.unsqueeze(1) + depth
     else:
         found = ancestors_and_depths(parent)
         if found is None:
@@ -317,6 +333,16 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
             ancestry, positions = found[0], found[1].add_(length.unsqueeze(1))
     real = _real_nodes(parent) if pack and parent.shape[0] > 1 else None
     return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span, real)
+
+
+def _lines(parent: Tensor) -> tuple[Tensor, Tensor]:
+    """(ancestry, depth) of rows that are each a chain with padding behind it: no products, for accelerators."""
+    num_nodes, device = parent.shape[1], parent.device
+    valid = parent >= 0  # [B, N]
+    valid[:, 0] = True
+    chain = _chain_ancestors(num_nodes, device)
+    itself = chain & chain.t()
+    return torch.where(valid[:, :, None], chain, itself), (chain_parent(num_nodes, device) + 1) * valid
 
 
 def _real_nodes(parent: Tensor) -> Tensor | None:

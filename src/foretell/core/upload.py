@@ -1,5 +1,8 @@
 """Small values of the host as tensors of a device, without waiting for it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
 from typing import Any
 
 import torch
@@ -7,6 +10,23 @@ from torch import Tensor
 
 _SHARED = ("mps", "meta")
 """Devices that read the host's memory, or none: nothing is pinned for them."""
+
+
+class _Refused(local):
+    why = ""  # in this thread: why nothing may be sent
+
+
+_refused = _Refused()
+
+
+@contextmanager
+def refused_within(where: str) -> Iterator[None]:
+    """Within, in this thread, nothing is sent to a device: it would be sent once, and read by every later launch."""
+    _refused.why = where
+    try:
+        yield
+    finally:
+        _refused.why = ""
 
 
 def tensor_on(device: torch.device, values: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -20,4 +40,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     waits for nothing, and what is queued after it reads the values."""
     if device.type == "cpu" or device.type in _SHARED:
         return tensor.to(device)
+    if _refused.why:
+        raise RuntimeError(f"values of the host are sent to {device} within {_refused.why}")
     return tensor.pin_memory().to(device, non_blocking=True)

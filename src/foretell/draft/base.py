@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.graphs import Graphs
 from foretell.core.noise import Noise, race
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
@@ -61,6 +62,8 @@ class Context:
     # The same for guesses that cost time, where the plan sets them apart (``Method.light``); None: as depth_limit.
     paid_limit: list[int] | None = field(default=None, kw_only=True)
     probe: "Probe | None" = field(default=None, kw_only=True)  # of this proposal, where somebody asks for one
+    graphs: Graphs | None = field(default=None, kw_only=True)  # where proposals may be captured: take a ``sibling``
+    limits: Tensor | None = field(default=None, kw_only=True)  # [B] in a captured proposal: how deep each row may guess
 
     @property
     def num_rows(self) -> int:

@@ -15,6 +15,7 @@ from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
+from foretell.engine.captured import captured_steps
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
 from foretell.engine.drafters.guarded import GuardedDrafter
@@ -62,6 +63,7 @@ class Batch:
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
         self.prompts = PromptReader(model, self.pool, capacity, prefixes, width)
+        self.captured = captured_steps(model, self.pool, capacity, width)
         self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -247,13 +249,13 @@ class Batch:
         the most with guesses that cost time, where they are set apart. probe: what drafters write down of this step."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
-        state.probe = probe
+        state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
         state.limit(caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
-            width=self.width, pack=self._pack, tapping=grouped.tapping,
+            width=self.width, pack=self._pack, tapping=grouped.tapping, captured=self.captured,
         )  # fmt: skip
         if self._failures is not None:
             for group in self.groups:

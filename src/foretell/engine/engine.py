@@ -14,6 +14,7 @@ from foretell.core.progress import Lines, Listener, listening
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
+from foretell.engine.captured import graphs_of
 from foretell.engine.config import speculative_config, with_draft
 from foretell.engine.drafters.failures import DrafterFailures, RaisedFailures
 from foretell.engine.event import Observer
@@ -35,6 +36,7 @@ from foretell.engine.speculation import Speculation, check_together
 from foretell.engine.structured.format import Formats
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
+from foretell.model.names import check_cuda_graphs
 from foretell.model.prefill import round_up
 from foretell.planner.layered import AnyPlanner
 
@@ -62,6 +64,7 @@ class Engine:
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
         drafter_errors: str = "plain",
+        cuda_graphs: str = "auto",
         trust_remote_code: bool = False,
     ) -> None:
         """model: a loaded model, of foretell or of transformers. draft: a loaded draft model, which the configuration
@@ -75,14 +78,17 @@ class Engine:
         every step how deep guessing pays, or not at all. drafter_errors: where a drafter fails, "plain" warns in the log
         and goes on without guesses, with the same text (``Completion.plain_reason``; after several failures in a row the
         method rests, as in a service); "raise" raises DrafterError, for whoever measures or checks a method. Processes that
-        share a model always raise. trust_remote_code: draft models may run the Python code
+        share a model always raise. cuda_graphs: "auto" launches what a step asks of a CUDA device as captured graphs, where
+        that can be, "off" call by call; elsewhere nothing changes. trust_remote_code: draft models may run the Python code
         that they come with. Raises ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
         model = self.model
-        model.spec = with_tokenizer(model.spec, tokenizer)
+        check_cuda_graphs(cuda_graphs)
+        self.cuda_graphs = cuda_graphs
+        model.spec = replace(with_tokenizer(model.spec, tokenizer), cuda_graphs=cuda_graphs == "auto")
         given = None if draft is None else as_model(draft)
         self._methods = Methods(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
         check_speculation(speculation)
@@ -133,6 +139,7 @@ class Engine:
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
         drafter_errors: str = "plain",
+        cuda_graphs: str = "auto",
         weights: str = "auto",
         trust_remote_code: bool = False,
         progress: bool | Listener = False,
@@ -180,7 +187,7 @@ class Engine:
             return cls(
                 model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
                 prefix_memory_gib=prefix_memory_gib, speculation=speculation, drafter_errors=drafter_errors,
-                trust_remote_code=trust_remote_code,
+                cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
             )  # fmt: skip
 
     @tells_places
@@ -200,7 +207,7 @@ class Engine:
             self.model, self.tokenizer, speculative=config, draft=self._methods.given,
             draft_tokenizer=self._methods.given_tokenizer, method=method, width=self.width,
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
-            trust_remote_code=self._methods.trusts_code,
+            cuda_graphs=self.cuda_graphs, trust_remote_code=self._methods.trusts_code,
         )  # fmt: skip
         made.formats = self.formats
         return made
@@ -394,6 +401,7 @@ class Engine:
         """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
         choice = choice or self.choice()
         spec, config, head = self.model.spec, choice.config, choice.method.runs_as
+        graphs = graphs_of(self.model, self.width)
         return {
             "target": spec.name,
             "architecture": spec.architecture,
@@ -402,6 +410,7 @@ class Engine:
             "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
             "device": str(spec.device),
             "width": self.width,
+            **({} if graphs is None else {"cuda_graphs": graphs}),
             "speculation": self.speculation,
             "exact": config.verifier.exact,
             "speculative": config.resolved(),

@@ -61,16 +61,24 @@ class State(Context):
         self.depth_limit = list(map(min, self.depth_limit, most))
 
     def advance(
-        self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None
+        self,
+        tree: TokenTree,
+        verdict: Verdict,
+        taps: Tensor | None,
+        candidates: Tensor | None = None,
+        *,
+        packed: Tensor | None = None,
+        following: Tensor | None = None,
     ) -> tuple[Commit, tuple[Tensor, Tensor] | None]:
         """Emit the tokens that the verdict keeps. Returns the commit, and (src, dst) slots [B, D] where KV must move.
 
-        The one place of a step where values are read from the device, all at once.
+        The one place of a step where values are read from the device, all at once. A captured graph has them packed, the
+        length and pending token of each row after the step as following [2, B], and has moved KV.
         """
         paths: list[list[int]] = []
         emitted: list[list[int]] = []
         guessed: list[int] = []
-        read = _read(tree, verdict)
+        read = _read(tree, verdict, packed)
         columns = zip(self.rows, *read[:6], strict=True)
         for at, (row, count, bonus, sound, path, tokens, parent) in enumerate(columns):
             path = path[:count]
@@ -113,33 +121,45 @@ class State(Context):
         self.depth_limit = [row.depth_limit for row in self.rows]
         ended = [row.finish_reason is not None for row in self.rows]
         if not before.is_cpu and not any(ended):
-            self.length, self.pending = before + verdict.count, verdict.bonus  # the same, from what lies there already
+            # The same, from what lies there already; a graph's memory is written over by its next launch.
+            after = (before + verdict.count, verdict.bonus) if following is None else following.clone().unbind()
+            self.length, self.pending = after
         else:  # a row that ended inside the path keeps no node after its last token: length is cut with the text
             self.length = tensor_on(before.device, self.lengths)
             self.pending = tensor_on(before.device, [ids[-1] for ids in self.history.ids])
         moves = None
-        if any(path != list(range(len(path))) for path in paths):  # else all lie after the committed tokens already
-            moves = _moves(before, paths) if before.is_cpu else _moves_of(before, verdict)
+        if following is None and any(
+            path != list(range(len(path))) for path in paths
+        ):  # else all lie after the committed tokens already
+            moves = _moves(before, paths) if before.is_cpu else moves_of(before, verdict)
         return Commit(tree, before, paths, emitted, taps, candidates, ended, guessed, *read[6:]), moves
 
 
-def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:
+def _read(tree: TokenTree, verdict: Verdict, packed: Tensor | None) -> tuple[list[Any], ...]:
     """Columns (count, bonus, sound, path, tokens, parent), a value a row, on the host; then the tree's notes, if any."""
     if verdict.host is not None:
         paths, bonus, sound = verdict.host
         return list(map(len, paths)), bonus, sound, paths, tree.tokens.tolist(), tree.parent.tolist()
-    columns = [verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent]
     if tree.tokens.is_cpu:
+        columns = [verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent]
         return tuple(column.tolist() for column in columns)
+    packed = pack(tree, verdict) if packed is None else packed
+    num_notes = 0 if tree.notes is None else tree.notes.shape[1]
+    # A graph's are padded to more nodes: of these no tree has any.
+    width, num_nodes = (packed.shape[1] - 3 - num_notes) // 3, tree.num_nodes
+    starts = [(3, num_nodes), (3 + width, num_nodes), (3 + 2 * width, num_nodes), (3 + 3 * width, num_notes)]
+    rows = packed[: len(tree.tokens)].tolist()
+    parts = [[row[start : start + count] for row in rows] for start, count in starts if count]
+    return (*([row[column] for row in rows] for column in range(3)), *parts)
+
+
+def pack(tree: TokenTree, verdict: Verdict) -> Tensor:
+    """[B, 3 + 3 N + K] int64: all that the host reads of a step, so that it waits for the device once: count, bonus, sound;
+    path, tokens, parents [N] each; the tree's notes [K]."""
+    columns = [verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent]
     if tree.notes is not None:
         columns.append(tree.notes)
-    # One transfer instead of six: each would wait for the device.
-    widths = [1 if column.dim() == 1 else column.shape[1] for column in columns]
-    packed = torch.cat([column.long().reshape(len(column), -1) for column in columns], 1).tolist()
-    ends = [sum(widths[: k + 1]) for k in range(len(widths))]
-    parts = [[row[end - width : end] for row in packed] for width, end in zip(widths, ends, strict=True)]
-    flat = [column.dim() == 1 for column in columns]
-    return tuple([row[0] for row in part] if single else part for part, single in zip(parts, flat, strict=True))
+    return torch.cat([column.long().reshape(len(column), -1) for column in columns], 1)
 
 
 def depth_of(parent: Sequence[int]) -> int:
@@ -166,7 +186,7 @@ def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tens
     return length[:, None] + torch.tensor(nodes), length[:, None] + torch.arange(width)
 
 
-def _moves_of(length: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+def moves_of(length: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
     """The same from a verdict's path, on its device, where ended rows move more than they keep."""
     index = torch.arange(verdict.path.shape[1], device=length.device)
     nodes = torch.where(index < verdict.count[:, None], verdict.path, index)

@@ -6,7 +6,6 @@ and the reference of every test.
 
 from time import perf_counter
 
-import torch
 from torch import Tensor
 
 from foretell.core.deferred import Deferred
@@ -15,16 +14,15 @@ from foretell.core.probs import Paths
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout, pad_tree
 from foretell.draft.base import Drafter
 from foretell.draft.shapes import Shape
+from foretell.engine.candidates import candidates
+from foretell.engine.captured import CapturedSteps, Judged
 from foretell.engine.event import StepEvent
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.kernels.bounds import check_tree
 from foretell.model.target import Target
-from foretell.verify.base import Evidence, RowVerifiers, Verifier
+from foretell.verify.base import Evidence, RowVerifiers, Verdict, Verifier
 from foretell.verify.drawing import draw
-
-_BLOCK = 64
-"""Tokens whose largest logit ranks them together: see ``candidates``."""
 
 
 def step(
@@ -38,13 +36,15 @@ def step(
     width: int = 0,
     pack: bool = False,
     tapping: Tapping = Tapping(),  # noqa: B008 (frozen)
+    captured: CapturedSteps | None = None,
 ) -> StepEvent:
     """Advance every row by at least one token. Returns the ``StepEvent``.
 
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
-    out the padding of ragged rows. A batch whose rows have several drafters and verifiers comes as a ``GroupedDrafter``
-    and ``RowVerifiers``, which have the interface of a single one.
+    out the padding of ragged rows. captured: what is launched at once from layout to verdict, where a step can be. A batch
+    whose rows have several drafters and verifiers comes as a ``GroupedDrafter`` and ``RowVerifiers``, which have the
+    interface of a single one.
     """
     begun = perf_counter()
     rows, depth_limit, spec = state.rows, state.depth_limit, target.spec
@@ -55,9 +55,13 @@ def step(
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()
+    judged = None if captured is None else captured.judge(state, tree, verifier, tapping, drafter.num_candidates)
+    if judged is not None:
+        return _of_graph(state, drafter, tree, judged, noise, tapping, (begun, proposed))
 
     span = state.span(tree.num_nodes, 512 if width else 64)
-    plan = layout(tree.parent, state.length, state.capacity, span=span, pack=pack)
+    is_line = tree.max_children == 1
+    plan = layout(tree.parent, state.length, state.capacity, span=span, pack=pack, is_line=is_line)
     layers = (tree.hidden_layer, spec.num_layers)
     ready = perf_counter()
     output = target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden, taps=tapping.layers)
@@ -80,30 +84,33 @@ def step(
     )  # fmt: skip
 
 
+def _of_graph(
+    state: State, drafter: Drafter, tree: TokenTree, judged: Judged, noise: Noise, tapping: Tapping,
+    at: tuple[float, float],
+) -> StepEvent:  # fmt: skip
+    """The rest of a step whose graph was launched. at: when the step and its graph began."""
+    rows, depth_limit, (begun, proposed) = state.rows, state.depth_limit, at
+    paths = Paths(tree.tokens, judged.ancestry, tree.parent, is_tree=True)
+    # Made anew for each step: an observer reads p of this one.
+    deferred = Deferred(judged.logits, state.processors, state.history, paths)
+    evidence = Evidence.later(tree, deferred, noise, tapping.for_verifier(judged.taps))
+    verdict = Verdict(*judged.verdict)
+    commit, _ = state.advance(
+        tree, verdict, tapping.for_drafter(judged.taps), judged.candidates,
+        packed=judged.packed, following=judged.following,
+    )  # fmt: skip
+    read = perf_counter()
+    drafter.observe(commit)
+    return StepEvent(
+        rows, evidence, judged.logits, verdict, commit, depth_limit,
+        seconds_draft=proposed - begun,
+        seconds_draft_model=0.0 if state.probe is None else state.probe.seconds_model,
+        seconds_target=read - proposed,
+        seconds_rest=perf_counter() - read,
+    )  # fmt: skip
+
+
 def _evidence(logits: Tensor, state: State, tree: TokenTree, plan: Plan, noise: Noise, taps: Tensor | None) -> Evidence:
     """p is made where a verifier or an observer reads it."""
     paths = Paths(tree.tokens, plan.ancestry, tree.parent, is_tree=True)
     return Evidence.later(tree, Deferred(logits, state.processors, state.history, paths), noise, taps)
-
-
-def candidates(logits: Tensor, count: int) -> Tensor | None:
-    """[..., count] int64: the tokens of the largest logits [..., V], the largest first, for drafters that learn from them
-    (``Drafter.num_candidates``); None for a count of 0.
-
-    By logit, not by distribution: at temperature 0 and after filters a distribution has one token or few. Which of
-    equal logits comes first is left open: they are guesses. On a CPU ``topk`` takes 0.1 ms a node at V = 32,768, which
-    for small models is as much as their layers; so blocks are ranked by their maximum first: the best tokens lie in the
-    best blocks.
-    """
-    if count == 0:
-        return None
-    num_blocks = logits.shape[-1] // _BLOCK
-    if logits.device.type != "cpu" or num_blocks < 2 * count:
-        return logits.topk(count).indices
-    end = num_blocks * _BLOCK
-    # [..., count] indices of blocks.
-    blocks = logits[..., :end].reshape(*logits.shape[:-1], num_blocks, _BLOCK).amax(-1).topk(count).indices
-    tokens = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)  # [..., count * 64]
-    rest = torch.arange(end, logits.shape[-1]).expand(*logits.shape[:-1], -1)
-    tokens = torch.cat([tokens, rest], -1)
-    return tokens.gather(-1, logits.gather(-1, tokens).topk(count).indices)

@@ -1,6 +1,7 @@
 """The KV memory of some rows: written by slot, compacted by slot, never grown inside a step."""
 
 from collections.abc import Sequence
+from itertools import count
 from math import prod
 
 import torch
@@ -11,6 +12,9 @@ from foretell.core.platform import anonymous_memory, discard
 from foretell.core.upload import sent
 
 _WORTH = 1 << 18  # bytes
+SPARE = 64
+"""Slots behind a row's capacity on an accelerator, where captured graphs write padding."""
+_numbers = count()
 
 
 class KVCache:
@@ -52,13 +56,16 @@ class KVCache:
 
     def _allocate(self, reserve: int) -> None:
         self.reserve, self._is_view = reserve, False
+        self.memory = next(_numbers)  # another number wherever it lies elsewhere
+        shapes = [
+            (reserve, heads, self.capacity + (0 if device.type == "cpu" else SPARE), key_dim, value_dim, device)
+            for heads, key_dim, value_dim, device in self._layouts
+        ]
         self._all_keys = [
-            _lazy_zeros(reserve, heads, self.capacity, key_dim, dtype=self._dtype, device=device)
-            for heads, key_dim, _, device in self._layouts
+            _lazy_zeros(*shape, key_dim, dtype=self._dtype, device=device) for *shape, key_dim, _, device in shapes
         ]
         self._all_values = [
-            _lazy_zeros(reserve, heads, self.capacity, value_dim, dtype=self._dtype, device=device)
-            for heads, _, value_dim, device in self._layouts
+            _lazy_zeros(*shape, value_dim, dtype=self._dtype, device=device) for *shape, _, value_dim, device in shapes
         ]
         self._show()
 
@@ -155,7 +162,7 @@ class KVCache:
         """Rows [start, stop) of the reserve as a cache of their own, sharing memory. It must not grow or be reordered."""
         view = object.__new__(KVCache)
         view.num_rows, view.capacity, view.reserve = stop - start, self.capacity, stop - start
-        view._layouts, view._dtype, view._is_view = self._layouts, self._dtype, True
+        view._layouts, view._dtype, view._is_view, view.memory = self._layouts, self._dtype, True, self.memory
         view._all_keys = [memory[start:stop] for memory in self._all_keys]
         view._all_values = [memory[start:stop] for memory in self._all_values]
         view._show()

@@ -7,6 +7,8 @@ FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference,
 IMPLEMENTATIONS = ("auto", "transformers", *FAST)
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 """How matrices may be held: see ``load_model``."""
+CUDA_GRAPHS = ("auto", "off")
+"""Whether steps are launched as captured graphs, on devices that have them."""
 DEVICES = (
     "cpu",
     "cuda",
@@ -41,6 +43,12 @@ def check_implementation(name: str) -> None:
     """Raise ConfigError for one that is unknown."""
     if name not in IMPLEMENTATIONS:
         raise ConfigError(f"implementation {name!r} is unknown{nearest(name, IMPLEMENTATIONS)}")
+
+
+def check_cuda_graphs(value: str) -> None:
+    """Raise ConfigError for another value than "auto" and "off"."""
+    if value not in CUDA_GRAPHS:
+        raise ConfigError(f"cuda_graphs = {value!r} must be 'auto' or 'off'")
 
 
 def check_weights(name: str, option: str = "weights") -> None:

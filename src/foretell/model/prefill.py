@@ -36,6 +36,16 @@ def real_nodes(counts: Sequence[int], width: int) -> Tensor | None:
     return torch.tensor([row * width + node for row, count in enumerate(counts) for node in range(count)])
 
 
+def read_few(target: Target, tokens: Tensor, counts: Tensor, starts: Tensor, span: int) -> Tensor:
+    """``feed`` of few tokens that lie on the device, in one pass without the host: logits [B, 1, V] after the last one of
+    each row. tokens [B, W], of which counts [B] are real, to slots starts [B], ...; span: see ``layout``."""
+    parent = chain_tree(tokens, counts).parent
+    plan = layout(parent, starts, target.cache.capacity, span=span, is_line=True)
+    hidden = target.forward(tokens, plan, head=False).hidden
+    rows = torch.arange(len(tokens), device=tokens.device)
+    return target.model.logits(hidden[rows, (counts - 1).clamp(min=0)].unsqueeze(1))
+
+
 def feed(
     target: Target,
     missing: Sequence[Sequence[int]],
@@ -72,7 +82,7 @@ def feed(
         else:
             parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
-        plan = layout(parent, tensor_on(device, start), capacity, span=span)
+        plan = layout(parent, tensor_on(device, start), capacity, span=span, is_line=True)
         plan = replace(plan, known=torch.tensor([len(piece) for piece in pieces]))
         if ragged and device.type == "cpu":
             plan = replace(plan, real=real_nodes([len(piece) for piece in pieces], width))

@@ -40,6 +40,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     chains_only: str = ""  # why it reads lines of guesses alone and no trees; "" where it reads both
     reads_again: str = ""  # why its recurrent layers read accepted guesses again, which costs time; "" where none does
+    cuda_graphs: bool = True  # whether steps may be launched as captured graphs, on a device that has them
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
 
     @property
@@ -62,6 +63,7 @@ class ModelSpec:
             "weight_bytes": self.weight_bytes,
             "num_layers": self.num_layers,
             "vocab_size": self.vocab_size,
+            **({} if self.cuda_graphs else {"cuda_graphs": "off"}),
         }
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from foretell.engine.engine import Engine
 from foretell.engine.speculation import Speculation
+from foretell.model.cache import SPARE
 from foretell.model.prefill import round_up
 from foretell.service.choices import MARGIN
 from foretell.service.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
@@ -40,7 +41,7 @@ def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOp
     kv_tokens = engine.model.share(kv_tokens)
     rows = options.max_num_seqs
     if spec.device.type != "cpu":  # a pool is allocated whole there
-        rows = max(1, min(rows, kv_tokens // capacity))
+        rows = max(1, min(rows, kv_tokens // (capacity + SPARE)))
     logger.info(
         "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
         kv_tokens, kv_tokens * slot / 2**30, rows, longest,

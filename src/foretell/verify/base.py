@@ -210,6 +210,7 @@ class Verifier(ABC):
     # Where siblings are drawn so, how many there are must not.
     counts_children: ClassVar[frozenset[DrawMode]] = frozenset()
     # depend on any token: the rule treats them jointly
+    waits: ClassVar[bool] = False  # it reads values on the host while it judges: no captured graph holds it
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
     @property

@@ -71,6 +71,7 @@ class GreedyBlock(Verifier):
     reads = frozenset({"q"})
     draws = DrawMode.IID
     counts_children = frozenset({DrawMode.IID})
+    waits = True
     summary = (
         "select the best drafted path by p/q, then verify it as a block under the distribution of a best one; exact"
     )

@@ -22,10 +22,9 @@ from torch import Tensor
 from foretell.core.noise import Noise, top
 from foretell.core.probs import Paths, logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, ancestors
-from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 from foretell.draft.growing.children import Children, Drawing, Nodes
-from foretell.draft.growing.frontier import Expander, Grown, note, span_for, with_q
+from foretell.draft.growing.frontier import Expander, Grown, limits_of, note, span_for, with_q
 from foretell.draft.shapes import DySpec, Eagle2Shape, OptTree
 
 
@@ -45,7 +44,7 @@ class Growth:
         num_rows = context.num_rows
         self.logits, self.base = expander.begin(context, limits)
         note(context, self.logits)
-        self.limits = tensor_on(device, limits)[:, None]  # [B, 1]
+        self.limits = limits_of(context, limits)[:, None]  # [B, 1]
         zero = torch.zeros(num_rows, 1, dtype=torch.int64, device=device)
         # Fed nodes.
         self.num_fed = 1

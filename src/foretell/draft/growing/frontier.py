@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.tree import DrawnBy, Plan, TokenTree
+from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 from foretell.model.prefill import round_up
 
@@ -75,6 +76,11 @@ def pick(plan: Plan, nodes: Tensor) -> Plan:
         slots=plan.slots[:, nodes],
         positions=plan.positions[:, nodes],
     )
+
+
+def limits_of(context: Context, limits: Sequence[int]) -> Tensor:
+    """[B] int64: how deep each row may guess."""
+    return tensor_on(context.device, limits) if context.limits is None else context.limits
 
 
 def span_for(expander: Expander, context: Context, num_nodes: int) -> int:

@@ -12,10 +12,9 @@ from foretell.core.deferred import Deferred
 from foretell.core.noise import Noise
 from foretell.core.probs import Paths, logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_parent, chain_tree, layout
-from foretell.core.upload import tensor_on
 from foretell.draft.base import Context, choose
 from foretell.draft.growing.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
-from foretell.draft.growing.frontier import Expander, Grown, chance_of, note, span_for
+from foretell.draft.growing.frontier import Expander, Grown, chance_of, limits_of, note, span_for
 from foretell.draft.growing.template import grow_template
 from foretell.draft.shapes import (
     Adaptive,
@@ -128,19 +127,19 @@ def chain(
     num_rows, device, num_tokens = context.num_rows, context.device, max(limits)
     parent = chain_parent(num_tokens + 1, device).expand(num_rows, -1)
     count: Tensor | None = None
-    if min(limits) < num_tokens:
-        count = tensor_on(device, limits) + 1
+    if min(limits) < num_tokens or context.limits is not None:
+        count = limits_of(context, limits) + 1
         parent = parent.masked_fill(torch.arange(num_tokens + 1, device=device) >= count[:, None], -1)
     logits, base = expander.begin(context, limits)
     note(context, logits)
-    plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1))
+    plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1), is_line=True)
     tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
     tokens[:, 0] = context.pending
     distributions: list[Tensor] = []
     if label == DrawnBy.COUPLED:
         noise.coupled_keys(num_tokens + 1)  # the verifier's depths too: hashed once
     if stop is not None:
-        depth_limit = tensor_on(device, limits)
+        depth_limit = limits_of(context, limits)
         going, count = depth_limit > 0, depth_limit.clamp(max=1) + 1
     for node in range(1, num_tokens + 1):
         paths = Paths(tokens, plan.ancestry[:, node - 1 : node])

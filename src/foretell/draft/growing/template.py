@@ -14,7 +14,7 @@ from foretell.core.tree import DrawMode, DrawnBy, TokenTree, layout
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 from foretell.draft.growing.children import Drawing, Nodes
-from foretell.draft.growing.frontier import Expander, Grown, note, pick, span_for, with_q
+from foretell.draft.growing.frontier import Expander, Grown, limits_of, note, pick, span_for, with_q
 from foretell.draft.shapes import Delayed, Sequoia, Static
 
 TemplateShape = Static | Delayed | Sequoia
@@ -52,7 +52,7 @@ def grow_template(
     template = compiled(parent_of(shape), min(shape.depth, max(limits)), draws == DrawMode.GREEDY, context.device)
     num_rows, num_nodes, device = context.num_rows, template.num_nodes, context.device
     drawing = Drawing.of(draws, noise, context.processors, len(template.levels))
-    deepest = tensor_on(device, limits)[:, None]
+    deepest = limits_of(context, limits)[:, None]
     inside = template.depth <= deepest  # [B, N]
     parent = torch.where(inside, template.parent, -1)
     logits, base = expander.begin(context, limits)

@@ -111,6 +111,7 @@ def part(
         depth_limit=context.depth_limit[rows] if depth_limit is None else depth_limit,
         paid_limit=None if context.paid_limit is None else context.paid_limit[rows],
         probe=context.probe,
+        graphs=context.graphs,
     )
 
 

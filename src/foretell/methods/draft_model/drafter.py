@@ -7,15 +7,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foretell.core.graphs import Graphs
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.growing import grow
+from foretell.draft.growing.captured import Fed, Known, fits, grow_captured, why_not
+from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
 from foretell.methods.acceptance.native import speed_up
-from foretell.model.prefill import feed
+from foretell.model.cache import KVCache
+from foretell.model.prefill import feed, read_few
 from foretell.model.target import CausalModel, Target
 
 ACCEPTANCE = "acceptance."
@@ -53,6 +57,9 @@ class ModelDrafter(Drafter):
         self.limits = [0] * context.num_rows  # of the last proposal: where it is 0 nothing was fed
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
         self.has_fed = False  # whether there was one since the last step was observed
+        self.graphs: Graphs | None = None  # of proposals, while the cache lies where it lies
+        self._memory = -1
+        self.fed: Fed | None = None  # in a twin whose proposal is captured: what it reads first
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row and the model's own context have room for."""
@@ -65,11 +72,49 @@ class ModelDrafter(Drafter):
         if not self.has_fed:
             return root_tree(context.pending)
         before = self.target.seconds
-        grown = grow.grow(self, context, limits, shape, draws, noise)
+        grown = self._captured(context, limits, shape, draws, noise)
+        if grown is None:
+            grown = grow.grow(self, context, limits, shape, draws, noise)
         if context.probe is not None:
             context.probe.seconds_model += self.target.seconds - before
         self.slots = grown.slots
         return grown.tree if grown.slots.is_cpu else replace(grown.tree, notes=grown.slots)
+
+    def _captured(
+        self, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode, noise: Noise
+    ) -> Grown | None:
+        """By a captured graph; None where that cannot be."""
+        if context.graphs is None:
+            return None
+        if self.graphs is None or self._memory != self.target.cache.memory:
+            self.graphs, self._memory = context.graphs.sibling(), self.target.cache.memory
+        missing = self._missing(context, limits)
+        if reason := self._why_not(context, missing):
+            self.graphs.skipped(reason)
+            return None
+        bases = [
+            length if limit else filled
+            for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+        ]
+        known = Known(missing, list(self.filled), bases, limits)
+
+        def expander(fed: Fed, others: Sequence[Tensor], cache: KVCache) -> Expander:
+            twin = copy(self)
+            twin.target, twin.fed = Target.of(self.target.model, cache), fed
+            return twin
+
+        grown = grow_captured(self.graphs, expander, self.target.cache, known, context, shape, draws, noise)
+        self._count_read(context, limits)
+        return grown
+
+    def _why_not(self, context: Context, missing: Sequence[Sequence[int]]) -> str:
+        if type(self) is not ModelDrafter:
+            return "the draft's vocabulary is not the target's"
+        if self.target.spec.implementation != "lean":
+            return f"the draft's implementation is {self.target.spec.implementation!r}"
+        if self.reads_law:
+            return "the acceptance head reads temperatures on the host"
+        return why_not(context) or ("" if fits(missing) else "a draft model reads a long text")
 
     def texts(self, context: Context) -> list[list[int]]:
         """Each row's text in the draft model's tokens, the pending token last; context has its lengths."""
@@ -77,14 +122,10 @@ class ModelDrafter(Drafter):
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Feed all tokens not yet in the cache, the pending one last; rows without room are skipped and stay behind."""
-        # Rows without room are computed too, unused. One that has read its model's last position is computed there, in
-        # place of its text, which it never reads again; behind it learned positions end.
-        last = self.target.spec.max_positions - 1
-        self.filled = [min(filled, last) for filled in self.filled]
-        missing = [
-            [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
-            for row, filled, limit in zip(self.texts(context), self.filled, limits, strict=True)
-        ]
+        if (fed := self.fed) is not None:
+            span = min(self.capacity, fed.span + fed.tokens.shape[1])
+            return read_few(self.target, fed.tokens, fed.counts, fed.starts, span), fed.bases
+        missing = self._missing(context, limits)
         logits = feed(self.target, missing, self.filled, head=True)
         assert logits is not None, "the pending token is never in the cache"
         if all(limits):
@@ -96,15 +137,30 @@ class ModelDrafter(Drafter):
                 for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
             ]
             base = tensor_on(context.device, places)
-        self.filled = [
-            length + 1 if limit else filled
-            for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
-        ]
+        self._count_read(context, limits)
         if self.reads_law:
             temperatures = [[row.temperature] for row in context.processors.params]
             self.temperature = tensor_on(context.device, temperatures)
             self.recent_logits, self.tokens = [logits], None
         return logits, base
+
+    def _missing(self, context: Context, limits: Sequence[int]) -> list[list[int]]:
+        """Known tokens of each row that are not in the cache; none of rows without room."""
+        # Rows without room are computed too, unused. One that has read its model's last position is computed there, in
+        # place of its text, which it never reads again; behind it learned positions end.
+        last = self.target.spec.max_positions - 1
+        self.filled = [min(filled, last) for filled in self.filled]
+        return [
+            [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
+            for row, filled, limit in zip(self.texts(context), self.filled, limits, strict=True)
+        ]
+
+    def _count_read(self, context: Context, limits: Sequence[int]) -> None:
+        """Rows with room have read their text."""
+        self.filled = [
+            length + 1 if limit else filled
+            for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+        ]
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after W new nodes."""

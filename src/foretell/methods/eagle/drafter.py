@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.core.graphs import Feed, Graphs
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
+from foretell.draft.growing.captured import Fed, Known, grow_captured, why_not
+from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
 from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
@@ -69,6 +72,10 @@ class EagleDrafter(Drafter):
         dtype = head.dtype if native is None else torch.float32
         self._outputs = torch.zeros(context.num_rows, 1, head.config.hidden_size, dtype=dtype, device=context.device)
         self._columns = torch.arange(1, device=context.device)
+        self.graphs: Graphs | None = None  # of proposals, while the cache lies where it lies
+        self._memory = -1
+        self.fed: Fed | None = None  # in a twin whose proposal is captured: what it reads first ...
+        self._features = self._outputs  # ... and its features [B, FEW, F]
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keep the prompt's features."""
@@ -96,7 +103,47 @@ class EagleDrafter(Drafter):
         growth = self._grows_whole(context, limits, shape, draws)
         if growth is not None:
             return self._whole_tree(context, limits, *growth, noise)
-        return grow.grow(self, context, limits, shape, draws, noise).tree
+        grown = self._captured(context, limits, shape, draws, noise)
+        return (grow.grow(self, context, limits, shape, draws, noise) if grown is None else grown).tree
+
+    def _captured(
+        self, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode, noise: Noise
+    ) -> Grown | None:
+        """By a captured graph; None where that cannot be."""
+        if context.graphs is None:
+            return None
+        if self.graphs is None or self._memory != self.cache.memory:
+            self.graphs, self._memory = context.graphs.sibling(), self.cache.memory
+        if reason := self._why_not(context, limits):
+            self.graphs.skipped(reason)
+            return None
+        features, ids, starts = self._take(context, limits)
+        bases = [
+            length - 1 if limit else max(0, filled - 1)
+            for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+        ]
+
+        def expander(fed: Fed, others: Sequence[Tensor], cache: KVCache) -> Expander:
+            twin = copy(self)
+            twin.cache, twin.fed, twin._features = cache, fed, others[0]
+            twin._outputs, twin._columns = (
+                others[0].new_zeros(len(others[0]), 1, self._outputs.shape[2]),
+                self._columns[:1],
+            )
+            return twin
+
+        return grow_captured(
+            self.graphs, expander, self.cache, Known(ids, starts, bases, limits), context, shape, draws, noise,
+            [Feed(features, (0, FEW, features.shape[2]))],
+        )  # fmt: skip
+
+    def _why_not(self, context: Context, limits: Sequence[int]) -> str:
+        if type(self) is not EagleDrafter:
+            return f"proposals of {type(self).__name__} are not captured"
+        if self.native is not None:
+            return "the head runs on the CPU"
+        unread = max(row.count for row, limit in zip(self.buffer.rows, limits, strict=True) if limit)
+        return why_not(context) or ("" if unread <= FEW else "a head reads a long text")
 
     def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
         """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
@@ -141,6 +188,10 @@ class EagleDrafter(Drafter):
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read all pairs up to the pending token's that are not in the cache; rows without room are skipped and stay
         behind."""
+        if self.fed is not None:
+            out, read = self._read_fed(self.fed)
+            self._outputs[:, :1] = self.hidden = out
+            return self._logits(read), self.fed.bases
         out, read = self._read(*self._take(context, limits))
         if all(limits):
             base = context.length - 1
@@ -150,6 +201,16 @@ class EagleDrafter(Drafter):
         self._outputs[:, :1] = out
         self.hidden = out
         return self._logits(read), base
+
+    def _read_fed(self, fed: Fed) -> tuple[Tensor, Tensor]:
+        """``_read`` of few pairs that lie on the device, in one pass."""
+        num_rows, width = fed.tokens.shape
+        parent = chain_parent(width, fed.tokens.device).expand(num_rows, -1)
+        plan = layout(parent, fed.starts, self.capacity, span=min(self.capacity, fed.span + width), is_line=True)
+        here = self.run(fed.tokens, self._features, plan)
+        rows, last = torch.arange(num_rows, device=fed.tokens.device), (fed.counts - 1).clamp(min=0)
+        out, read = (each[rows, last].unsqueeze(1) for each in here)
+        return out, read
 
     def _take(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, list[list[int]], list[int]]:
         """What ``_read`` takes: the pairs not yet read of rows with room, which count as read from now on."""
@@ -215,6 +276,7 @@ class EagleDrafter(Drafter):
         assert isinstance(method, _Eagle)
         head, native = method.head, method.native
         self.head, self.native, self.vocabulary = head, native, head.vocabulary
+        self.graphs = None  # whose kernels read the old weights
         self.buffer.prepare = native.features if native is not None else lambda taps: head.features(taps, self.model)
 
     def num_unread(self, context: Context) -> list[int]:
