@@ -43,6 +43,8 @@ def problem(
         nodes=drafted,
         method=method,
         entry=np.zeros(batch),
+        own=np.zeros((batch, depth)),
+        node=np.zeros(batch),
         draft=draft,
         curve=(np.concatenate([[0.0], nodes, [100.0]]), ys),
         plain=float(ys[0]),
@@ -105,7 +107,8 @@ def test_the_search_is_near_the_best_elsewhere(kind: dict[str, int | bool], mean
 
 def test_deeper_for_the_better_row_and_nothing_for_the_worst() -> None:
     given = Problem(
-        kept=np.cumprod([[0.95] * 3, [0.7] * 3, [0.02] * 3], axis=1), drafted=np.ones((3, 3)), nodes=np.ones((3, 3)),
+        kept=np.cumprod([[0.95] * 3, [0.7] * 3, [0.02] * 3], axis=1), drafted=np.ones((3, 3)),
+        nodes=np.ones((3, 3)), own=np.zeros((3, 3)), node=np.zeros(3),
         method=np.zeros(3, dtype=np.int64), entry=np.zeros(3), draft=np.full((1, 3, 4), 0.001),
         curve=(np.array([0.0, 100.0]), np.array([1.0, 16.0])), plain=1.0,
     )  # fmt: skip
