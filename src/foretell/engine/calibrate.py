@@ -27,7 +27,7 @@ CHECK_STEPS = 6  # of each kind, before a table from an earlier start is used; t
 PROMPT_TOKENS = 64  # of each row that steps are measured on
 TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 LEAST_LONG, MOST_LONG = 512, 2048  # tokens of a long text: between them as many as the target reads ...
-LONG_S = 1.0  # ... in so many seconds
+LONG_S = 0.5  # ... in so many seconds
 
 
 class InterruptedMeasuringError(Exception):

@@ -86,7 +86,7 @@ def search(problem: Problem) -> Allocation | None:
     """
     num_rows, depth = problem.kept.shape
     own = problem.own + problem.nodes * problem.node[:, None] * problem.guess_factor
-    gained = problem.kept - own * (num_rows / problem.plain)
+    gained = np.where(problem.kept > 0.0, problem.kept - own * (num_rows / problem.plain), -np.inf)
     worth = np.minimum.accumulate(gained / np.maximum(problem.drafted, 1e-12), axis=1)
     flat = worth.T.ravel()  # by depth, so that of equals the shallow comes first
     order = np.argsort(-flat, kind="stable")

@@ -228,7 +228,10 @@ class CostTable:
         plain, best = self.verify(batch, batch, length), 1.0
         for rows in {*(1 << power for power in range(batch.bit_length())), batch}:
             for depth in range(1, deepest + 1):
-                verify, draft = self.verify(batch, batch + rows * depth, length), self.draft(method, rows, depth, length)
+                verify, draft = (
+                    self.verify(batch, batch + rows * depth, length),
+                    self.draft(method, rows, depth, length),
+                )
                 cost = step_cost(verify, 1, draft)
                 best = max(best, speedup((batch + rows * depth) / batch, cost, plain))
         return best

@@ -17,7 +17,10 @@ MAX_NODES = 96
 _REPEATS, _MOST_REPEATS = 3, 12
 _CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
 _LONG_S = 0.1
-_TEXT_ROUNDS, _TEXT_S = 10, 0.6  # of steps of short and long texts, after one warm-up: two at least, then as many as time allows
+_TEXT_ROUNDS, _TEXT_S = 10, 0.6  # of steps of short and long texts, after one warm-up: two, or as many as time allows
+    10,
+    0.6,
+)  # of steps of short and long texts, after one warm-up: two at least, then as many as time allows
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,9 @@ def measure_texts(
                 seen[depth, is_long].append(step(method, depth, is_long))
         for depth in sorted({depth for depth, _ in cells}):
             rows = statistics.median_low([_nodes(one, 1, depth) for one in seen[depth, True][1:]])
-            pair = [[one for one in seen[depth, is_long][1:] if _nodes(one, 1, depth) == rows] for is_long in (False, True)]
+            pair = [
+                [one for one in seen[depth, is_long][1:] if _nodes(one, 1, depth) == rows] for is_long in (False, True)
+            ]
             if not pair[0]:  # of another size
                 continue
             passed = [min(one.target + one.rest + (0.0 if depth else one.draft) for one in found) for found in pair]

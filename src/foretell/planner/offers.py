@@ -141,7 +141,8 @@ class Offers:
             node = beyond * self.costs.text(PASS).each
         return Single(
             kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], self._columns[method], factor,
-            self._entry(row) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain, self.corrections.guess,
+            self._entry(row) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
+            self.corrections.guess,
         )  # fmt: skip
 
     def pass_seconds(self, step: StepObservation) -> float:
@@ -164,7 +165,9 @@ class Offers:
         grid, text = self._grid(method, batch), self.costs.text(method)
         caps = [min(row.cap, len(grid)) for row in rows]
         depth = max(caps)
-        own = sum(self.costs.beyond(row.length) * (text.once + text.each * cap) for row, cap in zip(rows, caps, strict=True))
+        own = sum(
+            self.costs.beyond(row.length) * (text.once + text.each * cap) for row, cap in zip(rows, caps, strict=True)
+        )
         if min(caps) == depth:  # as in most steps
             return self.costs.draft(method, len(caps), depth) + own
         counts = [sum(cap > level for cap in caps) for level in range(depth)]
