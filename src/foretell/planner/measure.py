@@ -17,10 +17,8 @@ MAX_NODES = 96
 _REPEATS, _MOST_REPEATS = 3, 12
 _CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
 _LONG_S = 0.1
-_TEXT_ROUNDS, _TEXT_S = 10, 0.6  # of steps of short and long texts, after one warm-up: two, or as many as time allows
-    10,
-    0.6,
-)  # of steps of short and long texts, after one warm-up: two at least, then as many as time allows
+# Of steps of short and long texts, after one warm-up: two rounds at least, then as many as time allows.
+_TEXT_ROUNDS, _TEXT_S = 10, 0.6
 
 
 @dataclass(frozen=True)
