@@ -173,8 +173,8 @@ class Calibration:
         longest: int | None = None,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """choices: measured at many depths; weightless: methods that look their guesses up, measured at one; longest: tokens
-        of a text (None: the target's context); must_stop: see ``Bench``, of ``table``."""
+        """choices: measured at many depths; weightless: methods that look their guesses up, measured at one; longest: of a
+        text, in tokens (None: the target's context); must_stop: see ``Bench``, of ``table``."""
         spec = model.spec
         self.longest = min(longest or spec.max_positions, spec.max_positions)
         self.model, self.plain, self.must_stop = model, plain, must_stop

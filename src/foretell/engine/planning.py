@@ -80,9 +80,9 @@ class ServicePlanning:
         longest: int | None = None,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """guessing: methods that were loaded. weightless: those without, which a request may name. longest: tokens of a text
-        (None: the context). mode: of ``ServiceOptions.speculation``; costs are measured in mode "auto" only, of what ``measured`` makes of each. Raises
-        InterruptedMeasuringError where must_stop() is true meanwhile."""
+        """guessing: methods that were loaded. weightless: those without, which a request may name. longest: of a
+        text, in tokens (None: the context). mode: of ``ServiceOptions.speculation``; costs are measured in mode "auto"
+        only, of what ``measured`` makes of each. Raises InterruptedMeasuringError where must_stop() is true meanwhile."""
         self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
         self._max_rows = max_rows
         self._calibration: Calibration | None = None

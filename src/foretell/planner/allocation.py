@@ -80,9 +80,9 @@ def search(problem: Problem) -> Allocation | None:
 
     Positions are taken in the order of P(kept | drafted), less what plain decoding writes in the seconds that the row's
     text adds; it falls with depth, so every prefix of the order is a choice of depths. Each prefix is priced, under each of
-    several common limits of depth. Of equal numbers of drafting rows, passes and nodes the greedy choice keeps most, so with
-    one method, texts of one length, drafting that costs the same for each row at a depth beyond the first, and always a
-    proposal, the result is the best there is; else near it (tests/ measure it).
+    several common limits of depth. Of equal numbers of drafting rows, passes and nodes the greedy choice keeps most, so
+    with one method, texts of one length, drafting that costs the same for each row at a depth beyond the first, and always
+    a proposal, the result is the best there is; else near it (tests/ measure it).
     """
     num_rows, depth = problem.kept.shape
     own = problem.own + problem.nodes * problem.node[:, None] * problem.guess_factor
