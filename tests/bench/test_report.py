@@ -145,7 +145,9 @@ def test_what_is_possible_and_what_is_missing_is_said() -> None:
     least = least_costs(16, costs)
     assert fast.headroom.possible == pytest.approx(24 / (least[8] + least[16]))
     assert fast.headroom.reached == fast.overall.speedup.value
-    assert fast.headroom.line.endswith(": a cheaper draft is what is missing: guessing takes 0.73 plain steps in each step")
+    assert fast.headroom.line.endswith(
+        ": a cheaper draft is what is missing: guessing takes 0.73 plain steps in each step"
+    )
     gains = fast.headroom.gains
     assert gains["draft"] == pytest.approx(2.0 / 1.2)
     assert gains["later"] == pytest.approx(5 / 4)

@@ -154,3 +154,38 @@ def test_the_lag_of_a_long_text_is_its_own() -> None:
     planner = Planner(table(DEAR), Acceptance(DEPTH))
     short, long = (planner._offers._entry(RowView("a", "m", DEPTH, 99, count, length=count)) for count in (100, 8000))
     assert long / short > 80 * 3
+
+
+@pytest.mark.parametrize("kind", ["dear", "cheap"])
+def test_the_outlook_by_length_and_batch_is_the_best_of_all_depths(kind: str) -> None:
+    costs = table(DEAR) if kind == "dear" else table(CHEAP, guess=1.2)
+    run = Run(costs, [64, 9000])
+    run.rate_of(100)
+    cells = run.planner.outlook(8000, 8)
+    assert [cell.context for cell in cells[::4]] == [256, 1024, 4096, 8000]
+    assert [cell.concurrency for cell in cells[:4]] == [1, 2, 4, 8]
+    expected = run.planner.acceptance.expected("m")
+    assert expected is not None
+    kept, factors = expected[0], run.planner.corrections
+    for cell in cells:
+        plain = costs.verify(cell.concurrency, cell.concurrency, cell.context) * factors.plain
+        speeds = [1.0]
+        for depth in range(1, DEPTH + 1):
+            rows = cell.concurrency * (1 + depth)
+            seconds = costs.verify(cell.concurrency, rows, cell.context) * factors.guess
+            seconds += costs.draft("m", cell.concurrency, depth, cell.context) * factors.draft["m"]
+            speeds.append((1 + sum(kept[:depth])) * plain / seconds)
+        assert cell.speedup == pytest.approx(max(speeds), rel=0.02), "nodes of one row in ten may be fewer"
+    guesses = [cell.guesses for cell in cells if cell.concurrency == 1]
+    assert (guesses[0] > 0, guesses[-1] > 0) == ((True, False) if kind == "dear" else (False, True))
+
+
+def test_nothing_is_foretold_of_methods_without_a_guess_nor_where_costs_are_not_measured() -> None:
+    fresh = Planner(table(DEAR), Acceptance(DEPTH))
+    assert fresh.outlook(8000, 8) == []
+    assert fresh.acceptance._slots == {}, "asking changes nothing"
+    always = Planner(table(DEAR), Acceptance(DEPTH), mode="on")
+    always.acceptance.observe("a", "m", 4, 4, 2)
+    always.acceptance.curves(["a"], ["m"])
+    assert always.acceptance.expected("m") is not None
+    assert always.outlook(8000, 8) == []

@@ -215,7 +215,9 @@ class Predicted(Examination):
             tokens, found, _rates(self._record, self._rate), usual, usual,
             found * draft, found * width, found * (costs.step[timed] - 1.0 - draft - width),
         )  # fmt: skip
-        possible = replayed([text.num_tokens for text in self.texts], possible_costs(costs, self._longest, is_chain=True))
+        possible = replayed(
+            [text.num_tokens for text in self.texts], possible_costs(costs, self._longest, is_chain=True)
+        )
         return advise(possible, predicted[-1].speedup.value, step)
 
 

@@ -310,10 +310,13 @@ class Engine:
         row.params = self.formats.applied(row.params, len(row.prompt_ids))
         return row
 
-    def measure(self) -> None:
-        """With speculation="auto": measure now (seconds, remembered) what the first call would; else do nothing."""
-        if self._planning is not None:
-            self._planning.planner([Speculation(self.speculative, self.method, self.verifier)], 1)
+    def measure(self, num_rows: int = 1) -> CostTable | None:
+        """With speculation="auto": measure now (seconds, remembered) what the first call would, for up to num_rows rows at
+        once; None where nothing guesses. Else do nothing."""
+        if self._planning is None:
+            return None
+        planner = self._planning.planner([Speculation(self.speculative, self.method, self.verifier)], num_rows)
+        return None if planner is None else planner.costs
 
     # -- decoding ------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,10 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.decisions import SETTLING, Decision, Decisions
 from foretell.planner.ledger import Ledger, Waiting
+from foretell.planner.measure import grid
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
+from foretell.planner.outlook import Cell, Factors, lengths_to, outlook
 from foretell.planner.plan import StepPlan
 from foretell.planner.shares import LightShares
 
@@ -115,6 +117,17 @@ class Planner:
             "correction_guess": self.corrections.guess,
             **{f"correction_draft_{method}": factor for method, factor in self.corrections.draft.items()},
         }
+
+    def outlook(self, longest: int, max_rows: int) -> list[Cell]:
+        """What it would do for requests with texts of up to ``longest`` tokens, up to ``max_rows`` at once, as far as is
+        known: by each method that has guessed. Any thread may ask. Empty in the modes that measure no costs."""
+        cells: list[Cell] = []
+        for method, draft in self.corrections.draft.items() if self.mode == "auto" else ():
+            expected = self.acceptance.expected(method)
+            if expected is not None:
+                factors = Factors(self.corrections.plain, self.corrections.guess, draft)
+                cells += outlook(self.costs, method, *expected, lengths_to(longest), grid(max_rows), factors)
+        return cells
 
     def why_not(self, method: str) -> str:
         """Why rows of a method made no guess: one sentence for the client."""

@@ -277,7 +277,7 @@ class Service:
             return Snapshot()
         return snapshot_of(
             self._loop, self._costs.planner, kv_tokens=self.kv_tokens, num_inbox=len(self._inbox), drifts=self._drifts,
-            failures=self._failures, learning=self._learning,
+            failures=self._failures, learning=self._learning, longest=self.max_model_len,
         )  # fmt: skip
 
     def check_integrity(self) -> None:
