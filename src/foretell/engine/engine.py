@@ -36,6 +36,7 @@ from foretell.engine.structured.format import Formats
 from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
+from foretell.planner.costs import CostTable
 from foretell.planner.layered import AnyPlanner
 
 DRAFTER_ERRORS: dict[str, type[DrafterFailures]] = {"plain": DrafterFailures, "raise": RaisedFailures}

@@ -28,6 +28,9 @@ class Factors(NamedTuple):
     draft: float = 1.0
 
 
+MEASURED = Factors()
+
+
 def lengths_to(longest: int) -> list[int]:
     """Lengths of texts that are shown, up to the longest."""
     return [*(length for length in LENGTHS if length < longest), longest]
@@ -40,7 +43,7 @@ def outlook(
     nodes: Sequence[float],
     contexts: Iterable[int],
     batches: Sequence[int],
-    factors: Factors = Factors(),
+    factors: Factors = MEASURED,
 ) -> list[Cell]:
     """The best depth for each length of text and number of requests, where every row guesses as deep. kept, nodes: what a
     proposal's k-th place is expected to keep and to add to the pass (``Curves``). Raises ConfigError for a method that was
