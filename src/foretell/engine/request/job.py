@@ -101,7 +101,9 @@ def plain_reason(job: Job, planner: AnyPlanner | None) -> str | None:
         return job.row.submission.note
     if job.row.submission.params.max_new_tokens == 1:
         return "one token takes one pass, guessed or not"
-    method = job.row.method
+    method, most = job.row.method, job.row.choice.method.max_positions
+    if most is not None and not job.row.trained_room:
+        return f"{method} was made for texts of at most {most} tokens, and this one is longer"
     if job.num_asked or planner is None:
         return f"{method} found nothing to guess"
     return planner.why_not(method)
