@@ -23,9 +23,11 @@ from foretell.planner.single import Single
 
 
 def problem(
-    rng: np.random.Generator, batch: int, depth: int, *, methods: int = 1, seldom: bool = False, curved: bool = False
-) -> Problem:
-    """Random rates and costs. curved: drafting costs more or less for each further row, rather than in proportion."""
+    rng: np.random.Generator, batch: int, depth: int, *, methods: int = 1, seldom: bool = False, curved: bool = False,
+    long: bool = False,
+) -> Problem:  # fmt: skip
+    """Random rates and costs. curved: drafting costs more or less for each further row, rather than in proportion. long:
+    texts of any lengths add to the costs of their rows."""
     limits = rng.integers(0, depth + 1, batch)
     allowed = np.arange(depth)[None] < limits[:, None]
     drafted = np.cumprod(rng.uniform(0.3, 1.0, (batch, depth)), axis=1) if seldom else np.ones((batch, depth))
@@ -43,6 +45,8 @@ def problem(
         nodes=drafted,
         method=method,
         entry=np.zeros(batch),
+        own=np.repeat(rng.uniform(0.0, 0.2, (batch, 1)), depth, axis=1) if long else np.zeros((batch, depth)),
+        node=rng.uniform(0.0, 0.3, batch) if long else np.zeros(batch),
         draft=draft,
         curve=(np.concatenate([[0.0], nodes, [100.0]]), ys),
         plain=float(ys[0]),
@@ -53,18 +57,19 @@ def problem(
 def slow_price(given: Problem, caps: tuple[int, ...]) -> float:
     """Tokens a second of one choice, by the definition: every outcome of who drafts how deep is not needed, as only
     expected nodes and whether anybody drafted enter."""
-    tokens, nodes, draft, none = float(given.batch), 0.0, 0.0, 1.0
+    tokens, nodes, draft, none, own = float(given.batch), 0.0, 0.0, 1.0, 0.0
     for row, cap in enumerate(caps):
         tokens += sum(given.kept[row, :cap])
         nodes += sum(given.nodes[row, :cap])
-        draft += given.entry[row] if cap else 0.0
+        draft += given.entry[row] + sum(given.own[row, :cap]) if cap else 0.0
+        own += sum(given.nodes[row, :cap]) * given.node[row]
         none *= 1.0 - given.drafted[row, 0] if cap else 1.0
     for method, level in itertools.product(range(len(given.draft)), range(given.kept.shape[1])):
         reach = sum(cap > level for row, cap in enumerate(caps) if given.method[row] == method)
         draft += sum(given.draft[method, level, 1 : reach + 1])
     if none < 1.0:
         guessing = float(np.interp(nodes / (1 - none), *given.curve)) * given.guess_factor
-        return tokens / (draft + none * given.plain + (1 - none) * guessing)
+        return tokens / (draft + none * given.plain + (1 - none) * guessing + own * given.guess_factor)
     return tokens / given.plain
 
 
@@ -95,7 +100,13 @@ def test_the_search_is_exact_with_one_method_that_always_proposes() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "mean", "most"),
-    [({"seldom": True}, 0.002, 0.08), ({"curved": True}, 0.002, 0.05), ({"methods": 2}, 0.005, 0.10)],
+    [
+        ({"seldom": True}, 0.002, 0.08),
+        ({"curved": True}, 0.002, 0.05),
+        ({"methods": 2}, 0.005, 0.10),
+        ({"long": True}, 0.002, 0.06),
+        ({"long": True, "seldom": True}, 0.004, 0.2),
+    ],
 )
 def test_the_search_is_near_the_best_elsewhere(kind: dict[str, int | bool], mean: float, most: float) -> None:
     short = gaps(150, 1, **kind)
@@ -105,7 +116,8 @@ def test_the_search_is_near_the_best_elsewhere(kind: dict[str, int | bool], mean
 
 def test_deeper_for_the_better_row_and_nothing_for_the_worst() -> None:
     given = Problem(
-        kept=np.cumprod([[0.95] * 3, [0.7] * 3, [0.02] * 3], axis=1), drafted=np.ones((3, 3)), nodes=np.ones((3, 3)),
+        kept=np.cumprod([[0.95] * 3, [0.7] * 3, [0.02] * 3], axis=1), drafted=np.ones((3, 3)),
+        nodes=np.ones((3, 3)), own=np.zeros((3, 3)), node=np.zeros(3),
         method=np.zeros(3, dtype=np.int64), entry=np.zeros(3), draft=np.full((1, 3, 4), 0.001),
         curve=(np.array([0.0, 100.0]), np.array([1.0, 16.0])), plain=1.0,
     )  # fmt: skip

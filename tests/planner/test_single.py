@@ -9,7 +9,7 @@ import pytest
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import price, search
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import CostTable
+from foretell.planner.costs import PASS, CostTable, TextCosts
 from foretell.planner.decisions import GAIN_TO_CONTINUE, GAIN_TO_START
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
@@ -25,6 +25,8 @@ def costs(rng: np.random.Generator) -> CostTable:
         {(1, nodes): seconds for nodes, seconds in zip((1, 2, 4, 7), passes, strict=True)},
         {"m": {(1, depth): seconds for depth, seconds in zip((1, 3, 5), guesses, strict=True)}},
         {"m": float(rng.uniform(0.0, 0.02))},
+        {PASS: TextCosts(*rng.uniform(0.0, 1e-3, 2)), "m": TextCosts(*rng.uniform(0.0, 1e-4, 3))},
+        64.0,
     )
 
 
@@ -49,8 +51,9 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
         corrections = Corrections(["m"])
         learned(rng, acceptance, corrections, shares)
         offers = Offers(table, acceptance, corrections, shares if with_shares else None)
-        row = RowView("a", "m", int(rng.integers(0, 7)), int(rng.integers(0, 9)), int(rng.integers(0, 40)), heat=1)
-        plain = offers.plain(1)
+        asked, length = map(int, rng.integers(0, 9, 2)), int(rng.integers(1, 2000)) if seed % 2 else 0
+        row = RowView("a", "m", *asked, int(rng.integers(0, 40)), heat=1, length=length)
+        plain = offers.plain_of([row])
         single, question = offers.single(row, plain), offers.of([row], plain)
         assert (single is None) == (question is None)
         if single is None or question is None:

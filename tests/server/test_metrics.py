@@ -11,12 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.result import Completion
+from foretell.planner.outlook import Cell
 from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
 from foretell.service.learning import LearnFigures
 from foretell.service.snapshot import Snapshot
 
 NAME = 'a "quoted" \\ name\nin two lines'
 BUSY = Snapshot(
+    outlook=(Cell("eagle3", 256, 1, 3, 1.5), Cell("eagle3", 256, 8, 0, 1.0)),
     num_running=3,
     num_prefilling=1,
     num_waiting=7,
@@ -104,6 +106,10 @@ def test_every_figure_of_the_snapshot_is_told() -> None:
     }  # fmt: skip
     assert {name: value(told, name) for name in gauges} == gauges
     assert {name: value(told, f"{name}_total") for name in counters} == counters
+    for cell in BUSY.outlook:
+        labels = {"method": cell.method, "context": str(cell.context), "concurrency": str(cell.concurrency)}
+        assert value(told, "planned_guesses", **labels) == cell.guesses
+        assert value(told, "planned_speedup", **labels) == cell.speedup
     parts = {"draft": 1.0, "target": 2.5, "rest": 0.5, "prefill": 3.0}
     assert {part: value(told, "step_time_seconds_total", part=part) for part in parts} == parts
 

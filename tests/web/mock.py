@@ -43,6 +43,14 @@ METRICS = """# HELP foretell:speedup Tokens a second now, against speculation of
 foretell:speedup{model_name="mock"} 1.87
 foretell:num_requests_running 1
 foretell:num_requests_waiting{model_name="mock"} 0
+foretell:planned_guesses{concurrency="1",context="256",method="eagle3",model_name="mock"} 3
+foretell:planned_guesses{concurrency="8",context="256",method="eagle3",model_name="mock"} 0
+foretell:planned_guesses{concurrency="1",context="8192",method="eagle3",model_name="mock"} 1
+foretell:planned_guesses{concurrency="8",context="8192",method="eagle3",model_name="mock"} 0
+foretell:planned_speedup{concurrency="1",context="256",method="eagle3",model_name="mock"} 1.5
+foretell:planned_speedup{concurrency="8",context="256",method="eagle3",model_name="mock"} 1.0
+foretell:planned_speedup{concurrency="1",context="8192",method="eagle3",model_name="mock"} 1.234
+foretell:planned_speedup{concurrency="8",context="8192",method="eagle3",model_name="mock"} 1.0
 """
 
 

@@ -699,6 +699,20 @@ def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[.
 
 
 @in_depth
+def test_the_plan_is_a_table_by_length_and_number_of_requests(visit: Callable[..., Visit], mock: Mock) -> None:
+    seen = visit()
+    seen.page.click("#plan summary")
+    rows = [" ".join(row.split()) for row in seen.page.inner_text("#plan table").splitlines() if row.strip()]
+    assert rows == [
+        "eagle3: guesses, and the speedup expected of them", "tokens of text 1 at once 8 at once", "256 3 (1.50 ×) none",
+        "8192 1 (1.23 ×) none",
+    ]  # fmt: skip
+    mock.has_metrics = False
+    seen.page.reload()
+    expect(seen.page.locator("#plan")).to_be_hidden()
+
+
+@in_depth
 def test_gauges_come_back_with_the_server(visit: Callable[..., Visit]) -> None:
     """One lost connection ended the asking for good."""
     seen = visit()

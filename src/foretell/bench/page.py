@@ -56,6 +56,10 @@ def _temperature(at: TemperatureReport) -> Iterator[str]:
     yield _table(at.methods)
     if not guessing:
         return
+    lines = [f"{method.label}: {method.headroom.line}" for method in guessing if method.headroom is not None]
+    if lines:
+        yield "<ul>" + "".join(f"<li>{_safe(line)}</li>" for line in lines) + "</ul>"
+        yield '<p class="soft">Possible: the speedup if every guess of the method\'s shape were right, at these costs.</p>'
     yield _figure(
         "Speed against plain decoding of the same prompts, with 95 % intervals. Left of the line, guessing costs time.",
         _intervals(guessing),

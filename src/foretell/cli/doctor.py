@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from foretell.doctor.checkup import Checkup, Progress
     from foretell.doctor.diagnosis import HeadDiagnosis
     from foretell.doctor.examine import Examined
+    from foretell.planner.outlook import Cell
 
 UNHEALTHY = 3
 """Exit status where a head has a fault."""
@@ -68,6 +69,16 @@ Temperature = Annotated[
 Tokens = Annotated[
     int, typer.Option("--max-new-tokens", metavar="N", min=8, rich_help_panel=o.SAMPLING, help="Tokens of a text.")
 ]
+Context = Annotated[
+    int | None,
+    typer.Option("--context", metavar="N", min=1, rich_help_panel=o.PROMPTS,
+                 help="Foresee the best method with texts of up to N tokens, by costs that are measured for it."),
+]  # fmt: skip
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", metavar="N", min=1, rich_help_panel=o.PROMPTS,
+                 help="The same with up to N requests at once."),
+]  # fmt: skip
 Seed = Annotated[int, typer.Option("--seed", envvar="FORETELL_SEED", rich_help_panel=o.SAMPLING, help="Of the texts.")]
 ReportFile = Annotated[
     str | None,
@@ -86,6 +97,8 @@ def doctor(
     raw: o.Raw = False,
     timed: Timed = 4,
     time_limit: TimeLimit = 60.0,
+    context: Context = None,
+    concurrency: Concurrency = None,
     models: o.Models,
     threads: o.Threads = None,
     bandwidth: o.Bandwidth = True,
@@ -114,7 +127,9 @@ def doctor(
     if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
         raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
     if head is not None:
-        settings.refuse(ctx, ("temperature", "timed", "time_limit", "bandwidth"), IGNORED_WITH_HEAD)
+        settings.refuse(
+            ctx, ("temperature", "timed", "time_limit", "bandwidth", "context", "concurrency"), IGNORED_WITH_HEAD
+        )
     settings.quiet()
     items = _items(prompts, categories, limit)
     settings.use_threads(threads)
@@ -199,7 +214,8 @@ def _check_up(
         engine, [encode_item(engine, item) for item in items], tried, left, target=models.target, guesses=guesses,
         temperature=options["temperature"], max_new_tokens=options["max_new_tokens"], num_timed=options["timed"],
         seed=options["seed"], bandwidth=options["bandwidth"], time_limit_s=options["time_limit"],
-        flags=flags_of(models), progress=progress, notice=say,
+        flags=flags_of(models), context=options["context"], concurrency=options["concurrency"], progress=progress,
+        notice=say,
     )  # fmt: skip
 
 
@@ -302,18 +318,39 @@ def show(found: "Checkup", *, no_color: bool) -> None:
     if best is not None and len(best.predictions) > 1:
         parts = "  ".join(f"{one.num_speculative_tokens}: {one.speedup.value:.2f}" for one in best.predictions)
         console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
+    for method in found.methods:
+        if method.headroom is not None:
+            console.print(escape(f"{method.label}: {method.headroom.line}"), soft_wrap=True)
     console.print(
         "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
         "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured); 'foretell bench' "
-        "measures it.",
+        "measures it. possible: if every guess were right, at these costs.",
         soft_wrap=True,
     )
+    _show_outlook(console, found.outlook)
     for why, names in _by_reason(found.left).items():
         console.print(escape(f"not tried: {', '.join(names)}: {why}"), soft_wrap=True)
     for one in found.warnings:
         console.print(escape(f"! {one.text}"), soft_wrap=True)
     console.print(escape(f"\n{found.conclusion}."), style="bold", soft_wrap=True)
     console.print(escape(found.command), soft_wrap=True)
+
+
+def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
+    if not cells:
+        return
+    last, counts = cells[-1], sorted({cell.concurrency for cell in cells})
+    rows = [
+        [f"{cells[start].context:,}", *(f"{cell.guesses}: {cell.speedup:.2f}" if cell.guesses else "none"
+                                        for cell in cells[start : start + len(counts)])]
+        for start in range(0, len(cells), len(counts))
+    ]  # fmt: skip
+    title = f"{last.method}, foreseen by length of text (tokens) and requests at once: guesses and speedup"
+    _tabled(console, title, ["tokens", *map(str, counts)], rows)
+    what = f"{last.guesses} guesses, {last.speedup:.2f} times plain decoding" if last.guesses else "guesses do not pay"
+    console.print(
+        f"{last.context:,} tokens and {last.concurrency} at once: {what}, if as many are kept as here.", soft_wrap=True
+    )
 
 
 def _about(found: "Checkup") -> Iterator[str]:

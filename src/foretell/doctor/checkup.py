@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from math import isfinite
+from operator import mul
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,6 +18,8 @@ from foretell.doctor.recommend import command_of, recommend, undecided
 from foretell.doctor.warn import Warned, about_choice, about_method, about_run
 from foretell.engine.engine import Engine, Request
 from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.planner.measure import grid
+from foretell.planner.outlook import Cell, lengths_to, outlook
 
 TIME_LIMIT_S = 60.0
 JUDGED = (3, 5, 7)
@@ -45,6 +49,7 @@ class Checkup:
     recommended: dict[str, Any] = field(default_factory=dict)  # the speculative configuration of the command
     speculation: str = "on"  # of the command
     is_sure: bool = False  # whether the intervals decide
+    outlook: list[Cell] = field(default_factory=list)  # of the best method, by length of text and number of requests
 
     @property
     def share_of_limit(self) -> float | None:
@@ -54,7 +59,9 @@ class Checkup:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "machine": self.machine.to_dict(), "share_of_limit": self.share_of_limit}
+        outlook = [cell._asdict() for cell in self.outlook]
+        more = {"machine": self.machine.to_dict(), "share_of_limit": self.share_of_limit, "outlook": outlook}
+        return {**asdict(self), **more}
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,8 @@ def check_up(
     bandwidth: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
     flags: Sequence[str] = (),
+    context: int | None = None,
+    concurrency: int | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Checkup:
@@ -178,9 +187,15 @@ def check_up(
     target: as the command line has it. guesses: a guess of each prompt's answer, for methods that read one. num_timed:
     prompts by which costs are timed, a few short runs each. time_limit_s: of measuring; the first candidate gets one prompt
     in any case, and inf is all prompts of all candidates. flags: further options of the recommended command. progress is
-    called before each prompt, notice with what is known meanwhile. Raises ConfigError where no prompt fits.
+    called before each prompt, notice with what is known meanwhile. context, concurrency: tokens of text and requests at once
+    up to which the best method is foreseen by costs that are measured for it; None, both: not. Raises ConfigError where no
+    prompt fits, or for a longer context than the target's.
     """
     room = engine.model.spec.max_positions
+    if context is not None and context > room:
+        raise ConfigError(
+            f"--context {context} is longer than the target's context of {room} tokens: give at most that"
+        )
     fitting = [index for index, ids in enumerate(prompts) if 0 < len(ids) < room - 1]
     if not fitting:
         raise ConfigError(f"none of {len(prompts)} prompts fits the context of {room} tokens")
@@ -211,6 +226,10 @@ def check_up(
     mean = sum(lengths) / max(1, len(lengths))
     most = max((one.num_prompts for one in found), default=0)
     advice = recommend(found)
+    foreseen: list[Cell] = []
+    if context is not None or concurrency is not None:
+        notice("timing passes over longer texts and more rows")
+        foreseen = _foreseen(exams, found, context or min(2048, room), concurrency or 1)
     warned = [
         *about_run(machine, plain_pass, looped=looped, tokens=mean, prompts=len(fitting)),
         *(each for exam, one in zip(exams, found, strict=True) for each in about_method(
@@ -235,4 +254,18 @@ def check_up(
         recommended=advice.config,
         speculation=advice.speculation,
         is_sure=advice.is_sure,
+        outlook=foreseen,
     )
+
+
+def _foreseen(exams: Sequence[Examination], found: Sequence[Examined], context: int, concurrency: int) -> list[Cell]:
+    """The fastest method that was examined guess by guess, its guesses taken to be kept as often with longer texts."""
+    known = [(one, exam) for one, exam in zip(found, exams, strict=True) if one.slots and one.best is not None]
+    if not known:
+        return []
+    best, exam = max(known, key=lambda pair: pair[0].best.speedup.value if pair[0].best else 0.0)
+    costs = exam.own.with_method(exam.own.speculative, method=exam.own.method, speculation="auto").measure(concurrency)
+    if costs is None or best.method not in costs.methods:
+        return []
+    kept = list(accumulate(best.slots, mul))
+    return outlook(costs, best.method, kept, [1.0] * len(kept), lengths_to(context), grid(concurrency))

@@ -152,17 +152,8 @@ def num_steps(rates: Sequence[float], num_tokens: int) -> float:
 
 
 def step_cost_of(costs: StepCosts, shares: Mapping[int, float]) -> float:
-    """Cost of steps that make each number of guesses with this share, in plain steps: linear between the numbers that were
-    timed, and beyond them with the slope of the last two."""
-    known = {0: 1.0, **costs.step}
-    xs = np.array(sorted(known), dtype=float)
-    ys = np.maximum.accumulate([known[int(x)] for x in xs])
-    slope = max(0.0, float((ys[-1] - ys[-2]) / (xs[-1] - xs[-2]))) if len(xs) > 1 else 0.0
-    total = 0.0
-    for count, share in shares.items():
-        beyond = max(0.0, count - float(xs[-1])) * slope
-        total += share * (float(np.interp(count, xs, ys)) + beyond)
-    return total
+    """Cost of steps that make each number of guesses with this share, in plain steps."""
+    return sum(share * costs.at(count) for count, share in shares.items())
 
 
 def predicted(pooled: Pooled, length: int, num_tokens: int) -> tuple[float, float, float] | None:

@@ -101,14 +101,13 @@ def about_method(engine: Engine, own: Engine, one: Examined, *, temperature: flo
         out.append(
             Warned("draft_too_large", f"{name} cannot win: {one.best_case:.2f} times if all were accepted{cost}")
         )
-    draft = getattr(own.method, "model", None)
-    its = getattr(draft, "spec", None)
-    if its is not None and its.max_positions < spec.max_positions:
+    most = own.method.max_positions
+    if most is not None and most < spec.max_positions:
         out.append(
             Warned(
                 "context",
-                f"{name}: the draft's context is {its.max_positions} tokens, the target's {spec.max_positions}: longer "
-                "texts are decoded plainly from there on",
+                f"{name}: the draft's context is {most} tokens, the target's {spec.max_positions}: longer texts are decoded "
+                "plainly from there on",
             )
         )
     if one.drafter is not None and can.needs_draft:

@@ -238,6 +238,8 @@ class Method(ABC):
     capabilities: Capabilities
     exit_layer: int = 0
     """Lower layers of the target, [0, exit_layer), that its drafters run themselves: ``TokenTree.hidden_layer``."""
+    max_positions: int | None = None
+    """Positions that its weights were made for: longer texts are guessed for by its ``light`` part alone. None: any."""
 
     @property
     def foresees(self) -> bool:

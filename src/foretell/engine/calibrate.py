@@ -3,7 +3,7 @@
 import itertools
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -18,14 +18,16 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
-from foretell.planner.costs import CostTable
+from foretell.planner.costs import CostTable, TextCosts
 from foretell.planner.files import discard, identity, load, save
-from foretell.planner.measure import PLAIN, StepSeconds, measure
+from foretell.planner.measure import PLAIN, StepSeconds, measure, measure_texts
 
 logger = logging.getLogger(__name__)
 CHECK_STEPS = 6  # of each kind, before a table from an earlier start is used; the first does not count
 PROMPT_TOKENS = 64  # of each row that steps are measured on
 TEXT_TOKENS = 256  # a row is restarted when it reaches this length
+LEAST_LONG, MOST_LONG = 512, 2048  # tokens of a long text: between them as many as the target reads ...
+LONG_S = 0.5  # ... in so many seconds
 
 
 class InterruptedMeasuringError(Exception):
@@ -51,17 +53,49 @@ class Bench:
         self.prediction = list(range(model.spec.vocab_size))
         self.choices = {PLAIN: plain, **{choice.config.method: choice for choice in choices}}
         self._batches: dict[tuple[str, int], Batch] = {}
+        self._long: dict[str, Batch] = {}
+        self._seconds_a_token = 0.0  # of reading a prompt
         self._numbers = itertools.count()
 
     @torch.inference_mode()
     def step(self, method: str, batch: int, depth: int) -> StepSeconds:
         """One step of batch rows that each guess depth deep."""
         self._go_on()
-        opened = self._open(method, batch)
-        report = opened.step([depth] * batch)
-        tree = report.commit.tree
-        nodes = int((tree.parent >= 0).sum()) + batch
+        return self._step(self._open(method, batch), [depth] * batch)
+
+    @torch.inference_mode()
+    def step_of_text(self, method: str, depth: int, is_long: bool) -> StepSeconds:
+        """One step of one row with a short text, or with one that ``open_long`` opened."""
+        self._go_on()
+        return self._step(self._long[method] if is_long else self._open(method, 1), [depth])
+
+    def _step(self, opened: Batch, caps: list[int]) -> StepSeconds:
+        report = opened.step(caps)
+        nodes = int((report.commit.tree.parent >= 0).sum()) + len(caps)
         return StepSeconds(report.seconds_draft, report.seconds_target, report.seconds_rest, nodes)
+
+    def long_text(self, longest: int) -> int:
+        """Tokens of a long text, where texts have at most ``longest``; 0 where none is long enough to tell. A short one was
+        read before."""
+        tokens = int(LONG_S / self._seconds_a_token) if self._seconds_a_token else LEAST_LONG
+        room = max(choice.num_nodes for choice in self.choices.values()) + 64
+        most = min(max(LEAST_LONG, min(tokens, MOST_LONG)), min(longest, self.model.spec.max_positions) - room)
+        return most if most >= LEAST_LONG // 2 else 0
+
+    @torch.inference_mode()
+    def open_long(self, method: str, length: int) -> float:
+        """Open a row with a text of ``length`` tokens; seconds that its drafter took to read it."""
+        choice = self.choices[method]
+        self._long[method] = opened = Batch(self.model, max_rows=1, capacity=length + choice.num_nodes + 128)
+        opened.arrive(self._row(choice, length))
+        while opened.arrivals:
+            self._go_on()
+            opened.read(LEAST_LONG, catch_up=False)
+        opened.step([0])
+        if not opened.num_unread()[0]:
+            return 0.0
+        self._go_on()
+        return max(0.0, opened.step([1]).seconds_draft - opened.step([1]).seconds_draft)
 
     @torch.inference_mode()
     def lag_seconds(self, method: str) -> float:
@@ -104,14 +138,15 @@ class Bench:
             opened.arrive(self._row(choice))
         while opened.arrivals:  # prompt by prompt: all of them may take seconds, in which a request would wait
             self._go_on()
-            opened.read(PROMPT_TOKENS, catch_up=True)
+            count, seconds = opened.read(PROMPT_TOKENS, catch_up=True)
+            self._seconds_a_token = seconds / max(1, count)
         self._batches[key] = opened
         return opened
 
-    def _row(self, choice: Speculation) -> Row:
+    def _row(self, choice: Speculation, length: int | None = None) -> Row:
         number = next(self._numbers)
         spec = self.model.spec
-        length = max(2, min(PROMPT_TOKENS, spec.max_positions // 4))
+        length = max(2, min(PROMPT_TOKENS, spec.max_positions // 4)) if length is None else length
         generator = torch.Generator().manual_seed(number)
         half = torch.randint(0, spec.vocab_size, (length // 2,), generator=generator).tolist()
         params = replace(SamplingParams(seed=number, ignore_eos=True), max_new_tokens=1 << 20)
@@ -135,18 +170,20 @@ class Calibration:
         *,
         max_batch: int,
         time_limit_s: float,
+        longest: int | None = None,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """choices: measured at many depths; weightless: methods that look their guesses up, measured at one; must_stop: see
-        ``Bench``, of ``table``."""
+        """choices: measured at many depths; weightless: methods that look their guesses up, measured at one; longest: of a
+        text, in tokens (None: the target's context); must_stop: see ``Bench``, of ``table``."""
         spec = model.spec
+        self.longest = min(longest or spec.max_positions, spec.max_positions)
         self.model, self.plain, self.must_stop = model, plain, must_stop
         self.choices = {
             choice.config.method: replace(choice, method=choice.method.measured()) for choice in (*choices, *weightless)
         }
         self.weightless = frozenset(choice.config.method for choice in weightless)
         self.max_batch, self.time_limit_s = max_batch, time_limit_s
-        described = {**spec.described, "max_batch": max_batch}
+        described = {**spec.described, "max_batch": max_batch, "longest": self.longest}
         self.key = identity(described, {name: choice.config.resolved() for name, choice in self.choices.items()})
 
     def table(self) -> CostTable:
@@ -201,9 +238,27 @@ class Calibration:
         depths = {name: choice.depth for name, choice in self.choices.items()}
         lags = {name: bench.lag_seconds(name) for name in depths if name not in self.weightless}
         lags |= dict.fromkeys(self.weightless, 0.0)  # these read texts as they grow
-        return measure(
+        table = measure(
             bench.step, depths, self.max_batch, self.time_limit_s, lag_seconds=lags, weightless=self.weightless
         )
+        texts, length = self._texts(bench, lags)
+        return replace(table, texts=texts, length=length)
+
+    def _texts(self, bench: Bench, lags: Mapping[str, float]) -> tuple[dict[str, TextCosts], float]:
+        """What long texts add, and the length of short ones: by methods with weights, or else by one that looks up."""
+        long = bench.long_text(self.longest)
+        names = [name for name in self.choices if name not in self.weightless] or list(self.choices)[:1]
+        if not long or not names:
+            return {}, 0.0
+        read = {}
+        for name in names:
+            rest = bench.open_long(name, long) - lags[name] * long
+            read[name] = max(0.0, rest) / (long * long / 2)
+        found = measure_texts(
+            bench.step_of_text, {name: self.choices[name].depth for name in names}, (PROMPT_TOKENS, long)
+        )
+        known = {name: text._replace(read=read.get(name, 0.0)) for name, text in found.items()}
+        return {name: text for name, text in known.items() if name not in self.weightless}, float(PROMPT_TOKENS)
 
     def _bench(self, must_stop: Callable[[], bool]) -> Bench:
         return Bench(self.model, self.plain, list(self.choices.values()), must_stop=must_stop)

@@ -38,6 +38,7 @@ from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.names import check_cuda_graphs
 from foretell.model.prefill import round_up
+from foretell.planner.costs import CostTable
 from foretell.planner.layered import AnyPlanner
 
 DRAFTER_ERRORS: dict[str, type[DrafterFailures]] = {"plain": DrafterFailures, "raise": RaisedFailures}
@@ -317,10 +318,13 @@ class Engine:
         row.params = self.formats.applied(row.params, len(row.prompt_ids))
         return row
 
-    def measure(self) -> None:
-        """With speculation="auto": measure now (seconds, remembered) what the first call would; else do nothing."""
-        if self._planning is not None:
-            self._planning.planner([Speculation(self.speculative, self.method, self.verifier)], 1)
+    def measure(self, num_rows: int = 1) -> CostTable | None:
+        """With speculation="auto": measure now (seconds, remembered) what the first call would, for up to num_rows rows at
+        once; None where nothing guesses. Else do nothing."""
+        if self._planning is None:
+            return None
+        planner = self._planning.planner([Speculation(self.speculative, self.method, self.verifier)], num_rows)
+        return None if planner is None else planner.costs
 
     # -- decoding ------------------------------------------------------------------------------------------------
 

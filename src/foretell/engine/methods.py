@@ -1,5 +1,6 @@
 """The methods of one target: loaded once for each set of weights, with draft models by name or in memory."""
 
+import logging
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any
@@ -15,6 +16,7 @@ from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import load_model, load_tokenizer
 from foretell.model.target import CausalModel
 
+logger = logging.getLogger(__name__)
 MOST_METHODS, MOST_CHOICES = 64, 1024
 """Requests choose freely: so many are held, and the others are made for each request."""
 
@@ -52,7 +54,12 @@ class Methods:
         """The method of a configuration, loaded where it is not held. Raises ConfigError, ModelError."""
         method = self.held(config)
         if method is None:
-            method = loaded(config, self.loader)
+            method, longest = loaded(config, self.loader), self.target.spec.max_positions
+            if method.max_positions is not None and method.max_positions < longest:
+                logger.warning(
+                    "%s was made for texts of %d tokens, and the target reads %d: longer ones are decoded without it",
+                    getattr(config, "model", None) or method.name, method.max_positions, longest,
+                )  # fmt: skip
             if len(self._methods) < MOST_METHODS:
                 self.hold(config, method)
         return method

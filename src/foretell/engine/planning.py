@@ -50,7 +50,10 @@ class Planning:
                 time_limit_s=COST_TIME_LIMIT_S,
             ).table()  # fmt: skip
             parts = light_parts(known)
-            self._hopeless = {name for name in self._choices if cannot_pay(costs, name, parts, self._max_batch)}
+            longest = self._model.spec.max_positions
+            self._hopeless = {
+                name for name in self._choices if cannot_pay(costs, name, parts, self._max_batch, longest)
+            }
             self._planner = plan_with(costs, Acceptance(depth_of(known)), parts)
         return self._planner
 
@@ -74,11 +77,12 @@ class ServicePlanning:
         mode: str,
         max_rows: int,
         time_limit_s: float,
+        longest: int | None = None,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """guessing: methods that were loaded. weightless: those without, which a request may name. mode: of
-        ``ServiceOptions.speculation``; costs are measured in mode "auto" only, of what ``measured`` makes of each. Raises
-        InterruptedMeasuringError where must_stop() is true meanwhile."""
+        """guessing: methods that were loaded. weightless: those without, which a request may name. longest: of a
+        text, in tokens (None: the context). mode: of ``ServiceOptions.speculation``; costs are measured in mode "auto"
+        only, of what ``measured`` makes of each. Raises InterruptedMeasuringError where must_stop() is true meanwhile."""
         self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
         self._max_rows = max_rows
         self._calibration: Calibration | None = None
@@ -92,7 +96,7 @@ class ServicePlanning:
             return
         self._calibration = Calibration(
             model, plain, list(map(measured, guessing)), list(map(measured, (*weightless, *light_choices(known)))),
-            max_batch=max_rows, time_limit_s=time_limit_s, must_stop=must_stop,
+            max_batch=max_rows, time_limit_s=time_limit_s, longest=longest, must_stop=must_stop,
         )  # fmt: skip
         self._parts = light_parts(known)
         self.planner = plan_with(self._calibration.table(), acceptance, self._parts)
@@ -127,8 +131,11 @@ class ServicePlanning:
         """Tell the log what the costs permit, and leave out methods that cannot pay."""
         for name in costs.methods:
             logger.info("costs of %s", costs.verdict(name))
+        assert self._calibration is not None
         self.hopeless = {
-            name: costs.verdict(name) for name in costs.methods if cannot_pay(costs, name, self._parts, self._max_rows)
+            name: costs.verdict(name)
+            for name in costs.methods
+            if cannot_pay(costs, name, self._parts, self._max_rows, self._calibration.longest)
         }
 
 
@@ -171,7 +178,9 @@ def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]
     return LayeredPlanner(costs, acceptance, parts) if parts else Planner(costs, acceptance, mode="auto")
 
 
-def cannot_pay(costs: CostTable, method: str, parts: Mapping[str, str], max_rows: int) -> bool:
-    """Whether a method and its light part are slower than plain decoding at every batch even if all guesses are kept."""
+def cannot_pay(costs: CostTable, method: str, parts: Mapping[str, str], max_rows: int, longest: int = 0) -> bool:
+    """Whether a method and its light part are slower than plain decoding at every batch, with the shortest texts and the
+    longest, even if all guesses are kept."""
+    cells = [(batch, length) for batch in grid(max_rows) for length in (0, longest)]
     names = {method, parts.get(method, method)}
-    return all(costs.best_case(name, batch) <= 1.0 for name in names for batch in grid(max_rows))
+    return all(costs.best_case(name, batch, length=length) <= 1.0 for name in names for batch, length in cells)

@@ -28,6 +28,7 @@ class State(Context):
     seeds: Tensor  # [B] int64
     capacity: int  # cache slots a row
     shape_depths: list[int]  # of the rows' shapes
+    is_gated: bool = False  # whether a row may become longer than its method was made for, and has a light part
 
     @classmethod
     def open(cls, rows: list[Row], processors: Processors, capacity: int) -> "State":
@@ -47,6 +48,10 @@ class State(Context):
             seeds=tensor_on(device, [row.seed for row in rows]),
             capacity=capacity,
             shape_depths=[row.choice.shape_depth for row in rows],
+            is_gated=any(
+                (most := row.choice.method.max_positions) is not None and most < capacity and row.choice.method.light
+                for row in rows
+            ),
         )
 
     def span(self, num_nodes: int, multiple: int) -> int:
@@ -59,6 +64,9 @@ class State(Context):
         self.paid_limit = None if paid is None else list(paid)
         most = self.shape_depths if caps is None else map(min, caps, self.shape_depths)
         self.depth_limit = list(map(min, self.depth_limit, most))
+        if self.is_gated:  # rows whose light parts may go on behind the positions that the others were made for
+            paid = self.depth_limit if self.paid_limit is None else self.paid_limit
+            self.paid_limit = [min(most, row.trained_room) for most, row in zip(paid, self.rows, strict=True)]
 
     def advance(
         self,

@@ -24,7 +24,7 @@ class LearnedMethod(Method):
         self.base = base
         self.name = base.name
         self.capabilities: Capabilities = base.capabilities
-        self.exit_layer = base.exit_layer
+        self.exit_layer, self.max_positions = base.exit_layer, base.max_positions
         self.serving: tuple[int, Method] = (0, base)
         """(number, method) of now: replaced as a whole, so that any thread may read it."""
         self.changes = 0  # how often it was replaced

@@ -122,6 +122,17 @@ class Acceptance:
         place = self._pool_places.get((method, heat))
         return 0.0 if place is None else float(self._pools.table[place, -1])
 
+    def expected(self, method: str) -> tuple[list[float], list[float]] | None:
+        """kept and expected nodes of a new request by this method, at the heat of which most is known; None where nothing
+        is. It changes nothing, so that any thread may ask; what is queued is not counted."""
+        known = {place: float(self._pools.table[place, -1]) for place in self._families.get(method, ())}
+        if not any(known.values()):
+            return None
+        (kept, found), _, extra = self._pool(max(known, key=lambda place: known[place]))
+        kept, found = np.cumprod(kept).tolist(), np.cumprod(found).tolist()
+        nodes = _nodes(np.array([found]), np.array([extra]))[0].tolist()
+        return [one * other for one, other in zip(kept, found, strict=True)], nodes
+
     def curve(
         self, method: str, request_id: str, depth: int, heat: int = 0
     ) -> tuple[list[float], list[float], list[float]]:

@@ -20,6 +20,8 @@ class Problem:
     nodes: Array  # expected nodes that this depth adds to the pass
     method: Ints  # [B]
     entry: Array  # [B] seconds that a row's first guess costs beside its drafting
+    own: Array  # [B, L] seconds that a row's text adds to the drafting of this depth ...
+    node: Array  # [B] ... and to the pass for each of its nodes
     draft: Array  # [M, L, B + 1] seconds that the r-th row to reach a depth adds; [..., 0] is unused
     curve: tuple[Array, Array]  # (nodes beyond the roots, seconds) of the pass
     plain: float  # seconds of a plain step
@@ -45,14 +47,15 @@ class Allocation:
         return self.tokens / self.seconds
 
 
-def _pass_seconds(problem: Problem, nodes: Array, none: Array | None) -> Array:
-    """Expected seconds of the pass with so many expected nodes beyond the roots. none: P(no row drafted at all)."""
+def _pass_seconds(problem: Problem, nodes: Array, own: Array, none: Array | None) -> Array:
+    """Expected seconds of the pass with so many expected nodes beyond the roots, for which the rows' texts add ``own``
+    seconds. none: P(no row drafted at all)."""
     xs, ys = problem.curve
     if none is None:
-        return np.interp(nodes, xs, ys) * problem.guess_factor
+        return (np.interp(nodes, xs, ys) + own) * problem.guess_factor
     some = np.maximum(1.0 - none, 1e-9)
-    guessing = np.interp(nodes / some, xs, ys) * problem.guess_factor
-    return none * problem.plain + some * guessing
+    guessing = (some * np.interp(nodes / some, xs, ys) + own) * problem.guess_factor
+    return none * problem.plain + guessing
 
 
 def price(problem: Problem, caps: Sequence[int]) -> Allocation:
@@ -61,26 +64,30 @@ def price(problem: Problem, caps: Sequence[int]) -> Allocation:
     on = np.arange(depth)[None] < np.asarray(caps)[:, None]
     if not on.any():
         return Allocation(list(caps), float(num_rows), problem.plain)
-    nodes = np.asarray((problem.nodes * on).sum())
-    seconds = float((problem.entry * on[:, 0]).sum())
+    added = problem.nodes * on
+    nodes, own = np.asarray(added.sum()), np.asarray((added * problem.node[:, None]).sum())
+    seconds = float((problem.entry * on[:, 0]).sum() + (problem.own * on).sum())
     for method in range(len(problem.draft)):
         rows = (on & (problem.method == method)[:, None]).sum(axis=0)
         seconds += sum(float(problem.draft[method, level, 1 : count + 1].sum()) for level, count in enumerate(rows))
     none = np.asarray(np.prod(1.0 - problem.drafted[:, 0] * on[:, 0]))
-    seconds += float(_pass_seconds(problem, nodes, none if none > 1e-12 else None))
+    seconds += float(_pass_seconds(problem, nodes, own, none if none > 1e-12 else None))
     return Allocation(list(caps), num_rows + float((problem.kept * on).sum()), seconds)
 
 
 def search(problem: Problem) -> Allocation | None:
     """The best choice with at least one guess; None where no row may guess.
 
-    Positions are taken in the order of P(kept | drafted), which falls with depth, so every prefix of the order is a
-    choice of depths; each prefix is priced, under each of several common limits of depth. Of equal numbers of drafting
-    rows, passes and nodes the greedy choice keeps most, so with one method, drafting that costs the same for each row
-    at a depth beyond the first, and always a proposal, the result is the best there is; else near it (tests/ measure it).
+    Positions are taken in the order of P(kept | drafted), less what plain decoding writes in the seconds that the row's
+    text adds; it falls with depth, so every prefix of the order is a choice of depths. Each prefix is priced, under each of
+    several common limits of depth. Of equal numbers of drafting rows, passes and nodes the greedy choice keeps most, so
+    with one method, texts of one length, drafting that costs the same for each row at a depth beyond the first, and always
+    a proposal, the result is the best there is; else near it (tests/ measure it).
     """
     num_rows, depth = problem.kept.shape
-    worth = np.minimum.accumulate(problem.kept / np.maximum(problem.drafted, 1e-12), axis=1)
+    own = problem.own + problem.nodes * problem.node[:, None] * problem.guess_factor
+    gained = np.where(problem.kept > 0.0, problem.kept - own * (num_rows / problem.plain), -np.inf)
+    worth = np.minimum.accumulate(gained / np.maximum(problem.drafted, 1e-12), axis=1)
     flat = worth.T.ravel()  # by depth, so that of equals the shallow comes first
     order = np.argsort(-flat, kind="stable")
     order = order[: np.count_nonzero(problem.kept.T.ravel()[order] > 0.0)]
@@ -91,8 +98,9 @@ def search(problem: Problem) -> Allocation | None:
     num_methods = len(problem.draft)
     group = method * depth + level
     rank = _ranks(group, num_methods * depth)
-    cost = problem.draft[method, level, rank] + np.where(level == 0, problem.entry[row], 0.0)
+    cost = problem.draft[method, level, rank] + np.where(level == 0, problem.entry[row], 0.0) + problem.own[row, level]
     kept, nodes = problem.kept[row, level], problem.nodes[row, level]
+    long = nodes * problem.node[row]
     missing = None
     if (problem.drafted[row, level] < 0.999).any():
         first = np.minimum(problem.drafted[row, 0], 1.0 - 1e-9)
@@ -104,7 +112,8 @@ def search(problem: Problem) -> Allocation | None:
         tokens = num_rows + np.cumsum(np.where(mask, kept, 0.0), axis=1)
         count = np.cumsum(np.where(mask, nodes, 0.0), axis=1)
         none = None if missing is None else np.exp(np.cumsum(np.where(mask, missing, 0.0), axis=1))
-        seconds = np.cumsum(np.where(mask, cost, 0.0), axis=1) + _pass_seconds(problem, count, none)
+        passes = _pass_seconds(problem, count, np.cumsum(np.where(mask, long, 0.0), axis=1), none)
+        seconds = np.cumsum(np.where(mask, cost, 0.0), axis=1) + passes
         rate = np.where(mask, tokens / seconds, 0.0)
         combo, last = divmod(int(rate.argmax()), rate.shape[1])
         caps = np.bincount(row[: last + 1][mask[combo, : last + 1]], minlength=num_rows)

@@ -2,14 +2,15 @@
 
 Two figures decide whether a guess pays: ``verify``, the target's pass with distributions, verification and bookkeeping,
 over a batch of rows with so many tree nodes in all, and ``draft``, what a method takes to propose so deep for so many rows.
-Both are measured on a grid of real steps, smoothed so that a bigger step is never cheaper, and interpolated linearly.
+Both are measured on a grid of real steps of short texts, smoothed so that a bigger step is never cheaper, and interpolated
+linearly. Attention reads the whole text, which adds to both in proportion to its length (``TextCosts``).
 """
 
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,18 @@ MAX_SPREAD = 1.5
 
 Array = NDArray[np.float64]
 Cell = tuple[int, int]
+
+
+class TextCosts(NamedTuple):
+    """Seconds that each token of a row's text adds, beyond ``CostTable.length``: attention's part, once + each x size."""
+
+    once: float = 0.0  # to a pass or a proposal, whatever its size
+    each: float = 0.0  # for each node of the pass, the root too; for each depth of the proposal
+    read: float = 0.0  # for each token that a drafter reads behind it
+
+
+PASS = "pass"
+"""The key of the target's pass among ``CostTable.texts``; the others are methods."""
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
@@ -101,6 +114,8 @@ class CostTable:
     verify_cells: Mapping[Cell, float]  # (batch, tree nodes in all) -> seconds; nodes == batch is plain decoding
     draft_cells: Mapping[str, Mapping[Cell, float]]  # method -> (drafting rows, depth) -> seconds
     lag_seconds: Mapping[str, float] = field(default_factory=dict)  # method -> seconds a token it lags behind
+    texts: Mapping[str, TextCosts] = field(default_factory=dict)  # of ``PASS`` and methods; others do not depend on it
+    length: float = 0.0  # tokens of the texts that the cells were measured with
     spread: float = 1.0  # median time of a cell's steps over their least, median of the cells: 1 on a quiet machine
     _verify: Surface = field(init=False, repr=False, compare=False)
     _draft: dict[str, Surface] = field(init=False, repr=False, compare=False)
@@ -159,41 +174,65 @@ class CostTable:
                 name: min(self.lag_seconds.get(name, math.inf), other.lag_seconds.get(name, math.inf))
                 for name in {**self.lag_seconds, **other.lag_seconds}
             },
+            {
+                name: TextCosts(*map(min, self.text(name), other.text(name)))
+                for name in {**self.texts, **other.texts}
+                if name in self.texts and name in other.texts
+            },
+            min(self.length, other.length),
             spread=min(self.spread, other.spread),
         )
 
-    def verify(self, batch: int, rows: float) -> float:
-        """Seconds of a step without its proposing: batch rows with ``rows`` tree nodes in all, roots included."""
-        return self._verify(batch, rows - batch)
+    def text(self, name: str) -> TextCosts:
+        """Of ``PASS`` or a method."""
+        return self.texts.get(name, TextCosts())
+
+    def beyond(self, length: float) -> float:
+        """Tokens of a text by which it is longer than those that cells were measured with."""
+        return max(0.0, length - self.length)
+
+    def verify(self, batch: int, rows: float, length: float = 0.0) -> float:
+        """Seconds of a step without its proposing: batch rows with ``rows`` tree nodes in all, roots included; length: of
+        each row's text."""
+        text = self.text(PASS)
+        return self._verify(batch, rows - batch) + self.beyond(length) * (batch * text.once + rows * text.each)
 
     def verify_curve(self, batch: int) -> tuple[Array, Array]:
         """(nodes beyond the roots, seconds) of one batch, for ``numpy.interp``."""
         return self._verify.curve(batch)
 
-    def draft(self, method: str, batch: int, depth: int) -> float:
-        """Seconds to propose ``depth`` deep for ``batch`` rows. Raises ConfigError for a method that was not measured."""
+    def draft(self, method: str, batch: int, depth: int, length: float = 0.0) -> float:
+        """Seconds to propose ``depth`` deep for ``batch`` rows; length: of each row's text. Raises ConfigError for a method
+        that was not measured."""
         if batch < 1 or depth < 1:
             return 0.0
         if method not in self._draft:
             raise ConfigError(f"the costs of {method!r} were not measured; known: {', '.join(self._draft) or 'none'}")
-        return self._draft[method](batch, depth)
+        text = self.text(method)
+        return self._draft[method](batch, depth) + self.beyond(length) * batch * (text.once + depth * text.each)
 
-    def catch_up(self, method: str, tokens: int) -> float:
-        """Seconds for a drafter to read ``tokens`` tokens that it lags behind."""
+    def catch_up(self, method: str, tokens: int, length: int = 0) -> float:
+        """Seconds for a drafter to read the last ``tokens`` tokens of a text of ``length`` (at least as many)."""
         given = self.lag_seconds.get(method)
         if given is None:  # a token more in a pass costs at most what a row more costs
             given = (self.draft(method, 2, 1) - self.draft(method, 1, 1)) if method in self._draft else 0.0
-        return max(given, 0.0) * max(tokens, 0)
+        tokens = max(tokens, 0)
+        return tokens * (max(given, 0.0) + (max(length, tokens) - tokens / 2) * self.text(method).read)
 
-    def best_case(self, method: str, batch: int, max_depth: int | None = None) -> float:
-        """Speed over plain if every guess were accepted, at the best depth and number of guessing rows; 1 at least."""
+    def best_case(self, method: str, batch: int, max_depth: int | None = None, length: float = 0.0) -> float:
+        """Speed over plain if every guess were accepted, at the best depth and number of guessing rows; 1 at least.
+        length: of each row's text."""
         if method not in self._draft:
             return 1.0
         deepest = max_depth or max(depth for _, depth in self.draft_cells[method])
-        plain, best = self.verify(batch, batch), 1.0
+        plain, best = self.verify(batch, batch, length), 1.0
         for rows in {*(1 << power for power in range(batch.bit_length())), batch}:
             for depth in range(1, deepest + 1):
-                cost = step_cost(self.verify(batch, batch + rows * depth), 1, self.draft(method, rows, depth))
+                verify, draft = (
+                    self.verify(batch, batch + rows * depth, length),
+                    self.draft(method, rows, depth, length),
+                )
+                cost = step_cost(verify, 1, draft)
                 best = max(best, speedup((batch + rows * depth) / batch, cost, plain))
         return best
 
@@ -222,6 +261,8 @@ class CostTable:
                 name: [[*cell, cost] for cell, cost in cells.items()] for name, cells in self.draft_cells.items()
             },
             "lag": dict(self.lag_seconds),
+            "texts": {name: list(text) for name, text in self.texts.items()},
+            "length": self.length,
             "spread": self.spread,
         }
 
@@ -234,7 +275,9 @@ class CostTable:
 
         draft = {str(name): cells(rows) for name, rows in given["draft"].items()}
         lag = {str(name): float(cost) for name, cost in given["lag"].items()}
-        return cls(cells(given["verify"]), draft, lag, spread=float(given["spread"]))
+        texts = {str(name): TextCosts(*map(float, text)) for name, text in given["texts"].items()}
+        length, spread = float(given["length"]), float(given["spread"])
+        return cls(cells(given["verify"]), draft, lag, texts, length, spread)
 
 
 @dataclass(frozen=True)

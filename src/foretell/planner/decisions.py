@@ -56,7 +56,7 @@ class Decisions:
 
     def pays(self, rows: Sequence[RowView]) -> bool:
         """Whether guessing goes on with these rows, where it has begun."""
-        plain = self._offers.plain(len(rows))
+        plain = self._offers.plain_of(rows)
         best: Allocation | None = None
         if len(rows) == 1:
             single = self._offers.single(rows[0], plain)
@@ -73,7 +73,7 @@ class Decisions:
 
     def _decide_one(self, row: RowView, gain: float) -> Decision:
         """``_decide_all`` of one row."""
-        plain = self._offers.plain(1)
+        plain = self._offers.plain(1, row.length)
         off = Decision([0], plain_rate=max(1 / plain, self.floor))
         self._purse.ask_nothing()
         single = self._offers.single(row, plain)
@@ -115,7 +115,7 @@ class Decisions:
 
     def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:
         """gain: over plain decoding, that guessing must be expected to bring."""
-        batch, plain = len(rows), self._offers.plain(len(rows))
+        batch, plain = len(rows), self._offers.plain_of(rows)
         off = Decision([0] * batch, plain_rate=max(batch / plain, self.floor))
         self._purse.ask_nothing()
         question = self._offers.of(rows, plain)

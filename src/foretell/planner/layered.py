@@ -14,6 +14,7 @@ from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
 from foretell.planner.ledger import Ledger, Waiting
 from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.outlook import Cell
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner, all_ask
 from foretell.planner.shares import LightShares
@@ -60,6 +61,11 @@ class LayeredPlanner:
         whole = self.whole.state
         now = self.light.state if self._lit else whole
         return {**whole, "guessing": now["guessing"], "mean_depth": now["mean_depth"]}
+
+    def outlook(self, longest: int, max_rows: int) -> list[Cell]:
+        """See ``Planner``: of whole methods by their own guesses, and of light parts."""
+        light = [cell for cell in self.light.outlook(longest, max_rows) if cell.method in self.parts.values()]
+        return self.whole.outlook(longest, max_rows) + light
 
     def why_not(self, method: str) -> str:
         """See ``Planner``."""

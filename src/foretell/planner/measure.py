@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretell.planner.costs import Cell, CostTable
+from foretell.planner.costs import PASS, Cell, CostTable, TextCosts
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +17,8 @@ MAX_NODES = 96
 _REPEATS, _MOST_REPEATS = 3, 12
 _CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
 _LONG_S = 0.1
+# Of steps of short and long texts, after one warm-up: two rounds at least, then as many as time allows.
+_TEXT_ROUNDS, _TEXT_S = 10, 0.6
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,59 @@ def measure(
             break
     cells_verify = {cell: statistics.fmean(costs) for cell, costs in verify.items()}
     return CostTable(cells_verify, draft, dict(lag_seconds or {}), spread=_median(spreads))
+
+
+def measure_texts(
+    step: Callable[[str, int, bool], StepSeconds],
+    methods: Mapping[str, int],
+    lengths: tuple[float, float],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, TextCosts]:
+    """What longer texts add to passes and proposals, from steps of one row with a short and with a long text.
+
+    step(method, depth, is_long) runs one step; a depth of 0 is a plain one. methods: the deepest guess of each. lengths: of
+    both texts. Steps with both texts take turns. Passes, and proposals by depth, are put on a line, which is what attention
+    takes in the processors and kernels that were looked at (docs/LOG.md); no part of it is below 0. Without ``read``.
+    """
+    short, long = lengths
+    points: dict[str, list[tuple[float, float]]] = {PASS: []}
+    for method, deepest in methods.items():
+        cells = [(depth, is_long) for depth in sorted({0, 1, deepest}) for is_long in (False, True)]
+        seen: dict[tuple[int, bool], list[StepSeconds]] = {cell: [] for cell in cells}
+        begun = clock()
+        for round_ in range(1 + _TEXT_ROUNDS):
+            if round_ > 2 and clock() - begun > _TEXT_S:
+                break
+            for depth, is_long in cells:
+                step(method, depth, is_long)  # as in ``measure``: steps of one kind follow each other
+                seen[depth, is_long].append(step(method, depth, is_long))
+        for depth in sorted({depth for depth, _ in cells}):
+            rows = statistics.median_low([_nodes(one, 1, depth) for one in seen[depth, True][1:]])
+            pair = [
+                [one for one in seen[depth, is_long][1:] if _nodes(one, 1, depth) == rows] for is_long in (False, True)
+            ]
+            if not pair[0]:  # of another size
+                continue
+            passed = [min(one.target + one.rest + (0.0 if depth else one.draft) for one in found) for found in pair]
+            points[PASS].append((rows, (passed[1] - passed[0]) / (long - short)))
+            if depth:
+                drafted = [min(one.draft for one in found) for found in pair]
+                points.setdefault(method, []).append((depth, (drafted[1] - drafted[0]) / (long - short)))
+    return {name: TextCosts(*_line(found)) for name, found in points.items() if found}
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(a, b) of a + b x, neither below 0, nearest in least squares."""
+    count, x, y = len(points), sum(at for at, _ in points), sum(value for _, value in points)
+    xx, xy = sum(at * at for at, _ in points), sum(at * value for at, value in points)
+    spread = count * xx - x * x
+    slope = (count * xy - x * y) / spread if spread else 0.0
+    if slope <= 0.0:
+        return max(y / count, 0.0), 0.0
+    if y < slope * x:
+        return 0.0, max(xy / xx, 0.0)
+    return (y - slope * x) / count, slope
 
 
 def _median(values: Sequence[float]) -> float:

@@ -15,6 +15,7 @@ class RowView:
     num_unread: int = 0  # tokens that its drafter has not read yet
     always: bool = False  # it asked to guess in every step, whether that pays or not
     heat: int = 0  # ``SamplingParams.heat``: how its text is drawn
+    length: int = 0  # tokens of its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class RowStep:
     heat: int = 0  # as in ``RowView``
     # Whether the whole method's proposal is, or would be, its light part's; None: not known.
     by_light: bool | None = None
+    length: int = 0  # as in ``RowView``
 
     @property
     def num_nodes(self) -> int:
@@ -48,6 +50,7 @@ class StepObservation:
     seconds_draft: float
     seconds_target: float
     seconds_rest: float  # all else between the end of the step before and its own, the loop's time around it included
+    length: float = 0.0  # tokens of its rows' texts, mean
 
     @property
     def seconds(self) -> float:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from foretell.planner.acceptance import Acceptance, Curves
 from foretell.planner.allocation import Problem
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import CostTable
-from foretell.planner.observations import RowView
+from foretell.planner.costs import PASS, CostTable
+from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.shares import LightShares, mixed
 from foretell.planner.single import Single
 
@@ -34,6 +34,10 @@ class Question:
     curves: Curves
 
 
+def _mean_length(rows: Sequence[RowView]) -> float:
+    return fmean(row.length for row in rows)
+
+
 class Offers:
     """Builds allocation problems with the corrected costs. Caches what depends on the table alone."""
 
@@ -50,13 +54,17 @@ class Offers:
         self.acceptance = acceptance
         self.corrections = corrections
         self._grids: dict[tuple[str, int], Array] = {}
-        self._able: dict[tuple[str, int], bool] = {}
+        self._able: dict[tuple[str, int, int], bool] = {}
         self._columns: dict[str, list[float]] = {}  # of the grids of one row
         self._points: tuple[list[float], list[float]] | None = None  # the pass of one row
 
-    def plain(self, batch: int) -> float:
-        """Seconds of a step without guesses."""
-        return self.costs.verify(batch, batch) * self.corrections.plain if batch else 1.0
+    def plain(self, batch: int, length: float = 0.0) -> float:
+        """Seconds of a step without guesses; length: of the rows' texts, mean."""
+        return self.costs.verify(batch, batch, length) * self.corrections.plain if batch else 1.0
+
+    def plain_of(self, rows: Sequence[RowView]) -> float:
+        """The same of these rows."""
+        return self.plain(len(rows), _mean_length(rows) if rows else 0.0)
 
     def of(self, rows: Sequence[RowView], plain: float) -> Question | None:
         """The allocation problem of these rows; None where no row can gain. plain: seconds of their step without
@@ -82,14 +90,21 @@ class Offers:
             for name in names
         }
         entry = [self._entry(row) if can and row.num_unread > 1 else 0.0 for row, can in zip(rows, able, strict=True)]
+        beyond, (xs, ys) = np.array([self.costs.beyond(row.length) for row in rows]), self.costs.verify_curve(batch)
+        texts = [self.costs.text(row.method) for row in rows]
+        at_depth = np.repeat([[text.each] for text in texts], depth, axis=1)
+        at_depth[:, 0] += [text.once for text in texts]
+        factor_of = np.array([drafts.get(row.method, 0.0) for row in rows])
         problem = Problem(
             kept=np.where(allowed, curves.kept[:, :depth], 0.0),
             drafted=curves.drafted[:, :depth],
             nodes=curves.nodes[:, :depth],
             method=np.array([place.get(row.method, 0) for row in rows]),
             entry=np.array(entry),
+            own=at_depth * (beyond * factor_of)[:, None],
+            node=beyond * self.costs.text(PASS).each,
             draft=np.stack([self._grid(name, batch)[:depth] * drafts[name] for name in names]),
-            curve=self.costs.verify_curve(batch),
+            curve=(xs, ys + self._attention(batch, _mean_length(rows))),
             plain=plain,
             guess_factor=factors.guess,
         )
@@ -116,36 +131,61 @@ class Offers:
         if self._points is None:
             xs, ys = self.costs.verify_curve(1)
             self._points = xs.tolist(), ys.tolist()
+        beyond, factor = self.costs.beyond(row.length), self.corrections.draft[method] * own
+        nodes_at, took = self._points
+        first = level = node = 0.0
+        if beyond:
+            text, added = self.costs.text(method), self._attention(1, row.length)
+            took = [seconds + added for seconds in took]
+            first, level = beyond * factor * text.once, beyond * factor * text.each
+            node = beyond * self.costs.text(PASS).each
         return Single(
-            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth],
-            self._columns[method], self.corrections.draft[method] * own,
-            self._entry(row) if row.num_unread > 1 else 0.0, self._points, plain, self.corrections.guess,
+            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], self._columns[method], factor,
+            self._entry(row) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
+            self.corrections.guess,
         )  # fmt: skip
 
-    def draft_seconds(self, method: str, caps: Sequence[int], batch: int) -> float:
-        """Seconds of proposing by the table, uncorrected, where rows of one method guess caps deep; 0: not measured."""
+    def pass_seconds(self, step: StepObservation) -> float:
+        """Seconds of a step without its proposing by the table, uncorrected."""
+        nodes = sum(row.num_nodes for row in step.rows if row.cap)
+        seconds = self.costs.verify(step.batch, step.batch + nodes) + self._attention(step.batch, step.length)
+        own = sum(self.costs.beyond(row.length) * row.num_nodes for row in step.rows if row.cap)
+        return seconds + own * self.costs.text(PASS).each
+
+    def _attention(self, batch: int, length: float) -> float:
+        """Seconds that texts add to a pass, whether or not there are guesses; length: mean."""
+        text = self.costs.text(PASS)
+        return batch * self.costs.beyond(length) * (text.once + text.each)
+
+    def draft_seconds(self, method: str, rows: Sequence[RowStep], batch: int) -> float:
+        """Seconds of proposing by the table, uncorrected, where rows of one method guess as deep as they may; 0: not
+        measured."""
         if method not in self.corrections.draft:
             return 0.0
-        grid = self._grid(method, batch)
-        caps = [min(cap, len(grid)) for cap in caps]
+        grid, text = self._grid(method, batch), self.costs.text(method)
+        caps = [min(row.cap, len(grid)) for row in rows]
         depth = max(caps)
+        own = sum(
+            self.costs.beyond(row.length) * (text.once + text.each * cap) for row, cap in zip(rows, caps, strict=True)
+        )
         if min(caps) == depth:  # as in most steps
-            return self.costs.draft(method, len(caps), depth)
+            return self.costs.draft(method, len(caps), depth) + own
         counts = [sum(cap > level for cap in caps) for level in range(depth)]
-        return float(sum(grid[level, 1 : count + 1].sum() for level, count in enumerate(counts)))
+        return own + float(sum(grid[level, 1 : count + 1].sum() for level, count in enumerate(counts)))
 
     def _may_guess(self, row: RowView, batch: int) -> bool:
         if row.max_depth < 1 or row.depth_limit < 1 or row.method not in self.corrections.draft:
             return False
-        key = (row.method, batch)
-        if key not in self._able:  # whether perfect guesses would pay, by the costs alone
-            best = self.costs.best_case(row.method, batch, self.acceptance.max_depth)
+        key = (row.method, batch, row.length.bit_length())
+        if key not in self._able:  # whether perfect guesses would pay, by the costs alone, for texts about as long
+            best = self.costs.best_case(row.method, batch, self.acceptance.max_depth, row.length)
             self._able[key] = best > 1.0 + MIN_BEST_CASE_GAIN
         return self._able[key]
 
     def _entry(self, row: RowView) -> float:
         """Seconds a step for the row's drafter to read what it lags behind."""
-        return self.costs.catch_up(row.method, row.num_unread) * self.corrections.draft[row.method] / steps_ahead(row)
+        seconds = self.costs.catch_up(row.method, row.num_unread, row.length)
+        return seconds * self.corrections.draft[row.method] / steps_ahead(row)
 
     def _grid(self, method: str, batch: int) -> Array:
         """[L, B + 1]: seconds that the r-th row to reach each depth adds to a method's drafting."""

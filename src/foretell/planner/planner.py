@@ -13,8 +13,10 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.decisions import SETTLING, Decision, Decisions
 from foretell.planner.ledger import Ledger, Waiting
-from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.measure import grid
+from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
+from foretell.planner.outlook import Cell, Factors, lengths_to, outlook
 from foretell.planner.plan import StepPlan
 from foretell.planner.shares import LightShares
 
@@ -115,6 +117,17 @@ class Planner:
             "correction_guess": self.corrections.guess,
             **{f"correction_draft_{method}": factor for method, factor in self.corrections.draft.items()},
         }
+
+    def outlook(self, longest: int, max_rows: int) -> list[Cell]:
+        """What it would do for requests with texts of up to ``longest`` tokens, up to ``max_rows`` at once, as far as is
+        known: by each method that has guessed. Any thread may ask. Empty in the modes that measure no costs."""
+        cells: list[Cell] = []
+        for method, draft in self.corrections.draft.items() if self.mode == "auto" else ():
+            expected = self.acceptance.expected(method)
+            if expected is not None:
+                factors = Factors(self.corrections.plain, self.corrections.guess, draft)
+                cells += outlook(self.costs, method, *expected, lengths_to(longest), grid(max_rows), factors)
+        return cells
 
     def why_not(self, method: str) -> str:
         """Why rows of a method made no guess: one sentence for the client."""
@@ -250,13 +263,13 @@ class Planner:
         if not settled:
             ledger.unsettled -= 1
             if not drafted and ledger.tried:  # the first steps after a trial that displaced weights are its cost
-                plain = self._offers.plain(step.batch)
+                plain = self._offers.plain(step.batch, step.length)
                 ledger.tried.charge_extra(seconds, plain, plain)
         accepted = self._learn_rows(plan, step, settled=settled, heavy=heavy)
         if not drafted:
             ledger.speed.count(seconds, seconds)
             return
-        plain = self._offers.plain(step.batch)
+        plain = self._offers.plain(step.batch, step.length)
         if heavy:
             ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
@@ -269,14 +282,14 @@ class Planner:
     def _learn_plain(self, step: StepObservation) -> None:
         self._skipped += 1
         if self._skipped > self._skip:  # where they are known well, one of a few plain steps says enough
-            self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch))
+            self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch, step.length))
             self._skipped, self._skip = 0, PLAIN_SKIPPED if self.corrections.plain_spread <= WELL_KNOWN else 0
 
     def _learn_rows(self, plan: StepPlan, step: StepObservation, *, settled: bool, heavy: bool) -> int:
         """Count accepted guesses and correct the costs. Returns the number of accepted guesses. settled: whether the step
         is like others of its kind. heavy: the drafter's weights have taken the place of the target's in the processor's
         cache: its pass and the first ones after it take longer, and say nothing of plain decoding."""
-        asked: dict[str, list[int]] = {}
+        asked: dict[str, list[RowStep]] = {}
         accepted = nodes = by_light = 0
         for row in step.rows:
             if row.cap < 1:
@@ -286,7 +299,7 @@ class Planner:
             if row.by_light:  # it says nothing of the method's own guesses, nor of their cost
                 by_light += 1
                 continue
-            asked.setdefault(row.method, []).append(row.cap)
+            asked.setdefault(row.method, []).append(row)
             self.acceptance.observe(row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes, row.heat)
         if not asked and not by_light:
             if settled:
@@ -295,15 +308,15 @@ class Planner:
         self._skip = 0
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
-        predicted, drafting = self.costs.verify(step.batch, step.batch + nodes), step.seconds_draft
+        predicted, drafting = self._offers.pass_seconds(step), step.seconds_draft
         if heavy and self._has_light:
             # What a pass takes longer here than after a light part's guesses is a part of what drafting costs.
             drafting = max(step.seconds - predicted * self.corrections.guess, drafting)
         elif settled:
             self.corrections.observe(kind, measured, predicted)
         if len(asked) == 1 and not by_light and not plan.lagging:  # the table does not include catching up
-            ((method, caps),) = asked.items()
-            expected = self._offers.draft_seconds(method, caps, step.batch)
+            ((method, rows),) = asked.items()
+            expected = self._offers.draft_seconds(method, rows, step.batch)
             self.corrections.observe_draft(method, drafting, expected)
         return accepted
 

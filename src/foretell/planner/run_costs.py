@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Protocol
+
+import numpy as np
 
 from foretell.planner.cost_model import speedup, step_cost
 
@@ -54,6 +57,17 @@ class StepCosts:
     draft: dict[int, float]  # c_total: drafting so many guesses, in plain passes
     verify: dict[int, float]  # v: the target's pass over them and the root, in plain passes
     step: dict[int, float]  # the whole step, distributions and bookkeeping too, in whole plain steps
+
+    def at(self, count: int) -> float:
+        """A step with so many guesses, in whole plain steps: linear between the numbers that were timed, and beyond them
+        with the slope of the last two."""
+        known = {0: 1.0, **self.step}
+        xs = sorted(known)
+        ys = list(accumulate((known[x] for x in xs), max))
+        if count > xs[-1]:
+            slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0
+            return ys[-1] + (count - xs[-1]) * slope
+        return float(np.interp(count, xs, ys))
 
     @property
     def per_guess(self) -> float | None:

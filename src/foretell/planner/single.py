@@ -20,6 +20,9 @@ class Single:
     draft: list[float]  # seconds that each depth adds ...
     draft_factor: float  # ... times this
     entry: float
+    first: float  # seconds that its text adds to a proposal ...
+    level: float  # ... and to each depth of it
+    node: float  # ... and to the pass for each of its nodes
     points: tuple[list[float], list[float]]  # (nodes beyond the root, seconds) of the pass
     plain: float
     guess_factor: float
@@ -28,18 +31,18 @@ class Single:
         """(tokens, seconds) of each depth, where so much is kept; doubt: a factor of guessing passes."""
         xs, ys = self.points
         last, plain, factor = len(xs) - 1, self.plain, self.guess_factor * doubt
-        tokens, nodes, seconds = 1.0, 0.0, entry
+        tokens, nodes, seconds = 1.0, 0.0, entry + self.first
         some = min(max(self.drafted[0], 1e-9), 1.0)  # P(anything is drafted)
         found = []
         for one, more, cost in zip(kept, self.nodes, self.draft, strict=False):
             tokens += one
             nodes += more
-            seconds += cost * self.draft_factor
+            seconds += cost * self.draft_factor + self.level
             width = nodes / some
             after = min(max(bisect_left(xs, width), 1), last)
             low = xs[after - 1]
             passed = ys[after - 1] + (width - low) / (xs[after] - low) * (ys[after] - ys[after - 1])
-            found.append((tokens, seconds + (1.0 - some) * plain + some * passed * factor))
+            found.append((tokens, seconds + (1.0 - some) * plain + some * (passed + width * self.node) * factor))
         return found
 
     def best(self, kept: Sequence[float], *, doubt: float = 1.0) -> tuple[int, float, float] | None:

@@ -196,6 +196,7 @@ class _Figures(Collector):
         """All families."""
         now = self.service.snapshot()
         yield from self._gauges(now)
+        yield from self._outlook(now)
         yield from self._counters(now)
         yield from self._speculation(now.methods)
         yield from self._failures(now)
@@ -229,6 +230,20 @@ class _Figures(Collector):
             family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
             if value is not None:
                 family.add_metric([self.model_name], float(value))
+            yield family
+
+    def _outlook(self, now: Snapshot) -> Iterator[Metric]:
+        """The plan by length of text and number of requests."""
+        texts = {
+            "planned_guesses": "Guesses in a line that auto would make for so many requests, texts of so many tokens.",
+            "planned_speedup": "Expected of these guesses, against speculation off.",
+        }
+        for name, text in texts.items():
+            labels = ["model_name", "method", "context", "concurrency"]
+            family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+            for cell in now.outlook:
+                value = cell.guesses if name == "planned_guesses" else cell.speedup
+                family.add_metric([self.model_name, cell.method, str(cell.context), str(cell.concurrency)], value)
             yield family
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:

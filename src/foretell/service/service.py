@@ -137,7 +137,7 @@ class Service:
             self._costs = ServicePlanning(
                 self.engine.model, self._choices.plain, self._choices.guessing, self._choices.weightless,
                 measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
-                time_limit_s=options.cost_time_limit_s, must_stop=lambda: self._draining,
+                time_limit_s=options.cost_time_limit_s, longest=sizes.max_model_len, must_stop=lambda: self._draining,
             )  # fmt: skip
         except InterruptedMeasuringError:  # stopped while it starts: nobody waits for what passes cost
             self.close()
@@ -277,7 +277,7 @@ class Service:
             return Snapshot()
         return snapshot_of(
             self._loop, self._costs.planner, kv_tokens=self.kv_tokens, num_inbox=len(self._inbox), drifts=self._drifts,
-            failures=self._failures, learning=self._learning,
+            failures=self._failures, learning=self._learning, longest=self.max_model_len,
         )  # fmt: skip
 
     def check_integrity(self) -> None:

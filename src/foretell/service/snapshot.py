@@ -6,6 +6,7 @@ from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
 from foretell.planner.layered import AnyPlanner
+from foretell.planner.outlook import Cell
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning
 
@@ -26,6 +27,7 @@ class Snapshot:
     # Live estimate: tokens a second now, against this engine with speculation off. None where nothing is being decoded, and
     # where plain steps are not measured (``speculation`` "on" or "off").
     speedup: float | None = None
+    outlook: tuple[Cell, ...] = ()  # what ``speculation`` "auto" would do by length of text and number of requests
     # Counters.
     num_steps: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason; "error" is one
@@ -57,8 +59,10 @@ def snapshot_of(
     drifts: Drifts,
     failures: DrafterFailures,
     learning: Learning | None,
+    longest: int,
 ) -> Snapshot:
-    """The counters and gauges of a loop as they stand. num_inbox: requests that have not reached it."""
+    """The counters and gauges of a loop as they stand. num_inbox: requests that have not reached it. longest: tokens of a
+    text."""
     recorder, prefixes = loop.recorder, loop.prefixes
     return Snapshot(
         num_running=len(loop.batch.members),
@@ -70,6 +74,7 @@ def snapshot_of(
         is_speculating=recorder.guessed,
         num_speculative_tokens=recorder.planned,
         speedup=planner.speedup if loop.batch.members else None,
+        outlook=tuple(planner.outlook(longest, loop.limits.max_rows)),
         num_steps=recorder.num_steps,
         num_finished=dict(recorder.num_finished),
         num_rejected=recorder.num_rejected,

@@ -363,6 +363,7 @@ async function poll() {
   if (mine !== polling) return; // an answer to another key
   at("gauges").hidden = !found;
   showLearning(at("learning"), theKey(), found !== null && "learn_version" in found);
+  showPlan(found ? found.plan : []);
   if (!found) {
     if (!mayCome) clearInterval(mine);
     return;
@@ -374,6 +375,31 @@ async function poll() {
     cell.parentElement.hidden = !isKnown && !isSpeedup;
     cell.textContent = !isKnown ? "unknown" : isSpeedup ? `${value.toFixed(2)} ×` : value;
   }
+}
+
+/** What auto would do, by length of text (rows) and requests at once (columns): a table for each method. */
+function showPlan(cells) {
+  at("plan").hidden = !cells.length;
+  const tables = [...new Set(cells.map((cell) => cell.method))].map((method) => {
+    const mine = cells.filter((cell) => cell.method === method);
+    const columns = [...new Set(mine.map((cell) => cell.concurrency))];
+    const table = document.createElement("table");
+    table.createCaption().textContent = `${method}: guesses, and the speedup expected of them`;
+    const head = table.createTHead().insertRow();
+    for (const name of ["tokens of text", ...columns.map((count) => `${count} at once`)]) {
+      head.append(Object.assign(document.createElement("th"), { textContent: name, scope: "col" }));
+    }
+    for (const context of new Set(mine.map((cell) => cell.context))) {
+      const row = (table.tBodies[0] || table.createTBody()).insertRow();
+      row.append(Object.assign(document.createElement("th"), { textContent: context, scope: "row" }));
+      for (const count of columns) {
+        const cell = mine.find((one) => one.context === context && one.concurrency === count);
+        row.insertCell().textContent = !cell ? "" : cell.guesses ? `${cell.guesses} (${cell.speedup.toFixed(2)} ×)` : "none";
+      }
+    }
+    return table;
+  });
+  at("plan-tables").replaceChildren(...tables);
 }
 
 /** The key as it was meant: a copied one often has blanks around it. */

@@ -107,10 +107,21 @@ async function steps(body, key) {
   return (await request("v1/foretell/explain", sent)).json();
 }
 
-/** The gauges of GET /metrics named foretell:*, by name without the prefix; null where there are none. */
+/** The gauges of GET /metrics named foretell:*, by name without the prefix; null where there are none. Under ``plan``: what
+    auto would do, [{ method, context, concurrency, guesses, speedup }]. */
 async function gauges(key) {
   const text = await (await request("metrics", { headers: headers(key) })).text();
   const found = {};
-  for (const [, name, value] of text.matchAll(/^foretell:(\w+)(?:\{[^}\n]*\})? (\S+)/gm)) found[name] = Number(value);
-  return Object.keys(found).length ? found : null;
+  const cells = new Map();
+  for (const [, name, labels, value] of text.matchAll(/^foretell:(\w+)(?:\{([^}\n]*)\})? (\S+)/gm)) {
+    const [, what] = name.match(/^planned_(guesses|speedup)$/) || [];
+    if (!what) {
+      found[name] = Number(value);
+      continue;
+    }
+    const cell = cells.get(labels) || Object.fromEntries([...labels.matchAll(/(\w+)="([^"]*)"/g)].map(([, k, v]) => [k, v]));
+    cells.set(labels, { ...cell, [what]: Number(value) });
+  }
+  if (!Object.keys(found).length) return null;
+  return { ...found, plan: [...cells.values()] };
 }

@@ -31,9 +31,14 @@ class Job:
     undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
 
     @property
+    def length(self) -> int:
+        """Tokens of its text."""
+        return len(self.row.prompt_ids) + len(self.row.token_ids)
+
+    @property
     def num_slots(self) -> int:
         """Slots that its next step may use."""
-        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.row.choice.num_nodes
+        return self.length + self.row.choice.num_nodes
 
 
 def deliver(job: Job, index: int, event: StepEvent) -> None:
@@ -57,7 +62,7 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
         job.row.request_id, job.row.method, job.row.choice.depth, job.row.depth_limit, num_unread,
-        job.row.submission.always, job.row.params.heat,
+        job.row.submission.always, job.row.params.heat, job.length,
     )  # fmt: skip
 
 
@@ -81,10 +86,11 @@ def observation_of(
         known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
         by_light = None if known is None or light is None else light.preferred
         name, heat = job.row.method, job.row.params.heat
-        rows.append(RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light))
+        rows.append(RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light, job.length))
     return StepObservation(
-        len(jobs), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop
-    )
+        len(jobs), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop,
+        sum(job.length for job in jobs) / len(jobs),
+    )  # fmt: skip
 
 
 def plain_reason(job: Job, planner: AnyPlanner | None) -> str | None:
@@ -95,7 +101,9 @@ def plain_reason(job: Job, planner: AnyPlanner | None) -> str | None:
         return job.row.submission.note
     if job.row.submission.params.max_new_tokens == 1:
         return "one token takes one pass, guessed or not"
-    method = job.row.method
+    method, most = job.row.method, job.row.choice.method.max_positions
+    if most is not None and not job.row.trained_room:
+        return f"{method} was made for texts of at most {most} tokens, and this one is longer"
     if job.num_asked or planner is None:
         return f"{method} found nothing to guess"
     return planner.why_not(method)

@@ -75,11 +75,20 @@ class Row:
     def depth_limit(self) -> int:
         """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
 
-        max_tokens ends with the context, so no guess within room lies beyond it either. 0 without a drafter.
+        max_tokens ends with the context, so no guess within room lies beyond it either. 0 without a drafter, and where the
+        text is longer than those that its method was made for.
         """
         if self.draft_error:
             return 0
-        return self.max_tokens - len(self.token_ids) - 1
+        room, method = self.max_tokens - len(self.token_ids) - 1, self.choice.method
+        return room if method.max_positions is None or method.light is not None else min(room, self.trained_room)
+
+    @property
+    def trained_room(self) -> int:
+        """How many guesses lie within the positions that its method was made for (``Method.max_positions``)."""
+        most = self.choice.method.max_positions
+        length = len(self.prompt_ids) + len(self.token_ids)
+        return self.max_tokens if most is None else max(0, most - length)
 
     def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:
         """Take tokens until the row ends; returns how many were taken."""

@@ -140,6 +140,7 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
         message = str(error)
         raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
     fill(head, found.tensors, name=called)
+    head.max_positions = _max_positions(Keys(config, called))
     head.packed = {layout.inward(key): matrix for key, matrix in packed.items() if layout.inward(key) in found.tensors}
     return head
 
@@ -156,18 +157,23 @@ def describe_target(path: str | Path) -> TargetInfo:
     keys = Keys(read_config(Path(path), name=str(path)), str(path))
     said = keys.inner(MARKER).inner("target")
     verifier = keys.inner("speculators_config").inner("verifier")
-    layer = keys.inner("transformer_layer_config")
     architectures = verifier.values.get("architectures")
     values = {
         "name": verifier.values.get("name_or_path") or keys.values.get("base_model_name_or_path"),
         "architecture": architectures[0] if isinstance(architectures, list) and architectures else None,
         "num_layers": keys.values.get("num_target_layers"),
-        "max_positions": layer.values.get("max_position_embeddings", keys.values.get("max_position_embeddings")),
+        "max_positions": _max_positions(keys),
         **said.values,
     }
     texts = {key: values[key] for key in ("name", "architecture") if isinstance(values[key], str)}
     sizes = {key: values[key] for key in ("num_layers", "max_positions") if isinstance(values[key], int)}
     return TargetInfo(**texts, **sizes)
+
+
+def _max_positions(keys: Keys) -> int | None:
+    layer = keys.inner("transformer_layer_config").values
+    given = layer.get("max_position_embeddings", keys.values.get("max_position_embeddings"))
+    return given if isinstance(given, int) else None
 
 
 def describe_extra(path: str | Path) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Head(nn.Module, ABC):
     method: ClassVar[str]
     """The name by which configurations and the command line know it."""
     config: HeadConfig
+    max_positions: int | None = None
+    """Positions that its checkpoint names as the most; None: it names none."""
     packed: Mapping[str, Packed] = MappingProxyType({})
     """Matrices in a file's blocks, which native heads decode, by the names of the parameters that hold their values."""
 

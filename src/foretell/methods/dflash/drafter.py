@@ -234,6 +234,7 @@ class DFlash(Method):
         matrices. Raises ModelError where they do not fit."""
         head.check_target(model.spec, name="dflash head")
         self.head, self.model, self.weights = head.eval(), model, weights
+        self.max_positions = head.max_positions
         self.native, self.not_native = native_flash(self.head, model, weights)
 
     def rebuilt(self, weights: Mapping[str, Tensor]) -> "DFlash":

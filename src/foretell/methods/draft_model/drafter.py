@@ -271,7 +271,7 @@ class DraftModel(Method):
         states."""
         if acceptance is not None:
             acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
-        self.model = model
+        self.model, self.max_positions = model, model.spec.max_positions
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
 
     def rebuilt(self, weights: Mapping[str, Tensor]) -> "DraftModel":

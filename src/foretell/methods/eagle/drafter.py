@@ -366,6 +366,7 @@ class _Eagle(Method):
         if acceptance is not None:
             acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
         self.head, self.model, self.weights = head.eval(), model, weights
+        self.max_positions = head.max_positions
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
         self.native, self.not_native = native_pair(self.head, model, weights)
 

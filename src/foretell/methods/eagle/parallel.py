@@ -127,7 +127,7 @@ class PEagle(Method):
     def __init__(self, head: PEagleHead, model: CausalModel) -> None:
         """head: on the model's device. Raises ModelError where it was made for a target of another size."""
         head.check_target(model.spec, name="the draft head")
-        self.head, self.model = head.eval(), model
+        self.head, self.model, self.max_positions = head.eval(), model, head.max_positions
 
     @property
     def runs_as(self) -> str:

@@ -259,6 +259,7 @@ class Hybrid(Method):
         what proposals are worth is learned by each row alone."""
         self.suffix, self.second, self.shape, self.by_row = suffix, second, shape, by_row
         self.discount, self.coupled = discount, coupled
+        self.max_positions = second.max_positions
         self._worths: dict[int, Worth] = {}
 
     def worth_at(self, temperature: float) -> Worth:

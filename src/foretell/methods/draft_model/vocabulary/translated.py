@@ -74,6 +74,7 @@ class TranslatedDraft(DraftModel):
     ) -> None:
         """acceptance: as of ``DraftModel``."""
         super().__init__(model, acceptance)
+        self.max_positions = None  # they are counted in its own tokens, by its drafters
         self.translation, self.crossing = translation, crossing
 
     @property
