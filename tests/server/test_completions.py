@@ -155,7 +155,7 @@ def test_offsets_into_an_echo_count_the_special_tokens_that_it_shows() -> None:
             offset = len(stream.text)
             stream.push(token)
             pieces.append(Piece(token, stream.take(), "prompt", -1.0, offset=offset))
-        made = texts.text_logprobs(pieces, 0, top=False, echo=echo)
+        made = texts.text_logprobs(pieces, 0, echo=echo)
         added = len(ids) - len(inner)
         starts = made["text_offset"][added:]
         assert all(echo[at:].startswith(texts.text(token)) for at, token in zip(starts, inner, strict=True))
@@ -199,9 +199,9 @@ def test_provenance_in_a_stream(serve: Serve) -> None:
 def test_offsets_go_on_from_chunk_to_chunk() -> None:
     texts = TokenTexts(ByteTokenizer())
     pieces = [Piece(token, chr(token), "plain", -1.0, offset=place) for place, token in enumerate(b"abc")]
-    first, rest = texts.text_logprobs(pieces[:2], 5, top=False), texts.text_logprobs(pieces[2:], 5, top=False)
+    first, rest = texts.text_logprobs(pieces[:2], 5), texts.text_logprobs(pieces[2:], 5)
     assert first["text_offset"] + rest["text_offset"] == [5, 6, 7]
-    assert first["top_logprobs"] is None
+    assert first["top_logprobs"] == [{"a": -1.0}, {"b": -1.0}]
 
 
 def test_halves_of_characters_are_spelled_as_bytes() -> None:

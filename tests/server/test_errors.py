@@ -56,7 +56,6 @@ def error(response: httpx.Response) -> Any:
         ({"stop_token_ids": [300]}, "stop_token_ids", "300 is not one of 0 to 257"),
         ({"top_logprobs": 2}, "top_logprobs", "only where logprobs is true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "only where stream is true"),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0", "'system'"),

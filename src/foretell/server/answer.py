@@ -49,9 +49,7 @@ async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
     body = await read_json(request, kind)
     if body.model:  # None and "": the one that is served
         backend.check_model(body.model)
-    if body.stream_options is not None and not body.stream:
-        raise bad("stream_options: only where stream is true", "stream_options")
-    told = body.stream_options
+    told = body.stream_options if body.stream else None
     if told is not None and told.continuous_usage_stats and not told.include_usage:
         raise bad("continuous_usage_stats: only where include_usage is true", "stream_options")
     return body
@@ -97,6 +95,7 @@ class Answer:
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
         self.thinking = thinking
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
+        self._names_ids = bool(getattr(body, "return_token_ids", False))
         asked = body.stream_options
         self.wants_usage = bool(asked and asked.include_usage)
         self._counts = bool(self.wants_usage and asked and asked.continuous_usage_stats)
@@ -168,25 +167,41 @@ class Answer:
         return {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
 
     def extras(self, pieces: Sequence[Piece], traces: Sequence[StepTrace]) -> dict[str, Any]:
-        """provenance and trace of a choice, if requested."""
+        """provenance, trace and token ids of a choice, if requested."""
         texts, found = self.backend.texts, dict[str, Any]()
         if self.body.provenance:
             found["provenance"] = texts.provenance(pieces)
+        if self._names_ids:
+            found["token_ids"] = [piece.token_id for piece in pieces]
         if self.body.trace:
             found["trace"] = [texts.tree(step) for step in traces]
         return found
 
+    def prompt_ids(self, index: int) -> dict[str, Any]:
+        """The ids of a choice's prompt, if requested."""
+        if not self._names_ids:
+            return {}
+        return {"prompt_token_ids": list(self.job.submissions[index].prompt_ids)}
+
     def ending(self, completion: Completion, *, num_calls: int = 0) -> dict[str, Any]:
         """How a choice ended."""
         reason = completion.finish_reason
-        why = {}
+        why = dict[str, int | str]()
         if reason == "timeout":  # OpenAI has no word for it, and typed clients fail at words that it has not
             reason, why = "length", {"stop_reason": "timeout"}
         elif reason == "length" and self.is_full(completion):
             why = {"stop_reason": "context"}
         elif reason == "stop" and num_calls:
             reason = "tool_calls"
+        if completion.finish_reason == "stop" and (matched := self.matched(completion)) is not None:
+            why = {"matched_stop": matched}
         return {"finish_reason": reason, **why, "seed": completion.seed}
+
+    def matched(self, completion: Completion) -> int | str | None:
+        """What ended a choice: an end token's id, or a stop text."""
+        if completion.token_ids and completion.token_ids[-1] in self._end_ids:
+            return completion.token_ids[-1]
+        return self.stop_text(completion)
 
     def stop_text(self, completion: Completion) -> str | None:
         """The stop text that ended a choice, if one did."""

@@ -13,7 +13,7 @@ from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read
 from foretell.server.backend import Backend
-from foretell.server.chat import Plan, count_of, plan_of
+from foretell.server.chat import Plan, plan_of, prompt_of
 from foretell.server.errors import ApiError
 from foretell.server.job import finish
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
@@ -47,7 +47,7 @@ async def count_tokens(request: Request) -> Response:
     backend: Backend = request.app.state.backend
     body = await read(request, MessagesRequest, backend)
     chat = as_chat(body)
-    counting = in_worker(backend, lambda: count_of(backend, chat))
+    counting = in_worker(backend, lambda: len(prompt_of(backend, chat)))
     return JsonReply({"input_tokens": await _without_places(while_connected(request.receive, counting))})
 
 

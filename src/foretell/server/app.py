@@ -18,22 +18,33 @@ from foretell.server.anthropic import count_tokens, messages
 from foretell.server.backend import Backend
 from foretell.server.chat import chat_completions
 from foretell.server.completions import completions
+from foretell.server.embeddings import embeddings
 from foretell.server.errors import ApiError
 from foretell.server.explain import explain
 from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
 from foretell.server.protocol.anthropic import MessagesRequest
 from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
-from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
+from foretell.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ExplainRequest,
+    LearnerRequest,
+    TokenizeRequest,
+)
 from foretell.server.protocol.responses import ResponsesRequest
-from foretell.server.replies.about import LearnerReply, Model, ModelList, Status, Version
+from foretell.server.replies.about import LearnerReply, Model, ModelList, Props, Status, Version
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
 from foretell.server.replies.ollama import OllamaChatLine, OllamaError, OllamaModels, OllamaShown, OllamaTextLine
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
+from foretell.server.replies.tokens import EmbeddingsReply, TextOfTokens, TokensReply
 from foretell.server.responses import responses
 from foretell.server.security import REQUEST_ID, Gate
+from foretell.server.tokenize import detokenize, tokenize
 
 if TYPE_CHECKING:
     from foretell.service.service import Service
@@ -140,6 +151,17 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
             ]
         },
     )
+    for path, answer, body, reply in (
+        ("/tokenize", tokenize, TokenizeRequest, TokensReply),
+        ("/detokenize", detokenize, DetokenizeRequest, TextOfTokens),
+        ("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingsReply),
+    ):
+        app.add_api_route(
+            path, answer, response_model=None, methods=["POST"], operation_id=answer.__name__,
+            openapi_extra=request_body(body), responses={200: {"model": reply}, **errors(*POSTED)},
+        )  # fmt: skip
+    app.add_api_route("/props", models.props, response_model=None, responses={200: {"model": Props}, **errors(*GOT)})
+    app.add_api_route("/favicon.ico", models.icon, response_model=None, include_in_schema=False)
     app.add_api_route(
         "/v1/foretell/learner", learner.get_learner, response_model=None,
         responses={200: {"model": LearnerReply}, **errors(*GOT)},
@@ -155,7 +177,8 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
     )  # fmt: skip
     probe = errors(400, 405, 500, 503)
     app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
-    app.get("/ping", response_model=None, include_in_schema=False)(models.health)  # as vLLM's and SageMaker's
+    for alias in ("/ping", "/v1/health"):  # vLLM's and SageMaker's, llama.cpp's
+        app.get(alias, response_model=None, include_in_schema=False)(models.health)
     app.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
     app.get("/version", response_model=None, responses={200: {"model": Version}, **errors(400, 405, 500)})(
         models.version

@@ -1,5 +1,6 @@
 """Common state of all routes: the service, its tokenizer, output constraints, and metrics."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,7 @@ class Backend:
         self._thoughts: dict[str, Thoughts | None] = {}
         if options.reasoning_parser not in ("auto", "none"):
             self.thoughts("")  # a parser that does not fit is refused at the start
+        self.embedding = asyncio.Lock()
         self.is_explaining = False  # a step of some request: one at a time; read and set on the event loop alone
 
     def check_model(self, name: str) -> None:
@@ -67,9 +69,9 @@ class Backend:
             message = f"the model {shown!r} does not exist; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def encode(self, text: str, param: str) -> list[int]:
-        """Token ids of a text, with the tokenizer's own special tokens. Raises ApiError 400."""
-        return self._checked(text, param, lambda: token_ids(text, self.tokenizer))
+    def encode(self, text: str, param: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text, by default with the tokenizer's own special tokens. Raises ApiError 400."""
+        return self._checked(text, param, lambda: token_ids(text, self.tokenizer, add_special_tokens=special))
 
     def encode_content(self, text: str, param: str) -> list[int]:
         """Token ids of what a message holds. Raises ApiError 400."""
@@ -117,6 +119,10 @@ class Backend:
     def template(self, *, tools: bool = False) -> str:
         """The source of the chat template for conversations with or without tools, "" where there is none."""
         return template_of(self.tokenizer, tools=tools) or ""
+
+    def special(self, name: str) -> str:
+        """A special token of the tokenizer by its role, "" where it has none."""
+        return str(getattr(self.tokenizer, name, None) or "")
 
     def thoughts(self, template: str) -> Thoughts | None:
         """How the model of a chat template marks what it thinks; None where it does not think, or nothing is to be told

@@ -75,10 +75,10 @@ async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan
     return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
 
 
-def count_of(backend: Backend, body: ChatRequest) -> int:
-    """How many tokens the prompt of a conversation has. Slow, as it reads texts. Raises ApiError 400."""
+def prompt_of(backend: Backend, body: ChatRequest) -> list[int]:
+    """The tokens of a conversation as a prompt. Slow, as it reads texts. Raises ApiError 400."""
     try:
-        return len(_prompted(backend, body, _tools(body), None)[0])
+        return _prompted(backend, body, _tools(body), None)[0]
     except ConfigError as error:
         raise of_engine(error, "tools") from None
 
@@ -96,6 +96,8 @@ def _plan(
     given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
     if len(set(given)) > 1:
         raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad("prompt_logprobs and stream exclude each other: drop one of them", "prompt_logprobs")
     prompt, thinking, processor, unread = _prompted(backend, body, use, processor)
     prediction = None
     if body.prediction is not None:
@@ -112,6 +114,7 @@ def _plan(
         [prompt],
         max_tokens=given[0] if given else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else 0 if body.provenance else None,
+        num_prompt_logprobs=body.prompt_logprobs,
         prediction=prediction,
         processor=processor,
     )
@@ -272,7 +275,10 @@ async def _whole(answer: Answer, body: ChatRequest, plan: Plan) -> dict[str, Any
                 **answer.extras(completion.pieces, traces[index]),
             }
         )
-    return {**answer.envelope(choices), "usage": answer.usage(completions), **answer.figures(completions)}
+    made = {**answer.envelope(choices), **answer.prompt_ids(0)}
+    if body.prompt_logprobs is not None:
+        made["prompt_logprobs"] = answer.backend.texts.prompt_logprobs(completions[0].prompt_pieces)
+    return {**made, "usage": answer.usage(completions), **answer.figures(completions)}
 
 
 async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterator[bytes]:
@@ -282,9 +288,9 @@ async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterato
     begun: set[int] = set()
     num_ended = 0
 
-    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
+    def chunk(index: int, delta: dict[str, Any], first: Mapping[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        return event(answer.chunk(choice))
+        return event({**answer.chunk(choice), **first})
 
     while not job.is_done:
         out = []
@@ -293,7 +299,8 @@ async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterato
             answer.count(index, pieces)
             if index not in begun:
                 begun.add(index)
-                out.append(chunk(index, {"role": "assistant", "content": ""}))
+                first = answer.prompt_ids(0) if len(begun) == 1 else {}
+                out.append(chunk(index, {"role": "assistant", "content": ""}, first))
             deltas = _deltas(readers[index], pieces, text, completion)
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and (shown := answer.shown(pieces, completion)):
@@ -301,7 +308,7 @@ async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterato
             if more and not deltas:
                 deltas = [{"content": ""}]
             for delta in deltas:
-                out.append(chunk(index, delta, **more))
+                out.append(chunk(index, delta, {}, **more))
                 more = {}
             if completion is not None:
                 ending = answer.ending(completion, num_calls=readers[index].num_calls)

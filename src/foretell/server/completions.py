@@ -15,7 +15,7 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.formats import format_processor, wanted_format
 from foretell.server.job import finish
-from foretell.server.protocol.requests import CompletionRequest
+from foretell.server.protocol.requests import CompletionRequest, Prompt
 from foretell.server.sampling import MakeProcessor, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 
@@ -57,25 +57,10 @@ def _plan(
     """(submissions, the echoed prompt of each). Raises ApiError 400."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: only as many completions as are returned are made", "best_of")
-    given: Sequence[str | Sequence[int]]
-    if isinstance(body.prompt, str):
-        given = [body.prompt]
-    elif isinstance(body.prompt[0], int):
-        given = [[token for token in body.prompt if isinstance(token, int)]]
-    else:
-        given = [one for one in body.prompt if not isinstance(one, int)]
-    if len(given) * (body.n or 1) > backend.options.max_choices:
-        most = backend.options.max_choices
-        raise bad(
-            f"{len(given)} prompts with n = {body.n or 1}: this server makes at most {most} completions a request"
-        )
-    prompts = [backend.encode(one, "prompt") if isinstance(one, str) else list(one) for one in given]
-    for ids in prompts:
-        if not ids:
-            raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
-        beyond = [token for token in ids if token >= backend.vocab_size]
-        if beyond:
-            raise bad(f"prompt: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", "prompt")
+    given, prompts = prompts_of(backend, body.prompt, "prompt", num_each=body.n or 1)
+    if body.prompt_logprobs is not None and (body.stream or (body.echo and body.logprobs is not None)):
+        other = "stream" if body.stream else "echo with logprobs"
+        raise bad(f"prompt_logprobs and {other} exclude each other: drop one of them", "prompt_logprobs")
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [_echo(backend, one) for one in given]
@@ -85,10 +70,38 @@ def _plan(
         prompts,
         max_tokens=_max_tokens(backend, body),
         logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
-        num_prompt_logprobs=body.logprobs if body.echo else None,
+        num_prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
         processor=processor,
     )
     return made, [echo for echo in echoes for _ in range(body.n or 1)]
+
+
+Given = str | Sequence[int]
+
+
+def prompts_of(
+    backend: Backend, asked: Prompt, field: str, *, num_each: int = 1
+) -> tuple[list[Given], list[list[int]]]:
+    """(the texts or ids of a field, the ids of each), of each of which num_each answers are made. Slow, as it reads texts.
+    Raises ApiError 400."""
+    given: list[Given]
+    if isinstance(asked, str):
+        given = [asked]
+    elif isinstance(asked[0], int):
+        given = [[token for token in asked if isinstance(token, int)]]
+    else:
+        given = [one for one in asked if not isinstance(one, int)]
+    if len(given) * num_each > backend.options.max_choices:
+        most = backend.options.max_choices
+        raise bad(f"{len(given)} prompts with n = {num_each}: this server makes at most {most} completions a request")
+    prompts = [backend.encode(one, field) if isinstance(one, str) else list(one) for one in given]
+    for ids in prompts:
+        if not ids:
+            raise bad(f"{field}: the prompt is empty: at least one token is needed", field, "invalid_prompt")
+        beyond = [token for token in ids if token >= backend.vocab_size]
+        if beyond:
+            raise bad(f"{field}: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", field)
+    return given, prompts
 
 
 def _max_tokens(backend: Backend, body: CompletionRequest) -> int:
@@ -114,14 +127,16 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
     for index, (completion, echo) in enumerate(zip(done, echoes, strict=True)):
         text, pieces, prompt = echo + completion.text, completion.pieces, completion.prompt_pieces
         choice = _choice(answer, body, index, text, pieces, traces[index], completion, echo, prompt)
-        choices.append({**choice, **answer.ending(completion)})
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = answer.backend.texts.prompt_logprobs(prompt)
+        choices.append({**choice, **answer.prompt_ids(index), **answer.ending(completion)})
     return {**answer.envelope(choices), "usage": answer.usage(done), **answer.figures(done)}
 
 
 async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its text, the end with the last of it; then the usage."""
     job = answer.job
-    begun: set[int] = set()
+    begun, named = set[int](), set[int]()
     num_ended = 0
     while not job.is_done:
         out = []
@@ -132,9 +147,13 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
                 begun.add(index)
                 text = echoes[index] + text
             shown = one.prompt or _shown(answer, body, pieces, completion) if body.logprobs is not None else ()
-            if not (text or shown or completion or (pieces and body.provenance) or (traces and body.trace)):
+            told = pieces and (body.provenance or body.return_token_ids)
+            if not (text or shown or completion or told or (traces and body.trace)):
                 continue
             choice = _choice(answer, body, index, text, pieces, traces, completion, echoes[index], one.prompt)
+            if index not in named:
+                named.add(index)
+                choice |= answer.prompt_ids(index)
             data = answer.chunk(choice if shown else {**choice, "logprobs": None})
             if completion is not None:
                 choice = data["choices"][0]
@@ -164,11 +183,11 @@ def _choice(
     """A choice that has not ended. echo: the text before the output. prompt: pieces of the prompt, to come first."""
     logprobs = None
     if body.logprobs is not None:
-        texts, top = answer.backend.texts, body.logprobs > 0
-        logprobs = texts.text_logprobs(_shown(answer, body, pieces, completion), len(echo), top=top)
-        if prompt:
-            before = texts.text_logprobs(prompt, 0, top=top, echo=echo)
-            logprobs = {name: None if value is None else value + logprobs[name] for name, value in before.items()}
+        texts = answer.backend.texts
+        logprobs = texts.text_logprobs(_shown(answer, body, pieces, completion), len(echo))
+        if prompt and body.echo:
+            before = texts.text_logprobs(prompt, 0, echo=echo)
+            logprobs = {name: value + logprobs[name] for name, value in before.items()}
     return {
         "index": index,
         "text": text,

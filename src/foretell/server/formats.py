@@ -63,7 +63,7 @@ def _formats(body: Formatted) -> list[Format]:
     elif isinstance(given, TagFormat):
         made.append(_tag("response_format", given.format))
     elif given is not None and not isinstance(given, TextFormat):
-        made.append(Format("response_format", "json", {"type": "object"}))
+        made.append(Format("response_format", "json", given.schema_ or {"type": "object"}))
     made += [_schema(field, getattr(body, field)) for field in ("json_schema", "guided_json")]
     made += [_text(field, "regex", getattr(body, field)) for field in ("regex", "guided_regex")]
     made += [_grammar(field, getattr(body, field)) for field in ("ebnf", "grammar", "guided_grammar")]

@@ -69,6 +69,30 @@ async def version(request: Request) -> Response:
     return JsonReply({"version": __version__})
 
 
+async def props(request: Request) -> Response:
+    """What llama.cpp's clients ask of a server before they use it."""
+    backend: Backend = request.app.state.backend
+    settings = {"n_ctx": backend.max_model_len, "params": {}}
+    return JsonReply(
+        {
+            "default_generation_settings": settings,
+            "total_slots": backend.service.options.max_num_seqs,
+            "model_path": backend.name,
+            "model_alias": backend.name,
+            "chat_template": backend.template(),
+            "modalities": {"vision": False, "audio": False},
+            "bos_token": backend.special("bos_token"),
+            "eos_token": backend.special("eos_token"),
+            "build_info": f"foretell-{__version__}",
+        }
+    )
+
+
+async def icon(request: Request) -> Response:
+    """None: the page draws its own, and browsers ask all the same."""
+    return Response(status_code=204)
+
+
 async def metrics(request: Request) -> Response:
     """Prometheus' text form."""
     content, media_type = request.app.state.backend.metrics.render()

@@ -11,7 +11,15 @@ from pydantic.json_schema import models_json_schema
 from foretell.server.backend import Backend
 from foretell.server.protocol.anthropic import MessagesRequest
 from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
-from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
+from foretell.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ExplainRequest,
+    LearnerRequest,
+    TokenizeRequest,
+)
 from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies.anthropic import MessageEvent
 from foretell.server.replies.common import ErrorReply
@@ -32,6 +40,7 @@ ERRORS = {
     503: "The server is starting or stopping.",
 }
 OLLAMA = (OllamaChatRequest, GenerateRequest, ShowRequest)
+READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest)
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
     "OpenAI's API over a speculative decoder, with Anthropic's messages and Ollama's chats. Fields that are not described "
@@ -95,6 +104,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
         MessagesRequest,
         LearnerRequest,
         ExplainRequest,
+        *READING,
         *OLLAMA,
     )
     sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent)
@@ -104,7 +114,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
             schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest, *READING):
         # Only this name is served: any other is a 404.
         schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name, "", None]
     for path, operations in document["paths"].items():

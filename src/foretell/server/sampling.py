@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import torch
+from torch import Tensor
+
 from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams, fresh_seed
@@ -59,6 +62,8 @@ def submissions(
     always = isinstance(request.speculative, Speculative) and bool(request.speculative.always)
     unused = prediction is not None and prediction_method(backend.service) is None
     base = fresh_seed() if request.seed is None else request.seed
+    if request.allowed_token_ids is not None:
+        processor = _allowed(backend, request.allowed_token_ids, processor)
     made = []
     for prompt in prompts:
         params = sampling(backend, request, len(prompt), max_tokens)
@@ -82,6 +87,29 @@ def submissions(
                 )
             )
     return made
+
+
+class AllowedTokens:
+    """A LogitsProcessor: an output of these tokens alone."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._ids = torch.tensor(sorted(set(token_ids)))
+
+    def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
+        """See ``LogitsProcessor``."""
+        allowed = self._ids.to(logits.device)
+        return torch.full_like(logits, -torch.inf).scatter_(0, allowed, logits[allowed])
+
+
+def _allowed(backend: Backend, token_ids: Sequence[int], other: MakeProcessor | None) -> MakeProcessor:
+    """Raises ApiError 400."""
+    field, beyond = "allowed_token_ids", [token for token in token_ids if token >= backend.vocab_size]
+    if beyond:
+        raise bad(f"{field}: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", field)
+    if other is not None:
+        raise bad(f"{field} and a format, tools or a budget of thoughts exclude each other: give one of them", field)
+    made = AllowedTokens(token_ids)
+    return lambda num_prompt: made
 
 
 def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: int | None) -> dict[str, Any]:

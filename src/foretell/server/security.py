@@ -18,9 +18,9 @@ from foretell.server.stream import ClientGoneError
 
 REQUEST_ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-PROBES = frozenset({"/health", "/ping", "/ready"})
+PROBES = frozenset({"/health", "/v1/health", "/ping", "/ready"})
 """Paths that are answered under any Host name too: an orchestrator asks by address, and they reveal nothing."""
-OPEN = PROBES | {"/", "/version", "/api/version", "/openapi.json"}
+OPEN = PROBES | {"/", "/favicon.ico", "/version", "/api/version", "/openapi.json"}
 """Paths that need no key: probes send none, and the page and the document contain no secrets."""
 METRICS = "/metrics"
 TENANT = "foretell.tenant"

@@ -55,7 +55,19 @@ class TokenTexts:
         """OpenAI's shape of chat completions."""
         return {"content": [self._entry(piece) for piece in pieces], "refusal": None}
 
-    def text_logprobs(self, pieces: Sequence[Piece], before: int, *, top: bool, echo: str = "") -> dict[str, Any]:
+    def prompt_logprobs(self, pieces: Sequence[Piece]) -> list[dict[str, Any] | None]:
+        """vLLM's shape, of a prompt: by the token's id."""
+        return [None if _is_first(piece) else self._ranked(piece) for piece in pieces]
+
+    def _ranked(self, piece: Piece) -> dict[str, Any]:
+        ranks = {token: place for place, (token, _) in enumerate(piece.top_logprobs, 1)}
+        found = {piece.token_id: _logprob(piece)} | dict(piece.top_logprobs)
+        return {
+            str(token): {"logprob": finite(value), "rank": ranks.get(token), "decoded_token": self.text(token)}
+            for token, value in found.items()
+        }
+
+    def text_logprobs(self, pieces: Sequence[Piece], before: int, *, echo: str = "") -> dict[str, Any]:
         """OpenAI's shape of completions. before: characters before the text of which these are pieces. echo: that text
         where it is a prompt's; special tokens count where it shows them, which the text of an output never does."""
         offsets = []
@@ -67,7 +79,7 @@ class TokenTexts:
         return {
             "tokens": [self.text(piece.token_id) for piece in pieces],
             "token_logprobs": [None if _is_first(piece) else _logprob(piece) for piece in pieces],
-            "top_logprobs": [None if _is_first(piece) else self._best(piece) for piece in pieces] if top else None,
+            "top_logprobs": [None if _is_first(piece) else self._best(piece) for piece in pieces],
             "text_offset": offsets,
         }
 

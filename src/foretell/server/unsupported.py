@@ -21,13 +21,14 @@ class Unsupported:
 
 _TEMPLATE = "give the template's own switch in chat_template_kwargs"
 _SAMPLER = "this server samples by temperature, top_k, top_p and min_p"
+_SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+"""llama.cpp's own order. Those that this server has not are off by default there, too."""
 _IDS = "provenance tells the id of every token"
 
 UNSUPPORTED = {
     "audio": Unsupported("this server writes text alone"),
     "bad_words": Unsupported("give their tokens in logit_bias", ([],)),
     "best_of": Unsupported("only as many completions as are returned are made: give n", (1,)),
-    "cache_prompt": Unsupported("it is chosen where the server is started (--no-prefix-reuse)", (True,)),
     "detokenize": Unsupported("texts are always given", (True,)),
     "draft_model": Unsupported(
         "the models are chosen where the server is started; 'speculative' chooses among their methods"
@@ -42,13 +43,15 @@ UNSUPPORTED = {
     "lora_path": Unsupported("one model is served; what learns from its traffic is chosen where the server is started"),
     "mirostat": Unsupported(_SAMPLER, (0,)),
     "n_predict": Unsupported("use max_tokens"),
+    "n_probs": Unsupported("use logprobs", (0,)),
+    "options": Unsupported("give each of them as a field of its own; /api/chat takes them as they are", ({},)),
     "container": Unsupported("nothing is kept between requests"),
     "mcp_servers": Unsupported("the server runs no tools itself", ([],)),
     "conversation": Unsupported("nothing is stored: send the conversation whole, as input"),
     "max_tool_calls": Unsupported("the server runs no tools itself"),
     "previous_response_id": Unsupported("nothing is stored: send the conversation whole, as input"),
     "priority": Unsupported("requests are taken in the order they come", (0,)),
-    "prompt_logprobs": Unsupported("ask /v1/completions with echo and logprobs"),
+    "prompt_logprobs": Unsupported("ask /v1/completions or /v1/chat/completions"),
     "guided_decoding_backend": Unsupported("grammars are read by one program alone"),
     "reasoning": Unsupported("give reasoning_effort"),
     "reasoning_effort": Unsupported("it belongs to /v1/chat/completions"),
@@ -56,8 +59,9 @@ UNSUPPORTED = {
     "repeat_penalty": Unsupported("use repetition_penalty", (1, 1.0)),
     "return_hidden_states": Unsupported("texts alone are given", (False,)),
     "return_prompt_token_ids": Unsupported("usage counts the prompt's tokens", (False,)),
-    "return_token_ids": Unsupported(_IDS, (False,)),
+    "return_token_ids": Unsupported("ask /v1/completions or /v1/chat/completions", (False,)),
     "return_tokens_as_token_ids": Unsupported(_IDS, (False,)),
+    "samplers": Unsupported(_SAMPLER, ([], _SAMPLERS)),
     "separate_reasoning": Unsupported("it belongs to /v1/chat/completions"),
     "skip_special_tokens": Unsupported("special tokens are no part of the text", (True,)),
     "spaces_between_special_tokens": Unsupported("special tokens are no part of the text", (True,)),
@@ -76,6 +80,14 @@ UNSUPPORTED = {
 """By name. A request's own fields come first: /v1/completions knows echo and best_of."""
 
 
+HARMLESS = frozenset(
+    {
+        "cache_prompt", "cache_salt", "id_slot", "keep_alive", "provider", "request_id", "rid", "timings_per_token",
+    }
+)  # fmt: skip
+"""Fields whose value, whatever it is, is of where and when a text is made, not of the text: they are left out."""
+
+
 def without_no_ops(known: Container[str], body: bytes) -> bytes | None:
     """A request without the fields that are not known and change nothing; None where there are none. body: JSON."""
     given = from_json(body)
@@ -87,7 +99,7 @@ def without_no_ops(known: Container[str], body: bytes) -> bytes | None:
 
 def changes_nothing(name: str, value: Any) -> bool:
     """Whether the value is null, or one of the field's own. true is not 1."""
-    if value is None:
+    if value is None or name in HARMLESS:
         return True
     same = UNSUPPORTED[name].no_op if name in UNSUPPORTED else ()
     return any(type(value) is type(one) and value == one for one in same)

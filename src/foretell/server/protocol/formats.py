@@ -15,17 +15,20 @@ class TextFormat(Strict):
 
 
 class ObjectFormat(Strict):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchema(Strict):
-    """A schema and its name."""
+    """Any JSON object; with a schema, as llama.cpp takes it, one of that."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    type: Literal["json_object"]
+    schema_: JsonObject | None = Field(None, alias="schema")
+
+
+class JsonSchema(Strict):
+    """A schema and its name, which changes nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     schema_: JsonObject | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -103,3 +106,6 @@ class Formatted(Sampling):
     guided_choice: Choices | None = Field(None, description="The text is one of these.")
     guided_grammar: Grammar | None = Field(None, description="EBNF ('::=') or Lark, as vLLM called it.")
     structured_outputs: StructuredOutputs | None = Field(None, description="One of these, as vLLM calls it.")
+    return_token_ids: bool | None = Field(
+        None, description="The ids of the prompt's and the output's tokens, as vLLM's."
+    )

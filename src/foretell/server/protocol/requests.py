@@ -16,6 +16,12 @@ def _none_if_off(given: int | None) -> int | None:
 
 
 MAX_MESSAGES = 4096
+PromptLogprobs = Annotated[
+    int | None,
+    Field(
+        ge=0, le=20, description="Of each token of the prompt, and so many of the likeliest ones, as vLLM's. No stream."
+    ),
+]
 
 
 class Prediction(Strict):
@@ -32,6 +38,7 @@ class ChatRequest(Formatted):
     max_completion_tokens: int | None = Field(None, ge=0, le=INT32, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: PromptLogprobs = None
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -100,6 +107,44 @@ Prompt = (
 )
 
 
+class TokenizeRequest(Strict):
+    """A text, as vLLM's clients (``prompt``) or llama.cpp's (``content``) give it, or a conversation."""
+
+    model: str | None = Field(None, max_length=512, description="The model that is served.")
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = Field(None, description="Of a conversation. Default true.")
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_special_tokens: bool | None = Field(None, description="Of a prompt: with the tokenizer's own. Default true.")
+    add_special: bool | None = Field(None, description="Of a content: with the tokenizer's own. Default false.")
+    parse_special: bool | None = Field(None, description="false: markers in a text are text. Default true.")
+    return_token_strs: bool | None = Field(None, description="The texts of a prompt's tokens, too.")
+    with_pieces: bool | None = Field(None, description="The texts of a content's tokens, too.")
+
+
+class DetokenizeRequest(Strict):
+    """Tokens."""
+
+    model: str | None = Field(None, max_length=512, description="The model that is served.")
+    tokens: list[TokenId]
+
+
+class EmbeddingRequest(Strict):
+    """Texts whose last hidden states are asked for."""
+
+    model: str | None = Field(None, max_length=512, description="The model that is served.")
+    input: Prompt = Field(description="A text, texts, token ids, or lists of them.")
+    pooling: Literal["mean", "last"] | None = Field(
+        None, description="Of the last hidden states of a text the mean, or that of its last token. Default mean."
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1, le=INT32, description="As many as the hidden states have, or left out.")
+    user: str | None = Field(None, description="Ignored.")
+
+
 class CompletionRequest(Formatted):
     """Texts to go on with."""
 
@@ -111,4 +156,5 @@ class CompletionRequest(Formatted):
     logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | Off | None, AfterValidator(_none_if_off)] = Field(
         None, description="Of each token, and so many of the likeliest ones; false: none, as null."
     )
+    prompt_logprobs: PromptLogprobs = None
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")

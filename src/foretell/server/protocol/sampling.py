@@ -10,6 +10,7 @@ from foretell.draft.suffix import MAX_MATCH, MAX_SPEC
 from foretell.server.protocol.fields import INT32, Option, Strict, Text, TokenId
 
 MAX_BIASES = 1024
+MAX_ALLOWED = 65536
 
 
 class StreamOptions(Strict):
@@ -98,6 +99,12 @@ class Sampling(Strict):
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="More end tokens."
+    )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED, fail_fast=True)] | None = (
+        Field(
+            None,
+            description="The output is made of these tokens alone: an end token ends it only where it is one of them.",
+        )
     )
     ignore_eos: bool | None = Field(None, description="Go on after the model's end token.")
     stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")

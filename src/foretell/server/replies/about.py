@@ -42,6 +42,20 @@ class Version(Reply):
     version: str
 
 
+class Props(Reply):
+    """What llama.cpp's clients read before they use a server."""
+
+    default_generation_settings: dict[str, Any] = Field(description="n_ctx: tokens of prompt and output together.")
+    total_slots: int = Field(description="Requests that are decoded at once.")
+    model_path: str
+    model_alias: str
+    chat_template: str
+    modalities: dict[str, bool]
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
 class LearnerReply(Reply):
     """What a server that learns has learned, of this client's own requests where API keys are asked for."""
 

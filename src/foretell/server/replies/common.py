@@ -112,6 +112,18 @@ class TextLogprobs(Reply):
     text_offset: list[int]
 
 
+class PromptLogprob(Reply):
+    """A token of the prompt, or one of the likeliest there."""
+
+    logprob: float
+    rank: int | None = Field(description="1 is the likeliest; null: not among those that were asked for.")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By the token's id; null for the first token, which follows nothing."""
+
+
 class Provenance(Reply):
     """Where a token came from."""
 
@@ -142,6 +154,8 @@ class Speculation(Reply):
     stop_reason: Literal["timeout", "context"] | None = Field(
         None, description="'timeout': the request's time was up; 'context': the model's context was full."
     )
+    matched_stop: int | str | None = Field(None, description="The end token's id, or the stop text, that ended it.")
+    token_ids: list[int] | None = None
     seed: int | None = Field(None, description="Given as 'seed' with n = 1, it gives this choice again.")
     provenance: list[Provenance] | None = None
     trace: list[StepTree] | None = None

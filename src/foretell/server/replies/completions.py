@@ -5,7 +5,16 @@ from typing import Literal
 from pydantic import Field
 
 from foretell.server.protocol.tools import ToolCall
-from foretell.server.replies.common import ChatLogprobs, Envelope, Reply, ShortUsage, Speculation, TextLogprobs, Usage
+from foretell.server.replies.common import (
+    ChatLogprobs,
+    Envelope,
+    PromptLogprobs,
+    Reply,
+    ShortUsage,
+    Speculation,
+    TextLogprobs,
+    Usage,
+)
 
 
 class AssistantMessage(Reply):
@@ -30,6 +39,8 @@ class TextChoice(Speculation):
 
     text: str
     logprobs: TextLogprobs | None
+    prompt_token_ids: list[int] | None = Field(None, description="In a stream: of the choice's first piece.")
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatReply(Envelope):
@@ -38,6 +49,8 @@ class ChatReply(Envelope):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class FunctionDelta(Reply):
@@ -76,6 +89,7 @@ class ChatChunk(Envelope):
     """An event of a stream."""
 
     object: Literal["chat.completion.chunk"]
+    prompt_token_ids: list[int] | None = Field(None, description="Of the first event.")
     choices: list[ChatChunkChoice]
     usage: Usage | ShortUsage | None = None
 

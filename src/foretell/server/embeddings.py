@@ -1,0 +1,75 @@
+"""``POST /v1/embeddings``: a text's last hidden states, after the final norm, as one vector of length 1.
+
+The model that is served was trained to go on with texts, not to compare them: the reply says how its states were pooled.
+Texts are read one after the other, in passes of PREFILL_CHUNK tokens between which other requests decode.
+"""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.model.prefill import feed
+from foretell.model.target import Target
+from foretell.server.answer import in_worker, read_json
+from foretell.server.backend import Backend
+from foretell.server.completions import prompts_of
+from foretell.server.errors import bad
+from foretell.server.protocol.requests import EmbeddingRequest
+from foretell.server.stream import JsonReply, while_connected
+
+Pooling = Literal["mean", "last"]
+
+
+async def embeddings(request: Request) -> Response:
+    """Read texts."""
+    backend: Backend = request.app.state.backend
+    body = await read_json(request, EmbeddingRequest)
+    if body.model:
+        backend.check_model(body.model)
+    size = backend.service.engine.model.spec.hidden_size
+    if body.dimensions not in (None, size):
+        raise bad(f"dimensions: the hidden states of this model have {size} numbers: leave it out", "dimensions")
+    return JsonReply(await while_connected(request.receive, _made(backend, body)))
+
+
+async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
+    texts = await in_worker(backend, lambda: prompts_of(backend, body.input, "input")[1])
+    too_long = max(map(len, texts))
+    if too_long > backend.max_model_len:
+        raise bad(
+            f"input: a text has {too_long} tokens; the context is of {backend.max_model_len}: shorten it", "input",
+            "context_length_exceeded",
+        )  # fmt: skip
+    pooling: Pooling = body.pooling or "mean"
+    data = []
+    async with backend.embedding:  # one text at a time: its keys and values are memory beside the rows'
+        for index, ids in enumerate(texts):
+            vector = await asyncio.to_thread(embed, backend, ids, pooling)
+            numbers: Any = vector.tolist()
+            if body.encoding_format == "base64":
+                numbers = base64.b64encode(vector.numpy().tobytes()).decode()
+            data.append({"object": "embedding", "index": index, "embedding": numbers})
+    read = sum(map(len, texts))
+    usage = {"prompt_tokens": read, "total_tokens": read}
+    return {"object": "list", "data": data, "model": backend.name, "pooling": pooling, "usage": usage}
+
+
+@torch.inference_mode()
+def embed(backend: Backend, ids: Sequence[int], pooling: Pooling) -> Tensor:
+    """[H] float32 on the CPU: the normed last hidden states of a text, pooled, as a vector of length 1."""
+    model = backend.service.engine.model
+    target, last = Target(model, 1, len(ids)), model.spec.num_layers - 1
+    found: list[Tensor] = []
+    feed(
+        target, [ids], [0], head=False, taps=(last,),
+        on_chunk=lambda start, counts, taps: found.append(model.normed(taps[0, : counts[0]]).float().cpu()),
+    )  # fmt: skip
+    states = torch.cat(found)
+    return F.normalize(states.mean(0) if pooling == "mean" else states[-1], dim=0)
