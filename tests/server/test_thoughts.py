@@ -271,6 +271,7 @@ SAID: Any = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
         ),
         (LOOP + "{{ m.content }}{% endfor %}", "b"),
     ],
+    ids=["by name", "gpt-oss", "another name", "cut off", "cut out", "mistral", "unread"],
 )  # fmt: skip
 def test_earlier_thoughts_stand_where_the_template_reads_them(serve: Serve, template: str, shown: str) -> None:
     from tests.server.test_turns import Asked

@@ -200,7 +200,7 @@ def _effort(
         unread.append("reasoning_effort")
     if thinks is True and not found and thoughts is None:
         unread.append("enable_thinking")
-    if budget is not None and reads(template, "thinking_budget"):  # Seed's models are told of it, too
+    if budget is not None and reads(template, "thinking_budget"):  # Seed's models read it, too
         found["thinking_budget"] = budget
     elif budget is not None and thoughts is None:
         unread.append("thinking_budget")
