@@ -42,7 +42,7 @@ def test_all_choices_have_the_prompts_scores(serve: Serve) -> None:
     given: Any = {"echo": True, "logprobs": 0, "n": 2}
     choices = complete(client, ["ab", "c"], **given).json()["choices"]
     assert [choice["logprobs"]["tokens"] for choice in choices] == [["a", "b", "!", ""]] * 2 + [["c", "!", ""]] * 2
-    assert choices[0]["logprobs"]["top_logprobs"] is None
+    assert choices[0]["logprobs"]["top_logprobs"] == [None, {"b": -0.25}, {"!": -0.5}, {"": -0.5}]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -57,7 +57,7 @@ def test_every_route_tells_its_answers(document: Any) -> None:
     paths = document["paths"]
     assert set(paths) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models",
-        "/v1/models/{model}", "/health", "/ready", "/version",
+        "/v1/models/{model}", "/v1/embeddings", "/tokenize", "/detokenize", "/props", "/health", "/ready", "/version",
         "/metrics", "/", "/v1/foretell/learner", "/v1/foretell/explain", "/v1/messages", "/v1/messages/count_tokens",
         "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/version",
     }  # fmt: skip
