@@ -238,19 +238,21 @@ def test_by_intel_products_of_pairs_run_only_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("features", "best", "chosen"),
+    ("words", "best", "chosen"),
     [
-        ("fp asimd evtstrm crc32 cpuid", "", ["neon"]),  # Raspberry Pi 4
-        ("fp asimd crc32 atomics fphp asimdhp asimddp", "", ["neon_dot", "neon"]),  # Neoverse N1
-        ("fp asimd atomics asimddp i8mm bf16", "", ARM),
-        ("fp asimd atomics asimddp i8mm bf16", "neon_dot", ["neon_dot", "neon"]),
+        ({16: 0x887}, "", ["neon"]),  # Raspberry Pi 4: fp asimd evtstrm crc32 cpuid
+        ({16: 0x100FFF, 26: 0}, "", ["neon_dot", "neon"]),  # Neoverse N1
+        ({16: 0x100FFF, 26: 1 << 13}, "", ARM),
+        ({16: 0x100FFF, 26: 1 << 13}, "neon_dot", ["neon_dot", "neon"]),
     ],
 )
 def test_on_arm_the_features_of_the_cpu_choose(
-    features: str, best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+    words: dict[int, int], best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "machine", lambda: "aarch64")
-    monkeypatch.setattr(cpu, "_cpuinfo", lambda: f"processor\t: 0\nFeatures\t: {features}\nCPU part\t: 0xd0c\n")
+    monkeypatch.setattr(sys, "platform", "linux")
+    for module in (build, cpu):
+        monkeypatch.setattr(module, "machine", lambda: "aarch64")
+    monkeypatch.setattr(cpu, "_auxiliary", lambda word: words.get(word, 0))
     monkeypatch.setattr(build, "cpu_flags", cpu.cpu_flags.__wrapped__)
     monkeypatch.setenv("FORETELL_ISA", best)
     assert build.variants_of("native") == chosen
@@ -259,6 +261,11 @@ def test_on_arm_the_features_of_the_cpu_choose(
     monkeypatch.setenv("FORETELL_ISA", "avx2")
     with pytest.raises(ConfigError, match=f"it must be one of {', '.join(ARM)}, baseline"):
         variant_of("native")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands over an auxiliary vector")
+def test_the_kernel_tells_a_process_of_its_machine() -> None:
+    assert cpu._auxiliary(6) == os.sysconf("SC_PAGE_SIZE")  # AT_PAGESZ
 
 
 def test_on_darwin_the_system_is_asked_for_features(monkeypatch: pytest.MonkeyPatch) -> None:
