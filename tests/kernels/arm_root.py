@@ -1,6 +1,6 @@
 """A system for ARM below one folder, run by an emulator: Debian's Python, torch's wheel and what this package requires.
 
-It is made once, in the folder for temporary files; the folder lies outside the repository (1.1 GB, of which 0.25 are fetched).
+It is made once, in the folder for temporary files: 1.1 GB, of which 0.25 are fetched.
 """
 
 import os

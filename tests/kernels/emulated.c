@@ -1,7 +1,7 @@
 /* Calls functions of a kernel under an emulator: emulated IN OUT kernel.so, and behind native.so FORMAT=product.so ...
  *
  * IN holds calls, int64 apart from bytes: see emulator.py, which writes them. OUT gets of each call what it returned and what
- * its buffer 0 holds then. */
+ * its buffer 0 holds then. THREADS names the library that runs OpenMP's regions, where that is not GCC's. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,7 +24,8 @@ static int64_t number(FILE *in) {
 }
 
 int main(int count, char **arguments) {
-  if (count < 4 || !dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) end("no arguments, or no OpenMP");
+  const char *threads = getenv("THREADS");
+  if (count < 4 || !dlopen(threads ? threads : "libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) end("no arguments, or no OpenMP");
   void *native = dlopen(arguments[3], RTLD_NOW);
   if (!native) end(dlerror());
   int64_t (*use)(int64_t, void *) = (int64_t (*)(int64_t, void *))dlsym(native, "foretell_use");

@@ -57,32 +57,33 @@ def test_what_is_compiled_is_for_arm(site: Path) -> None:
     assert {path.name.split("-")[1] for path in libraries} == {*CPUS, "baseline"}
 
 
-@pytest.mark.parametrize(
-    ("cpu", "runs"),
-    [
-        (
-            CPUS["neon_dot"],
-            [[], ["--temperature", "0", "--weights", "int4"], ["--weights", "bf16", "--method", "ngram"]],
-        ),
-        (CPUS["neon_i8mm"], [["--weights", "int8"], *(["--method", head] for head in HEADS)]),
-        (CPUS["neon"], [[], ["--weights", "int8"]]),
-    ],
-    ids=["neon_dot", "neon_i8mm", "neon"],
-)
-def test_generate_writes_what_it_writes_here(cpu: str, runs: list[list[str]], site: Path, tmp_path: Path) -> None:
+RUNS = {
+    # torch's wheel dies at import on the CPUs that have no more than this: its own instructions are ARMv8.2's.
+    "neon": [[]],
+    "neon_dot": [[], ["--temperature", "0", "--weights", "int4"], ["--weights", "bf16", "--method", "ngram"]],
+    "neon_i8mm": [["--weights", "int8"], *(["--method", head] for head in HEADS)],
+}
+
+
+@pytest.mark.parametrize("variant", RUNS)
+def test_generate_writes_what_it_writes_here(variant: str, site: Path, tmp_path: Path) -> None:
     """Natively, at temperature 1 but for one: text, steps and guesses."""
+    cpu, asked = CPUS[variant], {"FORETELL_CACHE": str(tmp_path)}
+    if variant == "neon":
+        cpu, asked["FORETELL_ISA"] = CPUS["neon_dot"], variant
+    runs = RUNS[variant]
     script = SCRIPT.format(runs=[[*run, "--max-new-tokens", "8"] for run in runs])
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    there = said([*command(cpu, site), "-c", script], {**environment, "FORETELL_CACHE": str(tmp_path)}, tmp_path)
-    here = said([sys.executable, "-c", script], {**environment, "PYTHONPATH": str(ROOT / "src")}, tmp_path)
+    there = said([*command(cpu, site), "-c", script], asked, tmp_path)
+    here = said([sys.executable, "-c", script], {"PYTHONPATH": str(ROOT / "src")}, tmp_path)
     assert there == here
     assert len(there) == 2 * len(runs)
     assert all(line.startswith("native ") for line in there[len(runs) :])
     assert not [*tmp_path.rglob("*.so")], "something was compiled"
 
 
-def said(parts: list[str], environment: dict[str, str], directory: Path) -> list[str]:
+def said(parts: list[str], asked: dict[str, str], directory: Path) -> list[str]:
     """The texts, then what is said of each but for its times."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", **asked}
     ended = subprocess.run(
         parts, env=environment, cwd=directory, capture_output=True, text=True, timeout=400, check=False
     )

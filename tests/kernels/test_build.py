@@ -286,21 +286,23 @@ def test_a_machine_has_one_name(said: str, known: str, monkeypatch: pytest.Monke
 
 
 def test_apple_s_clang_is_given_openmp_as_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no -fopenmp of its own, and its linker must be told that the runtime is there later."""
+    """It has no -fopenmp of its own, ends at flags that it does not know, and its linker must be told that the runtime is
+    there later."""
     said: list[list[str]] = []
-    target = tmp_path / "made.so"
+    target, clang = tmp_path / "made.so", tmp_path / "cc"
+    clang.touch()
 
     def run(command: list[str]) -> str:
         said.append(command)
         target.with_suffix(".o").touch()
-        return "arm64-apple-darwin24.0.0\n"
+        return "arm64-apple-darwin24.0.0\n" if command[1] == "-dumpmachine" else "Apple clang version 17.0.0\n"
 
     monkeypatch.setattr(build, "_run", run)
-    build._compile("clang", "native", "neon", target)
-    (asked, compiled, linked) = said
-    assert asked == ["clang", "-dumpmachine"]
+    build._compile(str(clang), "native", "neon", target)
+    (*_, compiled, linked) = said
     assert compiled[compiled.index("-fopenmp") - 1] == "-Xclang"
     assert "-march=armv8-a" in compiled
+    assert "-fno-thread-jumps" not in compiled
     assert linked[1:4] == ["-shared", "-undefined", "dynamic_lookup"]
 
 
