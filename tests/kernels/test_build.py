@@ -306,6 +306,26 @@ def test_apple_s_clang_is_given_openmp_as_it_takes_it(tmp_path: Path, monkeypatc
     assert linked[1:4] == ["-shared", "-undefined", "dynamic_lookup"]
 
 
+def test_for_windows_a_library_brings_its_threads_and_no_aligned_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC cannot align the stack there as its own moves of AVX need it."""
+    said: list[list[str]] = []
+    target, gcc = tmp_path / "made.so", tmp_path / "gcc"
+    gcc.touch()
+
+    def run(command: list[str]) -> str:
+        said.append(command)
+        target.with_suffix(".o").touch()
+        return "x86_64-w64-mingw32\n"
+
+    monkeypatch.setattr(build, "_run", run)
+    build._compile(str(gcc), "native", "avx2", target)
+    (*_, compiled, linked) = said
+    assert "-Wa,-muse-unaligned-vector-move" in compiled
+    assert "-static" in linked
+
+
 @pytest.mark.parametrize(
     ("target", "variants"),
     [

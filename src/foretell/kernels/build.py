@@ -340,15 +340,18 @@ def is_whole(library: Path) -> bool:
 
 def _compile(compiler: str, name: str, variant: str, target: Path) -> None:
     flags = (*_FLAGS, *VARIANTS[variant].flags, *KERNELS[name].flags)
-    code, darwin = target.with_suffix(".o"), "darwin" in _target(compiler)
+    code, darwin, windows = target.with_suffix(".o"), "darwin" in _target(compiler), "mingw" in _target(compiler)
     if "clang" in _version(compiler, os.stat(compiler).st_mtime_ns):
         flags = tuple(flag for flag in flags if flag not in _QUICK)
-    if darwin:  # Apple's clang refuses -fopenmp, and the compiler that it calls does not
+    link: tuple[str, ...] = ()
+    if darwin:  # Apple's clang refuses -fopenmp, and the compiler that it calls does not; the runtime is there later
+        link = ("-undefined", "dynamic_lookup")
         flags = tuple(part for flag in flags for part in (("-Xclang", flag) if flag == "-fopenmp" else (flag,)))
+    if windows:  # whose stack GCC cannot align as its own moves of AVX need it; and programs there have no pthreads
+        flags, link = (*flags, "-Wa,-muse-unaligned-vector-move"), ("-static",)
     # Compiled and linked apart: flags such as -fopenmp must not choose a runtime for the linker.
     _run([compiler, *flags, "-c", str(_source(name)), "-o", str(code)])
-    found_later = ("-undefined", "dynamic_lookup") if darwin else ()  # the runtime that torch has loaded
-    _run([compiler, "-shared", *found_later, str(code), "-lm", "-o", str(target)])
+    _run([compiler, "-shared", *link, str(code), "-lm", "-o", str(target)])
     code.unlink()
 
 
