@@ -71,7 +71,7 @@ static void forget(void) {
   pool.left = pool.arrived = pool.workers = 0;
 }
 
-/* The threads there are, of so many that are wanted. */
+/* How many threads there are now, at most those that are wanted. */
 static int hire(int threads) {
   static int watched;
   if (!watched) watched = 1, pthread_atfork(0, 0, forget);
