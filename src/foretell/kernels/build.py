@@ -143,7 +143,7 @@ def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
         with ThreadPoolExecutor(max(1, min(len(names), os.cpu_count() or 1))) as pool:
             libraries = list(pool.map(lambda name: _load(name, variant), names))
     except BuildError as error:
-        if not any(name in ("native", *PRODUCTS) for name in names):  # of those the model's loading speaks
+        if not any(name in ("native", "pool", *PRODUCTS) for name in names):  # of those the model's loading speaks
             cause = str(error).partition(": ")[2]
             warn_once(f"{_shown(names)} runs by torch, which is slower: {error}", cause)
         raise
