@@ -1,9 +1,10 @@
 """Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
 
-    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME]
+    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME] [--bits BITS]
 
 RUN is a folder that ``foretell train`` wrote. Every number of a card comes from its files. A head of another target than
-the bundled one (``--target smollm2-135m``) lies in a folder of that target's name.
+the bundled one (``--target smollm2-135m``) lies in a folder of that target's name. With ``--bits`` the numbers of its
+matrices have so few significant bits (bfloat16 has 8), the others 0: of those a wheel keeps nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from foretell.methods.common import formats
 
@@ -180,6 +185,8 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
     else:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
         data, training, result = learned(record, target), trained(record, losses or ""), held_out(record)
+        if bits := record.get("significant_bits"):
+            result += f"\n\nMeasured before its matrices were rounded to {bits} significant bits."
     return CARD.format(
         method=head.method, what=WHAT[head.method], parameters=f"{head.num_parameters:,}", megabytes=weights / 1e6,
         data=data, training=training.rstrip(), result=result, target=target,
@@ -187,7 +194,23 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
     )  # fmt: skip
 
 
-def put(run: Path, bundled: Path, target: str = OWN) -> Path:
+def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """The nearest numbers of so many significant bits (2 to 7), of two the even one. numbers: bfloat16, all finite."""
+    lost = 8 - bits
+    whole = numbers.view(torch.uint16).int()
+    return (whole + (1 << lost >> 1) - 1 + (whole >> lost & 1) >> lost << lost).to(torch.uint16).view(torch.bfloat16)
+
+
+def round_matrices(file: Path, bits: int) -> None:
+    """Those of bfloat16 in a file of weights."""
+    with safe_open(file, "pt") as weights:
+        about = weights.metadata()
+        held = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118  # it is no mapping
+    chosen = {name for name, one in held.items() if one.dtype == torch.bfloat16 and one.ndim == 2}
+    save_file({name: rounded(one, bits) if name in chosen else one for name, one in held.items()}, file, about)
+
+
+def put(run: Path, bundled: Path, target: str = OWN, bits: int = 8) -> Path:
     """Copy one run's head and write its card; the folder."""
     method = formats.load(run).method
     folder = bundled / method if target == OWN else bundled / target / method
@@ -201,7 +224,10 @@ def put(run: Path, bundled: Path, target: str = OWN) -> Path:
             shutil.copy(file, folder / file.name)
     if target != OWN:  # else the name is the one it was trained under
         _rename_target(folder / "config.json", target)
+    for file in folder.glob("*.safetensors") if bits < 8 else ():
+        round_matrices(file, bits)
     if record is not None:
+        record |= {"significant_bits": bits} if bits < 8 else {}
         (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
     (folder / "README.md").write_text(card(folder, losses, target), encoding="utf-8")
@@ -221,9 +247,10 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--bundled", type=Path, default=Path("src/foretell/bundled"))
     parser.add_argument("--target", default=OWN, help="whose head it is: a name of 'foretell list'")
+    parser.add_argument("--bits", type=int, default=8, choices=range(2, 9), metavar="BITS", help="2 to 8 (as they are)")
     args = parser.parse_args()
     for run in args.runs:
-        print(put(run, args.bundled, args.target))
+        print(put(run, args.bundled, args.target, args.bits))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import secrets
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.cputime import known
 from tests.stress import MINUTES
+from tests.systems import lacking
 from tests.tiers import EXHAUSTIVE, SLOW, THINNED, Keep, kept, long, numbered
 from tests.until import REASON, time_is_up
 
@@ -59,7 +61,11 @@ def thin(items: list[pytest.Item], keeps: Mapping[str, Keep], mark: str) -> None
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow what ``tiers.py`` leaves out of the default run, and exhaustive what it leaves out of the slow one."""
+    """Mark slow what ``tiers.py`` leaves out of the default run, and exhaustive what it leaves out of the slow one; skip on
+    Windows what uses something of Unix."""
+    for item in items if sys.platform == "win32" else ():
+        if lack := lacking(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.skip(reason=f"Windows has no {lack.splitlines()[0]}"))
     for item in items:
         if item.nodeid.split("[")[0] in SLOW:
             item.add_marker(pytest.mark.slow)

@@ -18,12 +18,12 @@ def torchrun(processes: int) -> list[str]:
     ]  # fmt: skip
 
 
-def quick_compiler(directory: Path, compiler: str = "") -> Path:
+def quick_compiler(directory: Path, compiler: str = "", level: str = "-O0") -> Path:
     """A C compiler (the usual one if none is named) that takes a fourth of the time, as it does not optimise: of several -O
     the last one counts. The names of AMX tiles must be constants, which they are after a little of it."""
     script = directory / "quick-cc"
     script.write_text(
-        f'#!/bin/sh\ncase "$*" in *-mamx*) o=-O1 ;; *) o=-O0 ;; esac\nexec {compiler or build._compiler()} "$@" $o\n'
+        f'#!/bin/sh\ncase "$*" in *-mamx*) o=-O1 ;; *) o={level} ;; esac\nexec {compiler or build._compiler()} "$@" $o\n'
     )
     script.chmod(0o755)
     return script

@@ -1,11 +1,9 @@
 """Systems that are not at hand: their names are taken away or put there, and what this system can run of them runs."""
 
-import ast
 import ctypes
 import io
 import mmap
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -24,87 +22,13 @@ from foretell.engine.structured.compiling import CompileCheck
 from foretell.engine.structured.constraint import json_grammar
 from foretell.model.cache import KVCache
 from tests.service.test_memory import resident
+from tests.systems import CONCERNED, foreign, is_foreign, lacking
 
 ROOT = Path(foretell.__path__[0])
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="compares with what Linux does")
-MODULES = {
-    "fcntl",
-    "grp",
-    "msvcrt",
-    "posix",
-    "pty",
-    "pwd",
-    "resource",
-    "select",
-    "selectors",
-    "termios",
-    "tty",
-    "winreg",
-}
-_NAMES = """
-os: name fork forkpty getloadavg getuid geteuid getgid getegid getpgid getpgrp setsid setpgid kill killpg nice pipe2 uname
-os: umask chown fchown lchown fchmod mkfifo mknod openpty pread pwrite sysconf statvfs sendfile sync symlink wait waitpid
-os: wait3 wait4 memfd_create fdatasync eventfd posix_spawn posix_fallocate register_at_fork O_NOFOLLOW O_DIRECTORY
-signal: SIGHUP SIGUSR1 SIGUSR2 SIGKILL SIGQUIT SIGALRM SIGCHLD SIGPIPE SIGSTOP SIGCONT SIGBREAK setitimer alarm pause
-signal: sigwait pthread_kill pthread_sigmask ITIMER_PROF ITIMER_REAL CTRL_BREAK_EVENT
-socket: AF_UNIX socketpair SO_REUSEADDR SO_REUSEPORT
-sys: platform getwindowsversion
-platform: system
-ctypes: windll WinDLL
-time: clock_gettime tzset
-"""
-NAMES: dict[str, set[str]] = {}
-for _line in _NAMES.strip().splitlines():
-    _module, _, _names = _line.partition(":")
-    NAMES.setdefault(_module, set()).update(_names.split())
-PREFIXES = {
-    "os": ("sched_", "SCHED_"),
-    "mmap": ("MAP_", "MADV_", "PROT_"),
-    "signal": (),
-    "platform": ("mac_", "win32_"),
-}
 USED = {"name", "kill", "umask", "symlink", "O_NOFOLLOW", "O_DIRECTORY", "waitpid"}
 """Names that Python's own library, or pytest, uses on this system."""
 ALLOWED = {"core/provenance.py: platform.system"}  # it is told, and nothing depends on it
-
-
-_CONCERNED = "|".join(sorted({*MODULES, *NAMES, "mmap"}))
-CONCERNED = re.compile(rf"(import|from) ({_CONCERNED})|CDLL|get_context|preexec_fn|pass_fds|/(proc|sys|dev|tmp)")
-"""Files that have none of it need no closer look."""
-
-
-def foreign(source: str) -> list[str]:
-    """What a file uses that some system lacks, or has in another way."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [name for name in names if name.split(".")[0] in MODULES]
-            if isinstance(node, ast.ImportFrom) and node.module in {*NAMES, "mmap"}:
-                found += [f"{node.module}.{alias.name}" for alias in node.names if _is_foreign(node.module, alias.name)]
-        elif (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and _is_foreign(node.value.id, node.attr)
-        ):
-            found.append(f"{node.value.id}.{node.attr}")
-        elif isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-            given = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            if name in ("hasattr", "getattr") and node.args and isinstance(node.args[0], ast.Name):
-                found += [f"{node.args[0].id}.{text}" for text in given if _is_foreign(node.args[0].id, str(text))]
-            if name == "CDLL" and None in given:
-                found.append("CDLL(None)")
-            if name == "get_context" and {"fork", "forkserver"} & {*map(str, given)}:
-                found.append("fork")
-            found += [each.arg for each in node.keywords if each.arg in ("preexec_fn", "pass_fds")]
-        elif str(getattr(node, "value", "")).startswith(("/proc/", "/sys/", "/dev/", "/tmp")):
-            found.append(str(node.value))
-    return found
-
-
-def _is_foreign(module: str, name: str) -> bool:
-    return name in NAMES.get(module, ()) or name.startswith(PREFIXES.get(module, ()))
 
 
 def test_what_systems_differ_in_stands_in_one_file() -> None:
@@ -142,6 +66,16 @@ def test_the_sweep_finds_it(source: str, found: str | None) -> None:
     assert found is None or CONCERNED.search(module + source), "it is looked at"
 
 
+def uses_a_shell() -> None:
+    Path("script").write_text("#!/bin/sh\n")
+
+
+def test_what_a_test_uses_of_unix_is_found() -> None:
+    """On Windows such a test is skipped: conftest.py."""
+    assert lacking(uses_a_shell) == "#!/bin/sh\n"
+    assert lacking(test_processes_are_known_by_their_numbers) is None
+
+
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """The one that ``foretell.core.platform`` believes to run on."""
@@ -151,7 +85,7 @@ def system(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> s
         for module in ("resource", "fcntl"):
             monkeypatch.setitem(sys.modules, module, None)
         for owner in (os, mmap):
-            for one in [one for one in dir(owner) if _is_foreign(owner.__name__, one)]:
+            for one in [one for one in dir(owner) if is_foreign(owner.__name__, one)]:
                 if one not in USED:
                     monkeypatch.delattr(owner, one)
     return name

@@ -1,8 +1,18 @@
 /* Calls functions of a kernel under an emulator: emulated IN OUT kernel.so, and behind native.so FORMAT=product.so ...
  *
  * IN holds calls, int64 apart from bytes: see emulator.py, which writes them. OUT gets of each call what it returned and what
- * its buffer 0 holds then. */
+ * its buffer 0 holds then. THREADS names the library that runs OpenMP's regions, where that is not GCC's. */
+#ifdef _WIN32
+#include <malloc.h>
+#include <windows.h>
+#define dlopen(name, how) ((void *)LoadLibraryA(name))
+#define dlsym(library, name) ((void *)GetProcAddress((HMODULE)(library), name))
+#define dlerror() "a library cannot be loaded"
+#define aligned_alloc(to, size) _aligned_malloc(size, to)
+#define free _aligned_free
+#else
 #include <dlfcn.h>
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +34,11 @@ static int64_t number(FILE *in) {
 }
 
 int main(int count, char **arguments) {
-  if (count < 4 || !dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) end("no arguments, or no OpenMP");
+  if (count < 4) end("no arguments");
+#ifndef _WIN32 /* where a kernel has what runs its regions */
+  const char *threads = getenv("THREADS");
+  if (!dlopen(threads ? threads : "libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) end("no OpenMP");
+#endif
   void *native = dlopen(arguments[3], RTLD_NOW);
   if (!native) end(dlerror());
   int64_t (*use)(int64_t, void *) = (int64_t (*)(int64_t, void *))dlsym(native, "foretell_use");

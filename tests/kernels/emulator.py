@@ -5,6 +5,7 @@ A call is written down as bytes (``emulated.c`` reads them), so that both sides 
 
 import ctypes
 import gc
+import os
 import shutil
 import struct
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from foretell.kernels import build
 
 COMPILER, QEMU, ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64-static", "/usr/aarch64-linux-gnu"
+WINDOWS = "x86_64-w64-mingw32-gcc"
 missing = [name for name in (COMPILER, QEMU) if shutil.which(name) is None]
 needs_emulator = pytest.mark.skipif(bool(missing), reason=f"no {' and no '.join(missing)} here")
 
@@ -119,18 +121,32 @@ def compiled(names: Iterable[str], variant: str) -> dict[str, Path]:
 
 
 def emulated(
-    calls: Sequence[Call], libraries: Mapping[str, Path], cpu: str, directory: Path
+    calls: Sequence[Call],
+    libraries: Mapping[str, Path],
+    cpu: str,
+    directory: Path,
+    threads: Path | None = None,
+    compiler: str = COMPILER,
 ) -> list[tuple[int, bytes]]:
-    """What the calls give on a CPU that qemu knows: what each returns, and buffer 0 behind it."""
-    program, given, made = directory / "emulated", directory / "calls", directory / "results"
+    """What the calls give on a CPU that qemu knows ("": on this one): what each returns, and buffer 0 behind it. threads:
+    the library that runs their regions; None: GCC's. compiler: of the program that calls them."""
+    program, given, made = directory / "emulated.exe", directory / "calls", directory / "results"
     if not program.exists():
         source = Path(__file__).with_name("emulated.c")
-        subprocess.run([COMPILER, "-O1", "-Wall", "-Werror", str(source), "-ldl", "-o", str(program)], check=True)
+        more = [] if compiler == WINDOWS else ["-Wall", "-Werror", "-ldl"]
+        subprocess.run([compiler, "-O1", str(source), *more, "-o", str(program)], check=True)
     given.write_bytes(struct.pack("<q", len(calls)) + b"".join(call.written() for call in calls))
     products = [f"{build.PRODUCTS.index(name)}={path}" for name, path in libraries.items() if name in build.PRODUCTS]
     (kernel,) = (str(path) for name, path in libraries.items() if name not in build.PRODUCTS)
-    command = [QEMU, "-L", ROOT, "-cpu", cpu, str(program), str(given), str(made), kernel, *products]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    environment = {**os.environ, **({"THREADS": str(threads)} if threads else {})}
+    by = [QEMU, "-L", ROOT, "-cpu", cpu] if cpu else []
+    if compiler == WINDOWS:
+        by = ["wine"]
+        environment |= {"WINEPREFIX": str(directory / "wine"), "WINEDEBUG": "-all", "DISPLAY": ""}
+    command = [*by, str(program), given.name, made.name, kernel, *products]
+    ended = subprocess.run(
+        command, env=environment, cwd=directory, capture_output=True, text=True, check=False, timeout=280
+    )
     assert ended.returncode == 0, f"{cpu}: {ended.returncode} {ended.stderr[-300:]}"
     content, results, at = made.read_bytes(), [], 0
     for call in calls:

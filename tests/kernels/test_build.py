@@ -238,19 +238,21 @@ def test_by_intel_products_of_pairs_run_only_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("features", "best", "chosen"),
+    ("words", "best", "chosen"),
     [
-        ("fp asimd evtstrm crc32 cpuid", "", ["neon"]),  # Raspberry Pi 4
-        ("fp asimd crc32 atomics fphp asimdhp asimddp", "", ["neon_dot", "neon"]),  # Neoverse N1
-        ("fp asimd atomics asimddp i8mm bf16", "", ARM),
-        ("fp asimd atomics asimddp i8mm bf16", "neon_dot", ["neon_dot", "neon"]),
+        ({16: 0x887}, "", ["neon"]),  # Raspberry Pi 4: fp asimd evtstrm crc32 cpuid
+        ({16: 0x100FFF, 26: 0}, "", ["neon_dot", "neon"]),  # Neoverse N1
+        ({16: 0x100FFF, 26: 1 << 13}, "", ARM),
+        ({16: 0x100FFF, 26: 1 << 13}, "neon_dot", ["neon_dot", "neon"]),
     ],
 )
 def test_on_arm_the_features_of_the_cpu_choose(
-    features: str, best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+    words: dict[int, int], best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "machine", lambda: "aarch64")
-    monkeypatch.setattr(cpu, "_cpuinfo", lambda: f"processor\t: 0\nFeatures\t: {features}\nCPU part\t: 0xd0c\n")
+    monkeypatch.setattr(sys, "platform", "linux")
+    for module in (build, cpu):
+        monkeypatch.setattr(module, "machine", lambda: "aarch64")
+    monkeypatch.setattr(cpu, "_auxiliary", lambda word: words.get(word, 0))
     monkeypatch.setattr(build, "cpu_flags", cpu.cpu_flags.__wrapped__)
     monkeypatch.setenv("FORETELL_ISA", best)
     assert build.variants_of("native") == chosen
@@ -259,6 +261,11 @@ def test_on_arm_the_features_of_the_cpu_choose(
     monkeypatch.setenv("FORETELL_ISA", "avx2")
     with pytest.raises(ConfigError, match=f"it must be one of {', '.join(ARM)}, baseline"):
         variant_of("native")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands over an auxiliary vector")
+def test_the_kernel_tells_a_process_of_its_machine() -> None:
+    assert cpu._auxiliary(6) == os.sysconf("SC_PAGE_SIZE")  # AT_PAGESZ
 
 
 def test_on_darwin_the_system_is_asked_for_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,22 +286,44 @@ def test_a_machine_has_one_name(said: str, known: str, monkeypatch: pytest.Monke
 
 
 def test_apple_s_clang_is_given_openmp_as_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no -fopenmp of its own, and its linker must be told that the runtime is there later."""
+    """It has no -fopenmp of its own, ends at flags that it does not know, and its linker must be told that the runtime is
+    there later."""
     said: list[list[str]] = []
-    target = tmp_path / "made.so"
+    target, clang = tmp_path / "made.so", tmp_path / "cc"
+    clang.touch()
 
     def run(command: list[str]) -> str:
         said.append(command)
         target.with_suffix(".o").touch()
-        return "arm64-apple-darwin24.0.0\n"
+        return "arm64-apple-darwin24.0.0\n" if command[1] == "-dumpmachine" else "Apple clang version 17.0.0\n"
 
     monkeypatch.setattr(build, "_run", run)
-    build._compile("clang", "native", "neon", target)
-    (asked, compiled, linked) = said
-    assert asked == ["clang", "-dumpmachine"]
+    build._compile(str(clang), "native", "neon", target)
+    (*_, compiled, linked) = said
     assert compiled[compiled.index("-fopenmp") - 1] == "-Xclang"
     assert "-march=armv8-a" in compiled
+    assert "-fno-thread-jumps" not in compiled
     assert linked[1:4] == ["-shared", "-undefined", "dynamic_lookup"]
+
+
+def test_for_windows_a_library_brings_its_threads_and_no_aligned_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC cannot align the stack there as its own moves of AVX need it."""
+    said: list[list[str]] = []
+    target, gcc = tmp_path / "made.so", tmp_path / "gcc"
+    gcc.touch()
+
+    def run(command: list[str]) -> str:
+        said.append(command)
+        target.with_suffix(".o").touch()
+        return "x86_64-w64-mingw32\n"
+
+    monkeypatch.setattr(build, "_run", run)
+    build._compile(str(gcc), "native", "avx2", target)
+    (*_, compiled, linked) = said
+    assert "-Wa,-muse-unaligned-vector-move" in compiled
+    assert "-static" in linked
 
 
 @pytest.mark.parametrize(

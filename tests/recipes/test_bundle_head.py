@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from recipes.bundle_head import loss_table, put
+import torch
+from recipes.bundle_head import loss_table, put, round_matrices, rounded
+from safetensors.torch import load_file, save_file
 
 from foretell.model.checkpoint import resolve
 
@@ -71,3 +73,23 @@ def test_a_head_that_goes_on_from_the_one_it_replaces_keeps_that_ones_record(tmp
         card = (folder / "README.md").read_text()
         assert card.count("Then, from there:") == 1
         assert card.index(f"{earlier['steps']:,} steps") < card.index("Then, from there:") < card.index("4,321 steps")
+
+
+@pytest.mark.parametrize("bits", [3, 6, 7])
+def test_numbers_are_rounded_to_the_nearest_of_few_bits(bits: int) -> None:
+    numbers = torch.randn(2000, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exponents = numbers.double().abs().log2().floor()
+    step = 2 ** (exponents - bits + 1)
+    expected = (numbers.double() / step).round() * step  # of two the even one, as here
+    assert rounded(numbers, bits).double().equal(expected)
+
+
+def test_the_matrices_of_smollm2_s_head_are_rounded_as_its_record_says(tmp_path: Path) -> None:
+    folder = Path(resolve("bundled/smollm2-135m/eagle3"))
+    bits = json.loads((folder / "record.json").read_text())["significant_bits"]
+    held = load_file(folder / "model.safetensors")
+    save_file(held, tmp_path / "head.safetensors")
+    round_matrices(tmp_path / "head.safetensors", bits)
+    assert all(one.equal(held[name]) for name, one in load_file(tmp_path / "head.safetensors").items())
+    assert bits == 6
+    assert "rounded to 6 significant bits" in (folder / "README.md").read_text()

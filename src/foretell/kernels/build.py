@@ -89,7 +89,7 @@ class Kernel(NamedTuple):
     variants: tuple[str, ...] = ("avx512", "avx2", "baseline")
 
 
-_QUICK = ("-fno-thread-jumps",)  # a sixth of the time to compile, and no pass is slower
+_QUICK = ("-fno-thread-jumps",)  # of GCC: a sixth of the time to compile, and no pass is slower
 _BY_HAND = tuple(name for name in VARIANTS if name != "baseline")
 _FORMATS = ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s", "q4n", "q4x", "q4e", "q2k", "q3s")
 PRODUCTS = tuple(f"product_{name}" for name in _FORMATS)
@@ -103,7 +103,8 @@ KERNELS = {
     "residual": Kernel("residual.c", ("-fopenmp-simd",)),
     "suffix": Kernel("suffix.c", ("-ffp-contract=off",), ("baseline",)),
     "tree": Kernel("tree.c"),
-    # Their OpenMP runtime is the one that torch has loaded: see native.py.
+    "pool": Kernel("native/pool.c", ("-pthread",), ("baseline",)),
+    # Their OpenMP runtime is the one that torch has loaded, or the pool: see native.py.
     "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _BY_HAND),
     "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _BY_HAND),
     **{
@@ -142,7 +143,7 @@ def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
         with ThreadPoolExecutor(max(1, min(len(names), os.cpu_count() or 1))) as pool:
             libraries = list(pool.map(lambda name: _load(name, variant), names))
     except BuildError as error:
-        if not any(name in ("native", *PRODUCTS) for name in names):  # of those the model's loading speaks
+        if not any(name in ("native", "pool", *PRODUCTS) for name in names):  # of those the model's loading speaks
             cause = str(error).partition(": ")[2]
             warn_once(f"{_shown(names)} runs by torch, which is slower: {error}", cause)
         raise
@@ -339,13 +340,18 @@ def is_whole(library: Path) -> bool:
 
 def _compile(compiler: str, name: str, variant: str, target: Path) -> None:
     flags = (*_FLAGS, *VARIANTS[variant].flags, *KERNELS[name].flags)
-    code, darwin = target.with_suffix(".o"), "darwin" in _target(compiler)
-    if darwin:  # Apple's clang refuses -fopenmp, and the compiler that it calls does not
+    code, darwin, windows = target.with_suffix(".o"), "darwin" in _target(compiler), "mingw" in _target(compiler)
+    if "clang" in _version(compiler, os.stat(compiler).st_mtime_ns):
+        flags = tuple(flag for flag in flags if flag not in _QUICK)
+    link: tuple[str, ...] = ()
+    if darwin:  # Apple's clang refuses -fopenmp, and the compiler that it calls does not; the runtime is there later
+        link = ("-undefined", "dynamic_lookup")
         flags = tuple(part for flag in flags for part in (("-Xclang", flag) if flag == "-fopenmp" else (flag,)))
+    if windows:  # whose stack GCC cannot align as its own moves of AVX need it; and programs there have no pthreads
+        flags, link = (*flags, "-Wa,-muse-unaligned-vector-move"), ("-static",)
     # Compiled and linked apart: flags such as -fopenmp must not choose a runtime for the linker.
     _run([compiler, *flags, "-c", str(_source(name)), "-o", str(code)])
-    found_later = ("-undefined", "dynamic_lookup") if darwin else ()  # the runtime that torch has loaded
-    _run([compiler, "-shared", *found_later, str(code), "-lm", "-o", str(target)])
+    _run([compiler, "-shared", *link, str(code), "-lm", "-o", str(target)])
     code.unlink()
 
 

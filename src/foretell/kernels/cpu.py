@@ -40,10 +40,12 @@ def vendor() -> str:
 @cache
 def cpu_flags() -> frozenset[str]:
     """Instruction sets of this CPU that variants need, as Linux names them; empty where that is not known."""
+    if sys.platform == "linux" and machine() == "aarch64":
+        return frozenset(flag for flag, (word, bit) in _HARDWARE.items() if _auxiliary(word) >> bit & 1)
     text = _cpuinfo()
     if text is None:
         return _cpu_flags_of_darwin() if sys.platform == "darwin" else _cpu_flags_of_torch()
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
     return frozenset(found.group(1).split()) if found else frozenset()
 
 
@@ -56,6 +58,22 @@ def amx_permitted() -> bool:
         return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0)
     except (OSError, AttributeError):  # no such function
         return False
+
+
+_HARDWARE = {  # what Linux calls a feature of ARM: AT_HWCAP or AT_HWCAP2, and its bit (arch/arm64/include/uapi/asm/hwcap.h)
+    "asimd": (16, 1),
+    "atomics": (16, 8),
+    "asimddp": (16, 20),
+    "i8mm": (26, 13),
+}
+
+
+def _auxiliary(word: int) -> int:
+    """What the kernel told this process of its CPU: by an emulator of another machine's programs /proc/cpuinfo is that of
+    the machine beneath."""
+    ask = ctypes.CDLL(None).getauxval
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(ask(word))
 
 
 _DARWIN = {  # what Linux calls a feature: what sysctl(3) calls it

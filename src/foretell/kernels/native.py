@@ -1,5 +1,6 @@
-"""``native/native.c`` and what belongs to it as libraries, where the CPU has the instructions and torch's OpenMP runtime
-can be shared. Products (``native/product.c``) and heads (``native/heads.c``) are loaded when something needs them."""
+"""``native/native.c`` and what belongs to it as libraries, where the CPU has the instructions. They share torch's OpenMP
+runtime; where torch has none, threads are those of ``native/pool.c``. Products (``native/product.c``) and heads
+(``native/heads.c``) are loaded when something needs them."""
 
 import contextlib
 import ctypes
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ModelError
-from foretell.kernels.build import PRODUCTS, BuildError, load_libraries, variants_of, warn_once
+from foretell.kernels.build import PRODUCTS, BuildError, load_libraries, load_library, variants_of, warn_once
 
 _OPENMP = r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib|dll)\S*"
 
@@ -73,11 +74,9 @@ def address_in(lib: ctypes.CDLL, name: str) -> ctypes.c_void_p:
 
 @cache
 def _library(variant: str) -> tuple[ctypes.CDLL | None, str | None]:
-    openmp = openmp_runtime()
-    if openmp is None:
-        return None, "torch's OpenMP runtime was not found among the loaded libraries; install torch from its own wheel"
     try:
         # Built without naming a runtime: this must be the one torch has loaded, by whatever name it was packed.
+        openmp = openmp_runtime() or load_library("pool")._name
         ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
         return load_libraries(["native"], variant)[0], None
     except (BuildError, OSError) as error:

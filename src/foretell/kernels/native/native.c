@@ -121,8 +121,9 @@ int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t 
                           int64_t threads) {
   if (products[w->format] == &MISSING) return 5;
   const int64_t n = w->columns, ld = padded(n), stride = block_stride(rows);
-  void *made = aligned_alloc(64, aligned(is_quantised(w) ? blocks_bytes(n, rows) : rows * ld * 4));
-  if (!made) return 4;
+  char *memory = malloc(aligned(is_quantised(w) ? blocks_bytes(n, rows) : rows * ld * 4) + 64);
+  if (!memory) return 4;
+  char *made = memory + (64 - (uintptr_t)memory % 64); /* Windows has no aligned_alloc */
   for (int64_t i = 0; i < rows; i++) {
     if (is_quantised(w)) {
       quantise_row(x + i * n, n, (Block *)made + i, stride);
@@ -130,7 +131,7 @@ int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t 
     } else {
       const int to_bf16 = w->format == BF16;
       for (int64_t k = 0; k < n; k += 16)
-        store_as(to_bf16, (char *)made + i * ld * (to_bf16 ? 2 : 4), k, first_lanes(n - k),
+        store_as(to_bf16, made + i * ld * (to_bf16 ? 2 : 4), k, first_lanes(n - k),
                  v_load_some(first_lanes(n - k), x + i * n + k));
     }
   }
@@ -140,7 +141,7 @@ int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t 
     share_rows(w, size, omp_get_thread_num(), omp_get_num_threads(), &a, &b);
     if (a < b) linear(w, a, b, made, ld, rows, 0, out, ldo, 0, row_of(w, a));
   }
-  free(made);
+  free(memory);
   return 0;
 }
 
