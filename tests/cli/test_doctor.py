@@ -86,7 +86,7 @@ def test_longer_texts_and_more_requests_are_foreseen(
     assert "100 tokens and 1 at once: " in shown
     assert "times plain decoding, if as many are kept as here." in shown
     assert "possible" in shown
-    assert "is longer than the target's context" in one_line(doctor("--context", 10**6))
+    assert "is longer than the target's context" in one_line(doctor("--context", 10**6).stderr)
 
 
 def test_a_draft_as_large_as_its_target_is_warned_of(doctor: Invoke, models: dict[str, Path]) -> None:
