@@ -9,6 +9,8 @@ from foretell.cli.doctor import flags_of
 from foretell.cli.options import Models
 from foretell.core.errors import ConfigError
 from foretell.doctor import head
+from foretell.engine.calibrate import Calibration
+from foretell.planner.costs import CostTable, TextCosts
 from tests.cli.conftest import Invoke
 from tests.cli.test_bench import suite  # noqa: F401 (a fixture)
 from tests.cli.test_errors import one_line
@@ -50,6 +52,8 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
     assert found["command"].startswith(f"foretell generate --target {models['target']} --implementation lean --method ")
     assert found["machine"]["implementation"] == "lean"
     assert found["num_prompts"] == 2
+    assert found["outlook"] == [], "only where it is asked for"
+    assert {"possible", "reached", "cause", "says", "gains"} == draft["headroom"].keys()
 
 
 def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
@@ -60,6 +64,29 @@ def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
     assert "auto:draft_model" in result.stdout, "what draft_model is with --speculation auto"
     assert "! 2 prompts" in result.stdout
     assert "not native" in result.stdout  # the implementation was forced: said, and why
+
+
+def test_longer_texts_and_more_requests_are_foreseen(
+    doctor: Invoke, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a table of costs that says when guesses pay: never with long texts."""
+    verify = {(batch, batch * (1 + depth)): 1.0 for batch in (1, 2, 4) for depth in (0, 1, 8)}
+    draft = {"draft_model": {(batch, depth): 1e-6 * depth for batch in (1, 2, 4) for depth in (1, 8)}}
+    costs = CostTable(verify, draft, {}, {"draft_model": TextCosts(1.0)}, 64.0)
+    asked: list[int] = []
+    monkeypatch.setattr(Calibration, "table", lambda self: (asked.append(self.max_batch), costs)[1])
+    args = ("--draft", models["draft"], "--methods", "draft_model", "--context", 100, "--concurrency", 4)
+    found = json.loads(doctor(*args, "--json").stdout)
+    assert asked[-1] == 4
+    cells = [(cell["context"], cell["concurrency"], cell["guesses"]) for cell in found["outlook"]]
+    assert cells == [(100, 1, 0), (100, 2, 0), (100, 4, 0)], "attention costs more than guesses bring"
+    costs = CostTable(verify, draft)
+    shown = doctor(*args[:-2]).stdout
+    assert "draft_model, foreseen by tokens of text and requests at once" in shown
+    assert "100 tokens and 1 at once: " in shown
+    assert "times plain decoding, if as many are kept as here." in shown
+    assert "possible" in shown
+    assert "is longer than the target's context" in one_line(doctor("--context", 10**6).stderr)
 
 
 def test_a_draft_as_large_as_its_target_is_warned_of(doctor: Invoke, models: dict[str, Path]) -> None:

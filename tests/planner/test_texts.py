@@ -189,3 +189,23 @@ def test_nothing_is_foretold_of_methods_without_a_guess_nor_where_costs_are_not_
     always.acceptance.curves(["a"], ["m"])
     assert always.acceptance.expected("m") is not None
     assert always.outlook(8000, 8) == []
+
+
+def test_steps_after_long_texts_are_as_the_table_says() -> None:
+    """Rows of different lengths that guess differently deep: no factor is learned where the table is right."""
+    costs = table({PASS: TextCosts(1e-3, 1e-4), "m": TextCosts(1e-4, 2e-4)})
+    planner = Planner(costs, Acceptance(DEPTH))
+    lengths, caps = (5000, 64, 9064), (1, 4, 2)
+    own = 4936 * (1e-4 + 1 * 2e-4) + 9000 * (1e-4 + 2 * 2e-4)
+    passed = costs.verify(3, 3 + 7) + 4936 * (1e-3 + 2 * 1e-4) + 9000 * (1e-3 + 3 * 1e-4)
+    rows = [
+        RowStep(str(row), "m", cap, cap, 0, length=length)
+        for row, (cap, length) in enumerate(zip(caps, lengths, strict=True))
+    ]
+    step = StepObservation(3, rows, 1.0, passed, 0.0, sum(lengths) / 3 + 0.0)
+    assert planner._offers.pass_seconds(step) == pytest.approx(passed, rel=1e-3)
+    drafted = planner._offers.draft_seconds("m", rows, 3)
+    same = [RowStep(str(row), "m", cap, cap, 0) for row, cap in enumerate(caps)]
+    assert drafted - planner._offers.draft_seconds("m", same, 3) == pytest.approx(own)
+    plain = StepObservation(3, [], 0.0, 1.0, 0.0, 4000.0)
+    assert planner._offers.pass_seconds(plain) == pytest.approx(costs.verify(3, 3, 4000))

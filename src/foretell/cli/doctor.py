@@ -345,8 +345,10 @@ def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
                                         for cell in cells[start : start + len(counts)])]
         for start in range(0, len(cells), len(counts))
     ]  # fmt: skip
-    title = f"{last.method}, foreseen by length of text (tokens) and requests at once: guesses and speedup"
-    _tabled(console, title, ["tokens", *map(str, counts)], rows)
+    console.print(
+        f"{last.method}, foreseen by tokens of text and requests at once: guesses, and their speedup", style="bold"
+    )
+    _tabled(console, "", ["tokens", *map(str, counts)], rows)
     what = f"{last.guesses} guesses, {last.speedup:.2f} times plain decoding" if last.guesses else "guesses do not pay"
     console.print(
         f"{last.context:,} tokens and {last.concurrency} at once: {what}, if as many are kept as here.", soft_wrap=True

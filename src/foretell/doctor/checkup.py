@@ -187,9 +187,9 @@ def check_up(
     target: as the command line has it. guesses: a guess of each prompt's answer, for methods that read one. num_timed:
     prompts by which costs are timed, a few short runs each. time_limit_s: of measuring; the first candidate gets one prompt
     in any case, and inf is all prompts of all candidates. flags: further options of the recommended command. progress is
-    called before each prompt, notice with what is known meanwhile. context, concurrency: tokens of text and requests at once
-    up to which the best method is foreseen by costs that are measured for it; None, both: not. Raises ConfigError where no
-    prompt fits, or for a longer context than the target's.
+    called before each prompt, notice with what is known meanwhile. context, concurrency: tokens of text and requests at
+    once up to which the best method is foreseen by costs that are measured for it; None, both: not. Raises ConfigError
+    where no prompt fits, or for a longer context than the target's.
     """
     room = engine.model.spec.max_positions
     if context is not None and context > room:

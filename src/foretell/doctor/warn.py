@@ -106,8 +106,8 @@ def about_method(engine: Engine, own: Engine, one: Examined, *, temperature: flo
         out.append(
             Warned(
                 "context",
-                f"{name}: the draft's context is {most} tokens, the target's {spec.max_positions}: longer texts are decoded "
-                "plainly from there on",
+                f"{name}: the draft's context is {most} tokens, the target's {spec.max_positions}: longer texts "
+                "are decoded plainly from there on",
             )
         )
     if one.drafter is not None and can.needs_draft:

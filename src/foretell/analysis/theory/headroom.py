@@ -151,7 +151,7 @@ def _perfect(step: MeanStep) -> Iterable[tuple[str, tuple[MeanStep, str]]]:
     if rates and step.guesses == step.depth:  # a line
         count, best = max(_lengths(step), key=lambda one: one[1].speed)
         longer = "longer" if count > len(rates) else "shorter"
-        yield "length", (best, f"{longer} proposals are what is missing: {count} guesses for {len(rates)}")
+        yield "length", (best, f"{longer} proposals are what is missing: {count} guesses in place of {len(rates)}")
 
 
 def _lengths(step: MeanStep) -> Iterable[tuple[int, MeanStep]]:
