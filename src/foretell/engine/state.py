@@ -128,9 +128,8 @@ class State(Context):
             self.length = tensor_on(before.device, self.lengths)
             self.pending = tensor_on(before.device, [ids[-1] for ids in self.history.ids])
         moves = None
-        if following is None and any(
-            path != list(range(len(path))) for path in paths
-        ):  # else all lie after the committed tokens already
+        # A path that is no leading one; else all lies after the committed tokens already.
+        if following is None and any(path != list(range(len(path))) for path in paths):
             moves = _moves(before, paths) if before.is_cpu else moves_of(before, verdict)
         return Commit(tree, before, paths, emitted, taps, candidates, ended, guessed, *read[6:]), moves
 
