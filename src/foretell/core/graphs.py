@@ -114,7 +114,7 @@ class Graphs:
         self._kinds: dict[Hashable, _Kind] = {}
         self._processors: dict[Hashable, tuple[Processors, Processors]] = {}  # (whose values they have, in one memory)
         self.steps: Counter[str] = Counter()
-        """Calls of ``run`` by what became of them: "warm", "captured", "launched"; and steps that ran otherwise, by why."""
+        """Calls of ``run`` by how they ran: "warm", "captured", "launched"; and steps that ran without a graph, by why."""
 
     @cached_property
     def moves(self) -> "Graphs":
