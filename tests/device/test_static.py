@@ -79,10 +79,10 @@ class Replayed:
         """In the place of a step's ``layout``, where it begins, and of ``draw``, where it ends."""
         now: dict[str, Any] = {}
 
-        def begin(parent: Tensor, length: Tensor, capacity: int, *, span: int, pack: bool) -> Plan:
+        def begin(parent: Tensor, length: Tensor, capacity: int, *, span: int, pack: bool, is_line: bool) -> Plan:
             now["kind"], METER.calls = (tuple(parent.shape), parent.stride(), span), []
             now["inputs"] = [parent, length]
-            return layout(parent, length, capacity, span=span, pack=pack)
+            return layout(parent, length, capacity, span=span, pack=pack, is_line=is_line)
 
         def end(verifier: Any, evidence: Evidence) -> Verdict:
             verdict = draw(verifier, evidence)

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -113,7 +114,12 @@ class Graphs:
         self._kinds: dict[Hashable, _Kind] = {}
         self._processors: dict[Hashable, tuple[Processors, Processors]] = {}  # (whose values they have, in one memory)
         self.steps: Counter[str] = Counter()
-        """Calls of ``run`` by how they ran: "warm", "captured", "launched"; and steps that ran otherwise, by why."""
+        """Calls of ``run`` by how they ran: "warm", "captured", "launched"; and steps that ran without a graph, by why."""
+
+    @cached_property
+    def moves(self) -> "Graphs":
+        """Graphs of the same caller whose launches leave what ``run`` returned here as it is."""
+        return self.sibling()
 
     def sibling(self) -> "Graphs":
         """Graphs of another caller on the same device."""

@@ -96,7 +96,7 @@ class CapturedSteps:
         optional = {"q": tree.q, "hidden": tree.hidden, "notes": tree.notes}
         given = {name: each for name, each in optional.items() if each is not None}
         names = list(given)
-        most = None if tree.max_children is None else bucket(tree.max_children)
+        most = tree.max_children  # as it is: rules with a noise for each child read it
         layer, history = tree.hidden_layer, state.history  # the graph keeps no tree of a step
         key = (
             rows, nodes, span, id(verifier), processors.kind, layer, most, tapping, num_candidates,

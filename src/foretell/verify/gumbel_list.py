@@ -76,6 +76,7 @@ class GumbelList(Exact):
     """
 
     name = "gumbel_list"
+    waits = True  # for which nodes of a tree have a list
     draws = DrawMode.LIST
     summary = "exact match with an independent noise for each child; the target's distribution, another text per tree"
     invariant: ClassVar[bool] = False

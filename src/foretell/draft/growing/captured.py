@@ -119,6 +119,22 @@ def grow_captured(
     return Grown(made.tree.rows(0, num_rows), made.slots[:num_rows])
 
 
+def move_captured(graphs: Graphs, cache: KVCache, kept: Sequence[Sequence[int]], bases: Sequence[int]) -> None:
+    """Move the slots kept[b], counted from bases[b], of each row onto bases[b], bases[b] + 1, ...: ``KVCache.move``."""
+    rows, width = min(bucket(len(kept)), cache.reserve), bucket(max(map(len, kept)))
+    onto = list(range(width))  # behind a short path, and in rows that keep nothing, a slot is moved onto itself
+    packed = [[base, *path, *onto[len(path) :]] for base, path in zip(bases, kept, strict=True)]
+    packed += [[0, *onto]] * (rows - len(kept))
+
+    def moved(packed: Tensor) -> Tensor:
+        base = packed[:, :1]
+        cache.rows(0, rows).move(base + packed[:, 1:], base + torch.arange(width, device=packed.device))
+        return base
+
+    feed = Feed(tensor_on(cache.keys[0].device, packed), (rows, 1 + width))
+    graphs.run((rows, width), [feed], moved)
+
+
 def fits(tokens: Sequence[Sequence[int]]) -> bool:
     """Whether what a proposal reads first is as little as in a usual step."""
     return max(map(len, tokens)) <= FEW

@@ -13,7 +13,7 @@ from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.growing import grow
-from foretell.draft.growing.captured import Fed, Known, fits, grow_captured, why_not
+from foretell.draft.growing.captured import Fed, Known, fits, grow_captured, move_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
@@ -57,7 +57,7 @@ class ModelDrafter(Drafter):
         self.limits = [0] * context.num_rows  # of the last proposal: where it is 0 nothing was fed
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
         self.has_fed = False  # whether there was one since the last step was observed
-        self.graphs: Graphs | None = None  # of proposals, while the cache lies where it lies
+        self.graphs: Graphs | None = None  # of proposals and moves, while the cache lies where it lies
         self._memory = -1
         self.fed: Fed | None = None  # in a twin whose proposal is captured: what it reads first
 
@@ -195,7 +195,9 @@ class ModelDrafter(Drafter):
             fed = [slots[node] if node < len(slots) else -1 for node in path] if limit else []  # others' nodes: not fed
             kept.append(fed[: fed.index(-1)] if -1 in fed else fed)
         moved = any(slot != index for row in kept for index, slot in enumerate(row))
-        if moved:
+        if moved and self.graphs is not None and self._memory == self.target.cache.memory:
+            move_captured(self.graphs.moves, self.target.cache, kept, [max(0, filled - 1) for filled in self.filled])
+        elif moved:
             width = max(map(len, kept))
             device = commit.length.device
             sources = tensor_on(device, [row + list(range(len(row), width)) for row in kept])
