@@ -814,7 +814,19 @@ def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> No
     speculation = ["method", "guesses", "shape", "verify", "always", "compare"]
     parameters = [*speculation, "temperature", "top_p", "max_tokens", "seed", "key-details"]
     slowly = ["apart-run", "toy-one", "toy-many", "toy-likes"]
-    expected = ["skip", "theme", "plan", "form", "prompt", "run", *parameters, "guessed", "plain", "tree-scroll", *slowly]
+    expected = [
+        "skip",
+        "theme",
+        "plan",
+        "form",
+        "prompt",
+        "run",
+        *parameters,
+        "guessed",
+        "plain",
+        "tree-scroll",
+        *slowly,
+    ]
     assert reached == expected
 
 
