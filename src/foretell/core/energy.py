@@ -1,6 +1,6 @@
 """Joules as the processor counts them: Linux' RAPL, through the files of its ``powercap`` directory.
 
-Many systems let only root read them, and most virtual machines have none: nothing is told there.
+Many systems let only root read them, and most virtual machines have none: there is no figure there.
 """
 
 import re

@@ -239,7 +239,7 @@ class _Figures(Collector):
     def _outlook(self, now: Snapshot) -> Iterator[Metric]:
         """The plan by length of text and number of requests."""
         texts = {
-            "planned_guesses": "Guesses in a line that auto would make for so many requests, texts of so many tokens.",
+            "planned_guesses": "Guesses in a line that auto would make, by requests at once and tokens of text.",
             "planned_speedup": "Expected of these guesses, against speculation off.",
         }
         for name, text in texts.items():
