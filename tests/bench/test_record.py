@@ -107,9 +107,8 @@ def test_joules_stand_where_the_machine_told_and_nowhere_else(
     assert "J/tok" in shown.splitlines()[2]
     assert "0.125" in shown
     assert "J/tok: joules of" in " ".join(shown.split())
-    silent = report([plain_run(8)], [replace(fast_run(2), joules=1.0)])
-    alone = silent.temperatures[0].methods[0].overall.joules_per_token
-    assert alone is None
+    part = report([replace(plain_run(8), joules=8.0), plain_run(4)], [replace(fast_run(2), joules=1.0), fast_run(4)])
+    assert [method.overall.joules_per_token for method in part.temperatures[0].methods] == [None, None]
     none = made()
     tables.show(none, no_color=True)
     texts = csv_of(none), page(none, []), capsys.readouterr().out
