@@ -115,6 +115,19 @@ def test_control_where_sharing_is_asked_for_it_is_seen(method: str, shared: str,
 
 
 @pytest.mark.parametrize("method", LEARNERS)
+def test_nothing_of_a_request_that_is_not_to_be_stored_is_guessed_to_others(method: str) -> None:
+    """It entered the shared stores: only learners left it out."""
+    mine = asked("mine", [5], method, 15)
+    with service(shared_drafts="all") as alone:
+        (expected,) = seen(alone, mine)
+    with service(shared_drafts="all") as used:
+        seen(used, asked("theirs", [5], method, 40, store=False))
+        (found,) = seen(used, mine)
+    assert found == expected
+    assert not guessed(found)
+
+
+@pytest.mark.parametrize("method", LEARNERS)
 def test_a_request_still_learns_from_its_own_text(method: str) -> None:
     with service() as made:
         (found,) = seen(made, asked("mine", [5], method, 60))

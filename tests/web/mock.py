@@ -3,7 +3,7 @@
 Words in the prompt choose what goes wrong: ``[busy]`` 429, ``[refused]`` 400, ``[lost]`` cut off, ``[slow]`` no end soon,
 ``[burst]`` as fast as it goes, ``[full]`` until the context is full, ``[other]`` another text without speculation,
 ``[markup]`` a text that is html, ``[chunks]`` no word of tokens, ``[guessed]`` an accepted guess is the end, ``[tail]`` the
-last steps guess nothing, ``[mute]`` none does.
+last steps guess nothing, ``[mute]`` none does, ``[think]`` a thought before the text of a chat.
 Run this file to look at the page by hand.
 """
 
@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -22,6 +23,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foretell import web
+from foretell.engine.structured.thoughts import family_named
+from foretell.server.reading import Thinking, ThoughtDelta, ThoughtStream
+from foretell.server.tools import ContentDelta
 
 TEXT = """    if n <= 0:
         return []
@@ -35,7 +39,9 @@ def test_fibonacci():
     assert fibonacci(1) == [0]
     assert fibonacci(6) == [0, 1, 1, 2, 3, 5]
 """
+THOUGHT = "The user wants Fibonacci numbers.\n\nTwo seeds, 0 and 1, then sums. I write a test, too."
 MARKUP = "a <img src=x onerror=\"document.title='owned'\"> & <script>document.title='owned'</script> b <b>c</b>\n" * 2
+WORDS = {ThoughtDelta: "reasoning_content", ContentDelta: "content"}
 ACCEPTED = (2, 4, 0, 3, 1, 4, 2)  # guesses accepted, step by step
 DEPTH = 4
 METRICS = """# HELP foretell:speedup Tokens a second now, against speculation off.
@@ -122,8 +128,15 @@ class Mock:
 
 
 def cut(text: str) -> list[str]:
-    """Tokens of a text: words with the blanks before them, signs, line ends."""
-    return re.findall(r" *\w+| *[^\w\s]|\n| +", text)
+    """Tokens of a text: words with the blanks before them, signs, line ends; marks of thoughts, a full stop with what
+    follows."""
+    return re.findall(r"</?think>|\.\n\n| *\w+| *[^\w\s]|\n| +", text)
+
+
+def think() -> ThoughtStream:
+    """What the server cuts texts with."""
+    family = family_named("think")
+    return ThoughtStream(Thinking(SimpleNamespace(family=family, hidden={}), "before"))  # type: ignore[arg-type]
 
 
 def token_id(token: str) -> int:
@@ -209,7 +222,7 @@ def make_app(mock: Mock) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         lines = METRICS.splitlines(keepends=True)
-        told = METRICS if mock.knows_speedup else "".join(line for line in lines if "speedup{" not in line)
+        told = METRICS if mock.knows_speedup else "".join(line for line in lines if ":speedup{" not in line)
         return PlainTextResponse(told) if mock.has_metrics else error(404, "no metrics")
 
     @app.post("/v1/foretell/explain")
@@ -239,7 +252,10 @@ def make_app(mock: Mock) -> FastAPI:
 async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -> AsyncIterator[str]:
     is_plain = (body.get("speculative") or {}).get("method") == "none"
     times = 20 if "[slow]" in prompt or "[burst]" in prompt else 1
-    tokens = cut(MARKUP if "[markup]" in prompt else TEXT * times)[: body["max_tokens"]]
+    text = MARKUP if "[markup]" in prompt else TEXT * times
+    thinks = is_chat and "[think]" in prompt
+    reader = think() if thinks else None
+    tokens = cut(f"<think>\n{THOUGHT}\n</think>\n\n{text}" if thinks else text)[: body["max_tokens"]]
     if is_plain and "[other]" in prompt:
         tokens[7] = " other"
     drafted = accepted = count = 0
@@ -259,7 +275,9 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
             count += 1
             text = "".join(token for token, _ in pieces)
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-            choice |= {"delta": {"content": text}} if is_chat else {"text": text}
+            deltas = [] if reader is None else reader.push([], text)
+            deltas = [{WORDS[type(one)]: one.text} for one in deltas] or [{"content": "" if reader else text}]
+            choice |= {"delta": deltas[0]} if is_chat else {"text": text}
             if body.get("provenance") and "[chunks]" not in prompt:
                 logprob = -3 * spread(count)
                 choice["provenance"] = [
@@ -271,6 +289,8 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
             if body.get("trace") and "[chunks]" not in prompt:
                 choice["trace"] = [trace]
             yield chunk([choice])
+            for delta in deltas[1:]:  # the tokens came with the first one
+                yield chunk([{"index": 0, "finish_reason": None, "delta": delta}])
             drafted += len(trace["tokens"]) - 1
             accepted += len(trace["path"]) - 1
             if "[lost]" in prompt and count == 3:
@@ -288,6 +308,9 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
         }
         usage: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)}
         usage["prompt_tokens_details"] = {"cached_tokens": mock.num_cached if is_plain else 0}
+        if reader is not None:
+            num_thought = min(len(cut(THOUGHT)), len(tokens) - 2)  # beside the mark and the line end
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_thought}
         yield chunk([], usage=usage, metrics={"speculative_decoding": figures})
         yield "data: [DONE]\n\n"
     except (asyncio.CancelledError, GeneratorExit):

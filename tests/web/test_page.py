@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the mock server needs fastapi")
 pytest.importorskip("uvicorn", reason="the mock server needs uvicorn")
 playwright = pytest.importorskip("playwright.sync_api", reason="the playground is tested through Playwright")
 
-from tests.web.mock import TEXT, Mock, serve, token_id  # noqa: E402
+from tests.web.mock import TEXT, THOUGHT, Mock, cut, serve, token_id  # noqa: E402
 
 CHROMIUM = Path("/usr/bin/chromium")
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
@@ -400,7 +400,7 @@ def test_a_long_text_is_drawn_in_few_pieces(visit: Callable[..., Visit]) -> None
     seen = visit()
     seen.page.evaluate("""() => {
         window.drawn = 0;
-        new MutationObserver(() => { window.drawn += 1; }).observe(guessed.output, { childList: true });
+        new MutationObserver(() => { window.drawn += 1; }).observe(guessed.output, { childList: true, subtree: true });
     }""")
     seen.page.get_by_label("Then the same without").uncheck()
     seen.run("[burst]", max_tokens="5000")
@@ -409,6 +409,73 @@ def test_a_long_text_is_drawn_in_few_pieces(visit: Callable[..., Visit]) -> None
     num_steps = int(seen.page.inner_text("#guessed [data-figure=steps] dd"))
     assert num_steps > 500
     assert seen.page.evaluate("window.drawn") < num_steps / 2
+
+
+@needs_chromium
+def test_a_thought_is_shown_apart_open_while_it_comes_and_folded_then(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    page.get_by_label("Chat").check()
+    page.evaluate("""() => {
+        window.seen = [];
+        new MutationObserver(() => {
+          const thought = guessed.thought;
+          if (thought) window.seen.push([thought.element.open, thought.summary.textContent, guessed.isThinking]);
+        }).observe(guessed.output, { childList: true, subtree: true, attributes: true });
+    }""")
+    seen.run("[think]")
+    seen.ends("Identical texts")
+    assert "separate_reasoning" not in seen.mock.bodies[0]
+    during = [words for is_open, words, is_thinking in page.evaluate("window.seen") if is_open and is_thinking]
+    assert any(re.fullmatch(r"Thinking: \d+ tokens", words) for words in during)
+    for pane in ("guessed", "plain"):
+        thought = page.locator(f"#{pane} .output > details")
+        expect(thought.locator("summary")).to_have_text(f"Thought for {len(cut(THOUGHT))} tokens")
+        expect(thought).not_to_have_attribute("open", re.compile(".*"))
+        assert thought.locator("div").text_content() == THOUGHT
+        answer = "".join(page.locator(f"#{pane} .output > .token").all_text_contents())
+        assert answer == TEXT.lstrip()
+    # However a chunk joined the two, each token has its own text; blanks beside the thought belong to its form.
+    own = page.evaluate("guessed.spans.map((span, nth) => [guessed.tokens[nth].token, span.textContent])")
+    tokens = [told for told, _ in own]
+    assert [token for token in tokens if "think>" in token] == ["<think>", "</think>"]
+    begin, end = tokens.index("<think>") + 2, tokens.index("</think>") - 1
+    assert [token for token, text in own[begin:end] if token.strip() != text.strip()] == []
+    assert [token for token, text in own[end + 5 :] if token != text] == []
+    page.locator("#guessed summary").click()
+    expect(page.locator("#guessed .thought div")).to_be_visible()
+    assert not seen.complaints
+
+
+@in_depth
+def test_a_thought_that_is_cut_off_stays_open_and_one_chosen_stays_as_it_is(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    page.get_by_label("Chat").check()
+    seen.run("[think]", max_tokens="12")
+    seen.ends("Identical texts")
+    expect(page.locator("#guessed summary")).to_have_text("Thought for 10 tokens")
+    expect(page.locator("#guessed .thought div")).to_be_visible()
+    page.locator("#guessed .output").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#tip")).to_contain_text("step")
+    seen.run("[think] [slow]", max_tokens="60")
+    page.locator("#guessed summary").click()  # folded by hand, opened again
+    expect(page.locator("#guessed .thought div")).to_be_hidden()
+    page.locator("#guessed summary").click()
+    seen.ends("Identical texts")
+    expect(page.locator("#guessed .thought div")).to_be_visible()
+    expect(page.locator("#plain .thought div")).to_be_hidden()
+
+
+@in_depth
+def test_a_difference_within_a_thought_is_shown(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.get_by_label("Chat").check()
+    seen.run("[think] [other]")
+    seen.ends("The texts differ from character")
+    expect(seen.page.locator("#guessed .thought .differs")).to_be_visible()
+    expect(seen.page.locator("#plain .thought .differs")).to_have_text(" other")
 
 
 @in_depth
@@ -686,12 +753,11 @@ def test_a_run_waits_for_the_models_name(visit: Callable[..., Visit], mock: Mock
 @in_depth
 def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[..., Visit], mock: Mock) -> None:
     seen = visit()
-    expect(seen.page.locator("#gauges")).to_be_visible()
-    assert " ".join(seen.page.inner_text("#gauges").split()) == "speedup 1.87 × running 1 waiting 0"
+    told = seen.page.locator("#gauges dd")
+    expect(told).to_have_text(["1.87 ×", "1", "0"])
     mock.knows_speedup = False
     seen.page.reload()
-    expect(seen.page.locator("#gauges")).to_be_visible()
-    assert " ".join(seen.page.inner_text("#gauges").split()) == "speedup unknown running 1 waiting 0"
+    expect(told).to_have_text(["unknown", "1", "0"])
     mock.has_metrics = False
     seen.page.reload()
     expect(seen.page.locator("#status")).to_have_text("")
@@ -735,6 +801,7 @@ def test_gauges_come_back_with_the_server(visit: Callable[..., Visit]) -> None:
 def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
+    expect(page.locator("#plan")).to_be_visible()  # it comes with the gauges
     reached = []
     for _ in range(30):
         page.keyboard.press("Tab")
@@ -747,7 +814,19 @@ def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> No
     speculation = ["method", "guesses", "shape", "verify", "always", "compare"]
     parameters = [*speculation, "temperature", "top_p", "max_tokens", "seed", "key-details"]
     slowly = ["apart-run", "toy-one", "toy-many", "toy-likes"]
-    expected = ["skip", "theme", "form", "prompt", "run", *parameters, "guessed", "plain", "tree-scroll", *slowly]
+    expected = [
+        "skip",
+        "theme",
+        "plan",
+        "form",
+        "prompt",
+        "run",
+        *parameters,
+        "guessed",
+        "plain",
+        "tree-scroll",
+        *slowly,
+    ]
     assert reached == expected
 
 

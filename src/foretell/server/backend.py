@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.energy import Energy
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.request.conversation import Messages, content_ids, render, template_of
 from foretell.engine.request.request import token_ids
@@ -51,7 +52,7 @@ class Backend:
         self.max_model_len = min(service.options.max_model_len or spec.max_positions, spec.max_positions)
         self.formats = Formats(self.tokenizer, self.vocab_size, self.eos_token_ids)
         self.texts = TokenTexts(self.tokenizer)
-        self.metrics = Metrics(service, self.name)
+        self.metrics = Metrics(service, self.name, Energy.of())
         # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretell-tokens")
         # Another: a large grammar takes up to seconds, which texts must not wait for.

@@ -229,7 +229,7 @@ class Service:
         if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
-        choice, capture = self._tenants.choice(choice, submission.tenant), None
+        choice, capture = self._tenants.choice(choice, submission.tenant, store=submission.store), None
         if self._learning is not None:
             choice, capture = self._learning.assign(choice, submission)
         params = self.engine.formats.applied(
@@ -405,7 +405,9 @@ class Service:
                         self._cancel(rest[0])
                         continue
                     number, submission = rest
-                    choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
+                    choice = self._tenants.choice(
+                        self._choices.of(submission.speculative), submission.tenant, store=submission.store
+                    )
                     row = self._row(number, submission, choice)
                     loop.submit(row, _ignore, self._scoring(submission))
                 if loop.has_work:

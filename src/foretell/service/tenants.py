@@ -31,14 +31,15 @@ class Tenants:
         self._stores: OrderedDict[tuple[Method, str], Method] = OrderedDict()  # the most recently used last
         self._lock = Lock()
 
-    def choice(self, choice: Speculation, tenant: str | None) -> Speculation:
+    def choice(self, choice: Speculation, tenant: str | None, *, store: bool = True) -> Speculation:
         """The choice with the store of a tenant. None: the sender is unknown; such requests share nothing unless
-        sharing is "all". Raises ConfigError for a method that learns and cannot be separated."""
+        sharing is "all". store: see ``Submission``; False shares nothing. Raises ConfigError for a method that learns
+        and cannot be separated."""
         method = choice.method
         if not method.capabilities.learns:
             return choice
         owner = "" if self.shared_drafts == "all" else tenant
-        if self.shared_drafts == "off" or owner is None:
+        if self.shared_drafts == "off" or owner is None or not store:
             return replace(choice, method=_separate(method, method.isolated()))
         with self._lock:
             found = self._stores.pop((method, owner), None) or _separate(method, method.fresh())

@@ -82,7 +82,6 @@ function requestOf() {
     stream_options: { include_usage: true },
     provenance: true,
     logprobs: isChat ? true : 1, // as OpenAI's two schemas have it
-    ...(isChat && { separate_reasoning: false }), // tokens are coloured in the text as it was written
   };
   return { path: isChat ? "v1/chat/completions" : "v1/completions", body };
 }

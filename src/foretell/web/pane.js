@@ -17,31 +17,59 @@ function origin(source) {
 }
 
 /**
- * [text, token] pairs: `text` cut into the tokens' own texts. A token alone may read without the blank it has in the text;
- * of characters that take several tokens, and of what was held back, the last token has all.
+ * How much of `rest`, the text that follows, is a token's own: 0 where it is not found. A token alone may read without the
+ * blank it has in the text, and the text may lack blanks of the token's beside a thought.
  */
-function portions(text, provenance) {
-  let rest = text;
-  return provenance.map((token, nth) => {
-    const isLast = nth === provenance.length - 1;
-    const found = token.token ? rest.slice(0, token.token.length + 1).indexOf(token.token) : -1;
-    const part = isLast ? rest : rest.slice(0, found < 0 ? 0 : found + token.token.length);
-    rest = rest.slice(part.length);
-    return [part, token];
-  });
+function lengthIn(rest, token) {
+  const reach = Math.max(1, /^\s*/.exec(rest)[0].length);
+  for (const own of new Set([token ?? "", token?.trim() ?? ""])) {
+    const found = own ? rest.slice(0, reach + own.length).indexOf(own) : -1;
+    if (found >= 0) return found + own.length;
+  }
+  return 0;
+}
+
+/** An element for a token's text. */
+function tokenSpan(kind) {
+  const outer = document.createElement("span");
+  outer.className = `token ${kind}`;
+  return outer;
 }
 
 /**
- * An element of a token's text, which follows `before`. Indentation stays outside the inner element, the one that is
+ * Give a token's element its text, which follows `before`. Indentation stays outside the inner element, the one that is
  * underlined: lines under nothing are noise.
  */
-function tokenSpan(text, kind, before) {
-  const [outer, inner] = [document.createElement("span"), document.createElement("span")];
+function fill(outer, text, before) {
+  const inner = document.createElement("span");
   const [blank] = (/(?:^|\s)$/.test(before) ? /^\s*/ : /^(?:\s{2,}|[\n\t])?/).exec(text);
-  outer.className = `token ${kind}`;
   inner.textContent = text.slice(blank.length);
   outer.append(blank, inner);
-  return outer;
+}
+
+/** What the model thought: open as long as nothing else is there, then folded, unless the user has a wish of their own. */
+class Thought {
+  constructor() {
+    [this.element, this.summary, this.body] = ["details", "summary", "div"].map((tag) => document.createElement(tag));
+    this.element.className = "thought";
+    this.element.open = true;
+    this.element.append(this.summary, this.body);
+    this.fresh = document.createDocumentFragment();
+    this.isChosen = false; // opened or folded by hand
+    this.summary.addEventListener("click", () => (this.isChosen = true));
+    this.first = this.last = null; // its tokens, which the marks are none of
+  }
+
+  say(numTokens, isOver) {
+    const count = numTokens ?? this.last - this.first + 1;
+    const words = `${count} ${count === 1 ? "token" : "tokens"}`;
+    this.summary.textContent = isOver ? `Thought for ${words}` : `Thinking: ${words}`;
+  }
+
+  fold() {
+    if (!this.isChosen) this.element.open = false;
+    this.isChosen = true;
+  }
 }
 
 class Pane {
@@ -73,8 +101,14 @@ class Pane {
   clear() {
     this.output.replaceChildren();
     this.fresh = document.createDocumentFragment(); // written, and not shown yet
-    this.text = "";
+    this.thought = null;
+    this.numThought = null; // the server's own count
+    this.text = ""; // thoughts too, without their marks
     this.spans = []; // one a token, or one a chunk where the server does not tell tokens
+    this.numPlaced = 0; // spans that have their text, and are in the thought or beside it
+    this.isThinking = false; // where the last one is
+    this.isTold = false; // whether the server tells tokens
+    this.isOver = false;
     this.tokens = []; // {token, token_id, source, logprob, step}
     this.steps = []; // {spans, trace}: its tokens, and its tree where the server told it
     this.numClosed = 0; // steps whose tokens are all here
@@ -99,44 +133,89 @@ class Pane {
     if (metrics) this.final = metrics;
     if (choice) {
       const delta = choice.delta ?? {};
-      const text = choice.text ?? `${delta.reasoning_content ?? delta.reasoning ?? ""}${delta.content ?? ""}`;
-      const provenance = choice.provenance ?? [];
-      if (text || provenance.length) this.#write(text, provenance);
+      const thought = delta.reasoning_content ?? delta.reasoning ?? "";
+      const text = choice.text ?? delta.content ?? "";
+      this.#arrive(choice.provenance ?? [], Boolean(thought || text));
+      if (thought) this.#write(thought, true);
+      if (text) this.#write(text, false);
       for (const trace of choice.trace ?? []) this.#step(this.numTraced++).trace = trace;
       if (choice.finish_reason) this.finish = choice.stop_reason ?? choice.finish_reason;
     }
     if (chunk.usage) {
       this.numTokens = chunk.usage.completion_tokens;
+      this.numThought = chunk.usage.completion_tokens_details?.reasoning_tokens || null;
       const cached = chunk.usage.prompt_tokens_details?.cached_tokens;
       if (cached) this.known = `; ${cached} of the prompt’s ${chunk.usage.prompt_tokens} were known from an earlier run, so its first token came sooner`;
     }
   }
 
-  /** Nothing here may ask for the layout: the tokens a second would be those of the drawing. */
-  #write(text, provenance) {
+  /** Tokens have come, of this chunk's text and of the next ones'. Nothing here may ask for the layout: the tokens a
+      second would be those of the drawing. */
+  #arrive(provenance, hasText) {
+    this.isTold ||= provenance.length > 0;
+    const tokens = this.isTold || !hasText ? provenance : [null];
+    if (!tokens.length) return;
     this.lastAt = performance.now();
-    const parts = provenance.length ? portions(text, provenance) : [[text, null]];
-    for (const [part, token] of parts) {
+    for (const token of tokens) {
       const { kind } = origin(token?.source ?? "plain");
-      const span = tokenSpan(part, kind, this.text.slice(-1));
-      this.text += part;
+      const span = tokenSpan(kind);
       this.#step(this.numClosed).spans.push(span);
       this.spans.push(span);
       this.tokens.push({ ...token, step: this.numClosed });
       if (kind !== "draft") this.numClosed += 1; // the model's own token is a step's last
-      this.fresh.append(span);
     }
-    this.numTokens += parts.length;
+    this.numTokens += tokens.length;
     if (this.firstAt === null) {
       this.firstAt = this.lastAt;
       this.numFirst = this.numTokens;
     }
   }
 
+  /**
+   * Cut a text into the tokens' own. Of characters that take several tokens, and of what is not found, the last token has
+   * all. Marks of thoughts are tokens without a text.
+   */
+  #write(text, isThought) {
+    if (isThought) this.thought ??= new Thought();
+    let rest = text;
+    if (this.numPlaced === this.spans.length) { // a rest after the last token
+      if (isThought === this.isThinking) {
+        this.spans.at(-1).lastChild.append(rest);
+        this.text += rest;
+        return;
+      }
+      this.spans.push(tokenSpan("plain"));
+      this.tokens.push({ step: this.steps.length - 1 });
+    }
+    while (rest) {
+      const nth = this.numPlaced;
+      const length = nth === this.spans.length - 1 ? rest.length : lengthIn(rest, this.tokens[nth].token);
+      if (length && isThought) {
+        this.thought.first ??= nth;
+        this.thought.last = nth;
+      }
+      this.#place(rest.slice(0, length), isThought);
+      rest = rest.slice(length);
+    }
+  }
+
+  /** Put the next token where it belongs. */
+  #place(text, isThought) {
+    const span = this.spans[this.numPlaced];
+    fill(span, text, this.text.slice(-1));
+    (isThought ? this.thought : this).fresh.append(span);
+    this.text += text;
+    this.isThinking = isThought;
+    this.numPlaced += 1;
+  }
+
   #show() {
-    if (!this.fresh.hasChildNodes()) return;
-    const box = this.output;
+    const { output: box, thought } = this;
+    if (!this.fresh.hasChildNodes() && !thought?.fresh.hasChildNodes()) return;
     const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+    if (thought && !thought.element.parentElement) box.prepend(thought.element);
+    thought?.body.append(thought.fresh);
+    if (this.fresh.textContent) thought?.fold();
     box.append(this.fresh);
     if (follows) box.scrollTop = box.scrollHeight;
   }
@@ -174,6 +253,7 @@ class Pane {
   /** Show the text and the figures as they stand. */
   refresh() {
     this.#show();
+    this.thought?.say(this.numThought, this.isOver || !this.isThinking);
     const traces = this.steps.map((step) => step.trace).filter(Boolean);
     const drafted = this.final?.num_draft_tokens ?? traces.reduce((sum, trace) => sum + trace.tokens.length - 1, 0);
     const accepted = this.final?.num_accepted_draft_tokens ?? traces.reduce((sum, trace) => sum + trace.path.length - 1, 0);
@@ -190,6 +270,8 @@ class Pane {
   /** Say how the run ended. */
   close(words) {
     this.ended.textContent = this.numTokens ? `${this.numTokens} ${this.numTokens === 1 ? "token" : "tokens"}, ${words}${this.known}` : "";
+    while (this.numPlaced < this.spans.length) this.#place("", this.isThinking); // ends of texts, say
+    this.isOver = true;
     this.refresh();
   }
 
@@ -206,6 +288,13 @@ class Pane {
     let end = 0;
     const span = this.spans.find((candidate) => (end += candidate.textContent.length) > offset);
     span?.classList.add("differs");
+    this.#unfold(span);
+  }
+
+  /** Open the thought that a token is in. */
+  #unfold(span) {
+    const around = span?.closest("details");
+    if (around) around.open = true;
   }
 
   #point(target) {
@@ -220,6 +309,7 @@ class Pane {
     const span = this.spans[index];
     if (!span) return tip.hide();
     span.classList.add("cursor");
+    this.#unfold(span);
     span.scrollIntoView({ block: "nearest" });
     this.#point(span);
     return this.onstep(this.tokens[index].step);

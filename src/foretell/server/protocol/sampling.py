@@ -111,7 +111,7 @@ class Sampling(Strict):
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
     store: bool | None = Field(
-        None, description="false: a server that learns while it serves (--learn) keeps nothing of the request."
+        None, description="false: a server that learns (--learn, --shared-drafts) keeps nothing of the request."
     )
     speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
     num_draft_tokens: int | None = Field(
