@@ -88,13 +88,36 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) {
 
 /* What tiles work in: parts of a vec (here the whole), so that accumulators fill the registers. */
 typedef vec part;
-enum { PARTS = 1, SCORES = 16, MIXED = 16 };
+enum { PARTS = 1, HELD = 24 /* accumulators of attention's tiles */ };
 enum { GROUP = 10, EACH = 8 /* activation rows of one tile at most, and where one is not enough */ };
 INLINE vec join(const part *parts) { return parts[0]; }
 INLINE part p_zero(void) { return v_zero(); }
 INLINE part p_fma(part a, part b, part c) { return v_fma(a, b, c); }
 INLINE part p_load(const float *p) { return v_load(p); }
 INLINE part p_tail(const float *p, int64_t n) { return v_load_some((Lanes)((1u << n) - 1), p); }
+INLINE void p_store(float *p, part x) { v_store(p, x); }
+INLINE part p_all(float x) { return v_all(x); }
+INLINE part p_of_bf16(const bf16 *p) { return widen(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE part p_odd(part x) { return odd_floats((bf16x32)x); }
+INLINE part p_even(part x) { return even_floats((bf16x32)x); }
+/* 16 vectors of 16 numbers of 32 bits: lane j of vector i to lane i of vector j. */
+INLINE void p_turn(part *v) {
+  part a[16];
+  UNROLL for (int i = 0; i < 16; i += 2) a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 16; i += 4) {
+    UNROLL for (int h = 0; h < 2; h++) {
+      v[i + 2 * h] = (part)_mm512_unpacklo_pd((__m512d)a[i + h], (__m512d)a[i + h + 2]);
+      v[i + 2 * h + 1] = (part)_mm512_unpackhi_pd((__m512d)a[i + h], (__m512d)a[i + h + 2]);
+    }
+  }
+  UNROLL for (int i = 0; i < 4; i++) { /* now numbers 4 q to 4 q + 3 of vector 4 s + i are number 4 q + i of vectors 4 s to 4 s + 3 */
+    const part x = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), y = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
+    const part z = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd), w = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
+    a[i] = _mm512_shuffle_f32x4(x, y, 0x88), a[i + 8] = _mm512_shuffle_f32x4(x, y, 0xdd);
+    a[i + 4] = _mm512_shuffle_f32x4(z, w, 0x88), a[i + 12] = _mm512_shuffle_f32x4(z, w, 0xdd);
+  }
+  UNROLL for (int i = 0; i < 16; i++) v[i] = a[i];
+}
 #ifdef __AVX512BF16__
 enum { PHASES = 1 };
 INLINE part p_load_bf16(const bf16 *p, int phase) { (void)phase; return (part)_mm512_loadu_si512(p); }

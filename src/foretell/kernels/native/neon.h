@@ -104,6 +104,25 @@ INLINE ints8 half_narrow(floats8 lo, floats8 hi) {
   return (ints8){vreinterpretq_u32_u16(vcombine_u16(narrowed(lo.a), narrowed(lo.b))),
                  vreinterpretq_u32_u16(vcombine_u16(narrowed(hi.a), narrowed(hi.b)))};
 }
+/* What attention reads: see avx2.h. */
+INLINE floats8 p_of_bf16(const uint16_t *p) { return half_widen((ints8){vreinterpretq_u32_u16(vld1q_u16(p)), vdupq_n_u32(0)}, 0); }
+INLINE floats8 p_odd(floats8 x) {
+  const uint32x4_t odd = vdupq_n_u32(0xffff0000u);
+  return (floats8){FLOATS(vandq_u32(WORDS(x.a), odd)), FLOATS(vandq_u32(WORDS(x.b), odd))};
+}
+INLINE floats8 p_even(floats8 x) { return (floats8){FLOATS(vshlq_n_u32(WORDS(x.a), 16)), FLOATS(vshlq_n_u32(WORDS(x.b), 16))}; }
+INLINE void turn4(float32x4_t *v) {
+  const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(v[0], v[1])), b = vreinterpretq_f64_f32(vtrn2q_f32(v[0], v[1]));
+  const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(v[2], v[3])), d = vreinterpretq_f64_f32(vtrn2q_f32(v[2], v[3]));
+  v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c)), v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+  v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d)), v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+}
+INLINE void p_turn(floats8 *v) {
+  float32x4_t q[4][4]; /* quarters: the first and the last four numbers, of the first and the last four vectors */
+  UNROLL for (int i = 0; i < 4; i++) q[0][i] = v[i].a, q[1][i] = v[i].b, q[2][i] = v[i + 4].a, q[3][i] = v[i + 4].b;
+  UNROLL for (int i = 0; i < 4; i++) turn4(q[i]);
+  UNROLL for (int i = 0; i < 4; i++) v[i] = (floats8){q[0][i], q[2][i]}, v[i + 4] = (floats8){q[1][i], q[3][i]};
+}
 INLINE odd_mask mask_of_odd(void) { return vdupq_n_u32(0xffff0000u); }
 INLINE floats8 half_masked(ints8 x, odd_mask mask) {
   return (floats8){FLOATS(vandq_u32(x.a, mask)), FLOATS(vandq_u32(x.b, mask))};
