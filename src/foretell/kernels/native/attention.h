@@ -19,18 +19,19 @@ typedef struct {
   int64_t row, low, high, total;
 } Seen;
 
-/* A thread's memory for one tile; `ld`: of states, [mixed, dim | largest | sum]. */
+/* A thread's memory for one tile: queries as turned keys meet them, and as they are; `ld`: of states, [mixed, dim | largest |
+ * sum]. */
 typedef struct {
-  float *queries, *scores, *states, *joined, *keys, *values;
-  int64_t ld;
+  float *turned, *queries, *scores, *states, *joined, *keys, *values;
+  int64_t ld, ld_queries;
 } Work;
 
 static Work work_of(Pass *p, int t) {
-  const int64_t dim = p->model->dim, n = most_queries(p);
-  Work w = {.ld = state_size(p)};
-  w.queries = (float *)(p->attending + t * attending_bytes(p));
-  w.scores = w.queries + n * dim, w.states = w.scores + n * LD_SCORES, w.joined = w.states + n * w.ld;
-  w.keys = w.joined + n * w.ld, w.values = w.keys + PANEL * dim;
+  const int64_t n = most_queries(p);
+  Work w = {.ld = state_size(p), .ld_queries = padded_dim(p)};
+  w.turned = (float *)(p->attending + t * attending_bytes(p)), w.queries = w.turned + n * w.ld_queries;
+  w.scores = w.queries + n * w.ld_queries, w.states = w.scores + n * LD_SCORES, w.joined = w.states + n * w.ld;
+  w.keys = w.joined + n * w.ld, w.values = w.keys + PANEL * w.ld_queries;
   return w;
 }
 
@@ -78,71 +79,153 @@ INLINE float score_scale(const Model *m) {
   return m->score_scale != 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)m->dim);
 }
 
+/* A query, rotated, as keys meet it: x [dim] is rounded as they are. */
+static void put_query(const Slots *s, const float *x, float *turned, float *query) {
+  for (int64_t d = 0; d < s->dim; d += 16) store_as(s->is_bf16, query, d, 0xffff, v_load(x + d));
+  memset(turned, 0, turned_size(s) * sizeof(float));
+  if (PAIRED || !s->is_bf16) memcpy(turned, query, s->dim * (s->is_bf16 ? 2 : 4));
+  for (int64_t d = 0; !PAIRED && s->is_bf16 && d < s->dim; d++)
+    turned[d ^ 1] = from_bf16(((const bf16 *)query)[d]);
+}
+
 /* Scores at positions [from, to) of a segment become weights, exp(score - largest); returns their sum. */
-static float weigh(const Model *m, float *scores, int64_t from, int64_t to, float *largest) {
+static float weigh(const Model *m, int is_bf16, float *scores, int64_t from, int64_t to, float *largest) {
   const float scale = score_scale(m), cap = (float)m->score_cap;
   const vec by = v_all(cap != 0.0f ? 1.0f : scale);
   vec top = v_all(-INFINITY), sum = v_zero();
+#define SEEN_LANES (j >= from && j + 16 <= to ? 0xffff : first_lanes(to - j) & (Lanes)~first_lanes(MAX(0, from - j)))
   for (int64_t j = from / 16 * 16; j < to; j += 16) {
-    const Lanes lanes = first_lanes(to - j) & (Lanes)~first_lanes(MAX(0, from - j));
     if (cap != 0.0f) v_store(scores + j, capped(v_load(scores + j), scale, cap));
-    top = v_max_some(lanes, top, v_load(scores + j));
+    top = v_max_some(SEEN_LANES, top, v_load(scores + j));
   }
   *largest = v_largest(top);
   for (int64_t j = from / 16 * 16; j < to; j += 16) {
-    const Lanes lanes = first_lanes(to - j) & (Lanes)~first_lanes(MAX(0, from - j));
-    const vec e = v_keep(lanes, exp16(v_mul(v_sub(v_load(scores + j), v_all(*largest)), by)));
+    vec e = v_keep(SEEN_LANES, exp16(v_mul(v_sub(v_load(scores + j), v_all(*largest)), by)));
+    if (is_bf16) e = round_bf16(e);
+    if (PAIRED && is_bf16) h_store_some((bf16 *)scores + j, 0xffff, high_half(e)); /* what is overwritten has been read */
     sum = v_add(sum, e);
-    v_store(scores + j, e);
+    if (!PAIRED || !is_bf16) v_store(scores + j, e);
   }
+#undef SEEN_LANES
   return sum1(sum);
 }
 
-/* Slots of a node's ancestors at positions [from, to), which are behind its run. */
-static void find_ancestors(const Pass *p, const Tile *tile, const Seen *s, int64_t from, int64_t to, int64_t *slots) {
+/* Where a node's run ends for its values, which go by pairs of positions: before one whose partner is an ancestor. */
+INLINE int64_t end_of_run(const Seen *s) { return s->total > s->high ? s->high / 2 * 2 : s->high; }
+
+/* Slots at positions [from, to) of a node that end behind its run. */
+static void find_slots(const Pass *p, const Tile *tile, const Seen *s, int64_t from, int64_t to, int64_t *slots) {
   const uint8_t *sees = p->ancestry + tile->b * p->stride_b + s->row % p->nodes * p->stride_n;
-  const int64_t length = p->length[tile->b];
   int64_t position = s->high;
-  for (int64_t i = from; i < to; i++) slots[i - from] = p->slots[s->row]; /* never read where a plan is sound */
+  for (int64_t i = from; i < to; i++) slots[i - from] = MIN(i, p->slots[s->row]);
   for (int64_t j = p->run[s->row]; j < p->reach[s->row] && position < to; j++)
-    if (sees[j * p->stride_t] && position++ >= from) slots[position - 1 - from] = length + j;
+    if (sees[j * p->stride_t] && position++ >= from) slots[position - 1 - from] = p->length[tile->b] + j;
 }
 
-/* Values of slots [a, e) of a segment that begins at slot `start`, mixed for all queries of the tile. */
+/* Scores of all queries of a tile with keys in slots [a, e) of a segment that begins at `start`. */
+static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t start, int64_t a, int64_t e) {
+  const int64_t ld = 16 * w->ld_queries;
+  for (int64_t j0 = a / 16 * 16; j0 < e; j0 += PANEL) {
+    const int64_t groups = MIN(PANEL / 16, (e - j0 + 15) / 16);
+    if (count <= FEW_QUERIES) {
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t j = j0; j < j0 + 16 * groups; j += 16) {
+          const char *at[16];
+          const int tail = j + 16 > s->capacity;
+          for (int64_t c = 0; tail && c < 16; c++) at[c] = s->keys + MIN(j + c, s->capacity - 1) * s->bytes;
+          v_store(w->scores + i * LD_SCORES + j - start,
+                  scores16(s, w->queries + i * w->ld_queries, s->keys + j * s->bytes, tail ? at : 0));
+        }
+      continue;
+    }
+    for (int64_t g = 0; g < groups; g++) turn_keys(s, j0 + 16 * g, w->keys + g * ld);
+    for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
+      const int64_t parts = (left + CHAINED - 1) / CHAINED;
+      const float *queries[CHAINED];
+      float *to[CHAINED];
+      R = (left + parts - 1) / parts;
+      for (int64_t r = 0; r < R; r++)
+        queries[r] = w->turned + (i + r) * w->ld_queries, to[r] = w->scores + (i + r) * LD_SCORES + j0 - start;
+      for (int64_t g = 0, G; g < groups; g += G) {
+        G = groups - g >= ABREAST ? ABREAST : 1;
+        score_turned(s, (int)R, (int)G, w->keys + g * ld, ld, queries, to);
+        for (int64_t r = 0; r < R; r++) to[r] += 16 * G;
+      }
+    }
+  }
+}
+
+/* Weights of a node's queries in a segment that begins at `start`, after scores of its ancestors there. */
+static void weigh_node(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t node, int64_t start) {
+  const Seen *one = &seen[node];
+  const int64_t low = MAX(start, one->low), behind = MAX(low, one->high), total = MIN(start + SEGMENT, one->total), dim = s->dim;
+  int64_t slots[SEGMENT];
+  if (behind < total) find_slots(p, tile, one, behind / 16 * 16, total, slots);
+  for (int64_t h = 0; h < tile->heads; h++) {
+    const int64_t q = node * tile->heads + h;
+    float *state = w->states + q * w->ld, *scores = w->scores + q * LD_SCORES;
+    for (int64_t j = behind / 16 * 16; behind < total && j < total; j += 16) {
+      const char *keys[16];
+      for (int64_t c = 0; c < 16; c++) keys[c] = s->keys + s->bytes * slots[MIN(j + c, total - 1) - behind / 16 * 16];
+      v_store(scores + j - start, scores16(s, w->queries + q * w->ld_queries, 0, keys));
+    }
+    memset(state, 0, (dim + 2) * sizeof(float));
+    if (low < total) state[dim + 1] = weigh(p->model, s->is_bf16, scores, low - start, total - start, state + dim);
+  }
+}
+
+/* Values of slots [a, e) of a segment that begins at `start`, mixed for all queries of the tile. */
 static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t start, int64_t a, int64_t e) {
-  const int64_t count = tile->nodes * tile->heads, tiles = (count + TILED - 1) / TILED;
-  for (int64_t j0 = a; j0 < e; j0 += PANEL) {
-    const int64_t j1 = MIN(e, j0 + PANEL);
-    const int is_bf16 = s->is_bf16 && tiles == 1;
-    const int64_t bytes = is_bf16 ? s->bytes : s->dim * 4;
+  const int64_t count = tile->nodes * tile->heads, panel = count > 2 * TILED ? PANEL : SEGMENT;
+  for (int64_t j0 = a / 2 * 2; j0 < e; j0 += panel) {
+    const int64_t j1 = MIN(e, j0 + panel);
     const char *values = s->values + j0 * s->bytes;
-    for (int64_t j = j0; s->is_bf16 && tiles > 1 && j < j1; j++)
-      for (int64_t d = 0; d < s->dim; d += 16)
-        v_store(w->values + (j - j0) * s->dim + d, load_as(1, s->values + j * s->bytes, d, 0xffff));
-    if (s->is_bf16 && tiles > 1) values = (const char *)w->values;
-    if (tiles == 1) /* of one tile there is time for the keys to come */
-      for (int64_t b = 0; b < (j1 - j0) * s->bytes && j0 + SEGMENT + PANEL <= s->capacity; b += 64)
-        prefetch_l2(s->keys + (j0 + SEGMENT) * s->bytes + b);
+    const int made = s->is_bf16 && count > 2 * TILED; /* else converting again is as fast */
+    const int64_t made_bytes = made ? make_panel(s, values, j1 - j0, w->values) : 0;
     for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
       const int64_t parts = (left + TILED - 1) / TILED;
       R = (left + parts - 1) / parts;
-      const float *weights[TILED];
-      float *mixed[TILED];
+      const float *weights = weights_at(s, w->scores + i * LD_SCORES, j0 - start);
+      float *mixed = w->states + i * w->ld;
       int64_t from = j0, to = j1; /* what all of them see */
       for (int64_t r = 0; r < R; r++) {
         const Seen *one = &seen[(i + r) / tile->heads];
-        weights[r] = w->scores + (i + r) * LD_SCORES + j0 - start, mixed[r] = w->states + (i + r) * w->ld;
-        from = MAX(from, one->low), to = MIN(to, one->high);
+        from = MAX(from, one->low), to = MIN(to, end_of_run(one));
       }
-      to = MAX(from, to);
+      from = (from + 1) / 2 * 2, to = MAX(from, to / 2 * 2);
       for (int64_t r = 0; r < R; r++) {
         const Seen *one = &seen[(i + r) / tile->heads];
-        mix(1, is_bf16, weights + r, values, bytes, MAX(j0, one->low) - j0, MIN(from, MIN(j1, one->high)) - j0, s->dim, mixed + r);
+        mix_one(s, weights + r * LD_SCORES, values, MAX(j0, one->low) - j0, MIN(from, MIN(j1, end_of_run(one))) - j0, mixed + r * w->ld);
       }
-      mix((int)R, is_bf16, weights, values, bytes, from - j0, to - j0, s->dim, mixed);
+      if (made) mix_whole((int)R, 1, MADE, weights, (const char *)w->values, made_bytes, from - j0, to - j0, s->dim, mixed, w->ld);
+      else mix_whole((int)R, s->is_bf16, TWO, weights, values, s->bytes, from - j0, to - j0, s->dim, mixed, w->ld);
       for (int64_t r = 0; r < R; r++) {
         const Seen *one = &seen[(i + r) / tile->heads];
-        mix(1, is_bf16, weights + r, values, bytes, MAX(to, MAX(j0, one->low)) - j0, MIN(j1, one->high) - j0, s->dim, mixed + r);
+        mix_one(s, weights + r * LD_SCORES, values, MAX(to, MAX(j0, one->low)) - j0, MIN(j1, end_of_run(one)) - j0, mixed + r * w->ld);
+      }
+    }
+  }
+}
+
+/* The same of a node's ancestors behind its run. */
+static void mix_ancestors(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t node, int64_t start) {
+  const Seen *one = &seen[node];
+  const int64_t from = MAX(MAX(start, one->low), end_of_run(one)), to = MIN(start + SEGMENT, one->total);
+  int64_t slots[SEGMENT];
+  if (from >= to) return;
+  find_slots(p, tile, one, from, to, slots);
+  for (int64_t h = 0, R; h < tile->heads; h += R) {
+    const int64_t q = node * tile->heads + h;
+    float *mixed = w->states + q * w->ld;
+    R = MIN(TILED, tile->heads - h);
+    for (int64_t j = from; j < to; j += 2 - j % 2) {
+      const float *weights = weights_at(s, w->scores + q * LD_SCORES, j / 2 * 2 - start);
+      const char *row = s->values + slots[j - from] * s->bytes;
+      if (j % 2 || j + 1 == to) {
+        mix_whole((int)R, s->is_bf16, ONE, weights, row, 0, j % 2, j % 2 + 1, s->dim, mixed, w->ld);
+      } else {
+        const int64_t apart = (slots[j + 1 - from] - slots[j - from]) * s->bytes;
+        mix_whole((int)R, s->is_bf16, TWO, weights, row, apart, 0, 2, s->dim, mixed, w->ld);
       }
     }
   }
@@ -150,49 +233,13 @@ static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen
 
 /* States of a tile's queries over one segment, to [nodes * heads, ld]; the sum is 0 of a query that sees nothing there. */
 static void attend_segment(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t segment) {
-  const int64_t start = segment * SEGMENT, end = start + SEGMENT, count = tile->nodes * tile->heads, dim = s->dim;
-  int64_t a = end, e = start, slots[SEGMENT];
+  const int64_t start = segment * SEGMENT, end = start + SEGMENT;
+  int64_t a = end, e = start; /* the runs of all */
   for (int64_t i = 0; i < tile->nodes; i++) a = MIN(a, MAX(start, seen[i].low)), e = MAX(e, MIN(end, seen[i].high));
-  for (int64_t j = a / 16 * 16; j < e; j += PANEL) {
-    const int64_t groups = MIN(PANEL / 16, (e - j + 15) / 16);
-    for (int64_t g = 0; g < groups; g++) turn_keys(s, j + 16 * g, 0, w->keys + g * key_steps(s) * 16);
-    score_all(s, count, w->queries, dim, groups, w->keys, w->scores + j - start, LD_SCORES);
-  }
-  for (int64_t i = 0; i < tile->nodes; i++) {
-    const Seen *one = &seen[i];
-    const int64_t low = MAX(start, one->low), behind = MAX(low, one->high), total = MIN(end, one->total);
-    if (behind < total) find_ancestors(p, tile, one, behind, total, slots);
-    for (int64_t j = behind / 16 * 16; behind < total && j < total; j += 16) {
-      int64_t at[16];
-      for (int64_t c = 0; c < 16; c++)
-        at[c] = j + c < behind ? MIN(j + c, p->slots[one->row]) : slots[MIN(j + c, total - 1) - behind];
-      turn_keys(s, 0, at, w->keys);
-      score_all(s, tile->heads, w->queries + i * tile->heads * dim, dim, 1, w->keys,
-            w->scores + i * tile->heads * LD_SCORES + j - start, LD_SCORES);
-    }
-    for (int64_t h = 0; h < tile->heads; h++) {
-      float *state = w->states + (i * tile->heads + h) * w->ld, *scores = w->scores + (i * tile->heads + h) * LD_SCORES;
-      memset(state, 0, w->ld * sizeof(float));
-      if (low < total) state[dim + 1] = weigh(p->model, scores, low - start, total - start, state + dim);
-    }
-  }
+  score_runs(s, w, tile->nodes * tile->heads, start, a, e);
+  for (int64_t i = 0; i < tile->nodes; i++) weigh_node(p, s, w, tile, seen, i, start);
   mix_runs(s, w, tile, seen, start, a, e);
-  for (int64_t i = 0; i < tile->nodes; i++) {
-    const int64_t behind = MAX(MAX(start, seen[i].low), seen[i].high), total = MIN(end, seen[i].total);
-    if (behind < total) find_ancestors(p, tile, &seen[i], behind, total, slots);
-    for (int64_t h = 0, R; h < tile->heads; h += R) {
-      const float *weights[TILED];
-      float *mixed[TILED];
-      R = MIN(TILED, tile->heads - h);
-      for (int64_t j = behind; j < total; j++) {
-        for (int64_t r = 0; r < R; r++) {
-          const int64_t q = i * tile->heads + h + r;
-          weights[r] = w->scores + q * LD_SCORES + j - start, mixed[r] = w->states + q * w->ld;
-        }
-        mix((int)R, s->is_bf16, weights, s->values + slots[j - behind] * s->bytes, s->bytes, 0, 1, dim, mixed);
-      }
-    }
-  }
+  for (int64_t i = 0; i < tile->nodes; i++) mix_ancestors(p, s, w, tile, seen, i, start);
 }
 
 /* The state of a segment after those before it; joined[dim + 1], the sum, is 0 where there is none. */
@@ -310,7 +357,7 @@ static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, 
       const int64_t row = tile.b * p->nodes + tile.first + q / tile.heads, head = tile.head + q % tile.heads;
       float turned[MAX_DIM];
       rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
-      put_query(&s, turned, w.queries + q * s.dim);
+      put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
       w.joined[q * w.ld + s.dim + 1] = 0.0f;
     }
     for (int64_t j = from; j < to; j++) {

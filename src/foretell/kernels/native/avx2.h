@@ -71,6 +71,13 @@ INLINE __m256i narrowed(floats8 x) {
 INLINE ints8 half_narrow(floats8 lo, floats8 hi) {
   return _mm256_permute4x64_epi64(_mm256_packus_epi32(narrowed(lo), narrowed(hi)), 0xd8);
 }
+/* To the nearest bf16, of finite numbers. */
+INLINE floats8 half_rounded(floats8 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(-65536)));
+}
 INLINE odd_mask mask_of_odd(void) { return _mm256_set1_epi32(-65536); }
 INLINE floats8 half_masked(ints8 x, odd_mask mask) { return _mm256_castsi256_ps(_mm256_and_si256(x, mask)); }
 INLINE floats8 half_even(ints8 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }

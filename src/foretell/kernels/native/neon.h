@@ -123,6 +123,11 @@ INLINE void p_turn(floats8 *v) {
   UNROLL for (int i = 0; i < 4; i++) turn4(q[i]);
   UNROLL for (int i = 0; i < 4; i++) v[i] = (floats8){q[0][i], q[2][i]}, v[i + 4] = (floats8){q[1][i], q[3][i]};
 }
+INLINE float32x4_t rounded4(float32x4_t x) {
+  const uint32x4_t u = WORDS(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+  return FLOATS(vandq_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), vdupq_n_u32(0xffff0000u)));
+}
+INLINE floats8 half_rounded(floats8 x) { return (floats8){rounded4(x.a), rounded4(x.b)}; }
 INLINE odd_mask mask_of_odd(void) { return vdupq_n_u32(0xffff0000u); }
 INLINE floats8 half_masked(ints8 x, odd_mask mask) {
   return (floats8){FLOATS(vandq_u32(x.a, mask)), FLOATS(vandq_u32(x.b, mask))};

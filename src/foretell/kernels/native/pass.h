@@ -53,10 +53,12 @@ typedef struct {
 /* What attention makes of a segment of a row for a query, and for how many queries at most: see attention.h. */
 enum { LD_SCORES = SEGMENT + 16 };
 INLINE int64_t state_size(const Pass *p) { return p->model->dim + 16; }
+INLINE int64_t padded_dim(const Pass *p) { return (p->model->dim + 31) / 32 * 32; }
 INLINE int64_t most_queries(const Pass *p) { return MIN(QUERIES, p->rows * (p->model->heads / MAX(1, p->model->kv_heads))); }
 INLINE int64_t num_segments(const Pass *p) { return ((p->cache ? p->cache->capacity : 0) + SEGMENT - 1) / SEGMENT; }
 INLINE int64_t attending_bytes(const Pass *p) {
-  return aligned((most_queries(p) * (p->model->dim + LD_SCORES + 2 * state_size(p)) + 2 * PANEL * p->model->dim) * 4);
+  const int64_t each = 2 * padded_dim(p) + LD_SCORES + 2 * state_size(p);
+  return aligned((most_queries(p) * each + 2 * PANEL * padded_dim(p)) * 4);
 }
 
 static void barrier(Pass *p, unsigned *phase) {
