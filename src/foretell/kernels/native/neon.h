@@ -95,9 +95,12 @@ INLINE floats8 half_widen(ints8 x, int high) {
   const uint16x8_t h = vreinterpretq_u16_u32(high ? x.b : x.a);
   return (floats8){FLOATS(vshll_n_u16(vget_low_u16(h), 16)), FLOATS(vshll_n_u16(vget_high_u16(h), 16))};
 }
-INLINE uint16x4_t narrowed(float32x4_t x) {
+INLINE uint32x4_t rounding(float32x4_t x) { /* the upper half: to nearest even */
   const uint32x4_t u = WORDS(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
-  const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+  return vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+}
+INLINE uint16x4_t narrowed(float32x4_t x) {
+  const uint32x4_t rounded = vshrq_n_u32(rounding(x), 16);
   return vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, vdupq_n_u32(0x7fc0)));
 }
 INLINE ints8 half_narrow(floats8 lo, floats8 hi) {
@@ -123,10 +126,7 @@ INLINE void p_turn(floats8 *v) {
   UNROLL for (int i = 0; i < 4; i++) turn4(q[i]);
   UNROLL for (int i = 0; i < 4; i++) v[i] = (floats8){q[0][i], q[2][i]}, v[i + 4] = (floats8){q[1][i], q[3][i]};
 }
-INLINE float32x4_t rounded4(float32x4_t x) {
-  const uint32x4_t u = WORDS(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
-  return FLOATS(vandq_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), vdupq_n_u32(0xffff0000u)));
-}
+INLINE float32x4_t rounded4(float32x4_t x) { return FLOATS(vandq_u32(rounding(x), vdupq_n_u32(0xffff0000u))); }
 INLINE floats8 half_rounded(floats8 x) { return (floats8){rounded4(x.a), rounded4(x.b)}; }
 INLINE odd_mask mask_of_odd(void) { return vdupq_n_u32(0xffff0000u); }
 INLINE floats8 half_masked(ints8 x, odd_mask mask) {
