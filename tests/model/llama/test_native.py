@@ -182,6 +182,60 @@ def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("llama", {"num_attention_heads": 6}),
+        ("mistral-window", {"sliding_window": 131, "head_dim": 80}),
+        pytest.param("gemma2", {"head_dim": 96}, marks=pytest.mark.slow),
+        pytest.param("llama-mha-bias", {"head_dim": 128}, marks=pytest.mark.slow),
+    ],
+)
+def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
+    kind: str, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Positions beside multiples of 256, where attention begins a new state: chains, trees, batches, threads."""
+    module, model = native_of(kind, dtype, **sizes, num_hidden_layers=2, max_position_embeddings=1024)
+    length, capacity, marks = 530, 544, (250, 506)
+    text = tokens_of(1, length, seed=3)
+
+    def read(tokens: Tensor, parent: Tensor, start: list[int], cache: Any) -> Tensor:
+        logits = model.forward(tokens, layout(parent, torch.tensor(start), capacity), cache).logits
+        assert logits is not None
+        return logits
+
+    cache = model.new_cache(1, capacity)
+    parts = [read(text[:, start : start + 106], chain(1, 106), [start], cache) for start in range(0, length, 106)]
+    whole = torch.cat(parts, 1)[0]
+    if dtype == torch.float32:
+        twin = LeanModel.from_hf(module)
+        plan = layout(chain(1, length), torch.tensor([0]), capacity)
+        expected = twin.forward(text, plan, twin.new_cache(1, capacity)).logits
+        assert expected is not None
+        torch.testing.assert_close(whole, expected[0], atol=1e-4, rtol=1e-4)
+    for width, threads in ((1, 1), (2, 2), (3, 3), (16, 2)):  # beside both marks, behind the same keys and values
+        torch.set_num_threads(threads)
+        for mark in marks:
+            for start in range(mark, mark + 16, width):
+                count = min(width, mark + 16 - start)
+                seen = read(text[:, start : start + count], chain(1, count), [start], cache)
+                assert torch.equal(seen[0], whole[start : start + count]), (width, start)
+
+    batch = model.new_cache(2, capacity)  # a side branch across a mark, and rows of two lengths
+    for start in range(0, 509, 127):
+        count = min(127, 509 - start)
+        read(text[:, start : start + count].expand(2, -1), chain(2, count), [start] * 2, batch)
+    parent = torch.tensor([[-1, 0, 0, 2, 1, 3, 5, 5, 6, 8]]).expand(2, -1)
+    path, starts = [0, 2, 3, 5, 6, 8, 9], [508, 253]
+    tokens = tokens_of(2, 10, seed=6)
+    for row, start in enumerate(starts):
+        tokens[row, path] = text[0, start : start + len(path)]
+    branches = read(tokens, parent, starts, batch)
+    for row, start in enumerate(starts):
+        assert torch.equal(branches[row, path], whole[start : start + len(path)]), start
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_longer_than_a_chunk_give_the_same_bits_at_any_width(dtype: torch.dtype) -> None:
     """Sums of 2,100 products, the last four behind whole lines: of several rows they are made in chunks."""
     module, model = native_of("llama", dtype, intermediate_size=2100)
@@ -199,7 +253,7 @@ def test_rows_longer_than_a_chunk_give_the_same_bits_at_any_width(dtype: torch.d
     for logits in made[1:]:
         assert torch.equal(logits, made[0])
     error = (made[0] - module.float()(text).logits).abs().max()
-    assert error < (1e-4 if dtype == torch.float32 else 0.05)
+    assert error < (1e-4 if dtype == torch.float32 else 0.06)
 
 
 def variants() -> list[str]:

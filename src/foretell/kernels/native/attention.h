@@ -1,79 +1,73 @@
-/* Attention of a tree's nodes over the cache. */
+/* Attention of a pass's nodes over the cache.
+ *
+ * What a node sees, by position: a run of slots [low, high), each at its own position, then ancestors behind that run. Positions
+ * are cut at multiples of SEGMENT. Of each segment a query makes a state: the largest score, the sum of exp(score - largest),
+ * and the values mixed by these. States are joined from the first on. So bits depend on what is seen and at which
+ * positions, and on no slot, width, batch or thread; threads may share out the segments of a row. */
 #ifndef FORETELL_ATTENTION_H
 #define FORETELL_ATTENTION_H
-#include "core.h"
+#include "slots.h"
 
-/* Dot products of one query with 16 keys: key i at keys[i], or at run + i * dim where keys is NULL. */
-INLINE vec scores_dim(const int64_t dim, const int is_bf16, const void *query, const void *run, const void *const *keys) {
-  vec acc[16];
-#define KEY(T, i) ((const T *)(keys ? keys[i] : (const void *)((const T *)run + (i) * dim)) + d)
-  for (int some = 0; some < 16; some += SCORES) { /* as many at once as the registers hold */
-    vec *const sum = acc + some;
-    UNROLL for (int i = 0; i < SCORES; i++) sum[i] = v_zero();
-    if (is_bf16) {
-      for (int64_t d = 0; d < dim; d += 32) {
-        const bf16x32 q = v_load_bf16((const bf16 *)query + d, dim - d);
-        UNROLL for (int i = 0; i < SCORES; i++)
-            sum[i] = v_dot_bf16(sum[i], q, v_load_bf16(KEY(bf16, some + i), dim - d));
-      }
-    } else {
-      for (int64_t d = 0; d < dim; d += 16) {
-        const vec q = v_load((const float *)query + d);
-        UNROLL for (int i = 0; i < SCORES; i++) sum[i] = v_fma(q, v_load(KEY(float, some + i)), sum[i]);
-      }
-    }
-  }
-#undef KEY
-  return sums16(acc);
+/* Nodes [first, first + nodes) of row b, and query heads [head, head + heads) of one key-value head. */
+typedef struct {
+  int64_t b, kv_head, first, nodes, head, heads;
+  int64_t low, high; /* slots of all runs; high is the end of what is seen */
+} Tile;
+
+/* Sees slots [low, high) and then ancestors, of positions [high, total). */
+typedef struct {
+  int64_t row, low, high, total;
+} Seen;
+
+/* A thread's memory for one tile: queries as turned keys meet them, and as they are; `ld`: of states, [mixed, dim | largest |
+ * sum]. */
+typedef struct {
+  float *turned, *queries, *scores, *states, *joined, *keys, *values;
+  int64_t ld, ld_queries;
+} Work;
+
+static Work work_of(Pass *p, int t) {
+  const int64_t n = most_queries(p);
+  Work w = {.ld = state_size(p), .ld_queries = padded_dim(p)};
+  w.turned = (float *)(p->attending + t * attending_bytes(p)), w.queries = w.turned + n * w.ld_queries;
+  w.scores = w.queries + n * w.ld_queries, w.states = w.scores + n * LD_SCORES, w.joined = w.states + n * w.ld;
+  w.keys = w.joined + n * w.ld, w.values = w.keys + PANEL * w.ld_queries;
+  return w;
 }
 
-/* The same with compile-time constants: common head dimensions, and whether keys are contiguous. */
-static vec scores16(int is_bf16, int64_t dim, const void *query, const void *run, const void *const *keys) {
-  if (keys) return is_bf16 ? scores_dim(dim, 1, query, 0, keys) : scores_dim(dim, 0, query, 0, keys);
-  if (dim == 64) return is_bf16 ? scores_dim(64, 1, query, run, 0) : scores_dim(64, 0, query, run, 0);
-  if (dim == 128) return is_bf16 ? scores_dim(128, 1, query, run, 0) : scores_dim(128, 0, query, run, 0);
-  return is_bf16 ? scores_dim(dim, 1, query, run, 0) : scores_dim(dim, 0, query, run, 0);
+/* What a node sees. seen [rows]: of each the last slot, and all before it; or NULL: as the plan says. */
+INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row) {
+  if (seen) return (Seen){row, 0, seen[row] + 1, seen[row] + 1};
+  const int64_t total = p->positions[row] + 1, high = MIN(total, p->length[row / p->nodes] + p->run[row]);
+  return (Seen){row, layer->window ? MAX(0, total - layer->window) : 0, high, total};
 }
 
-/* mixed[q] += sum over i in [from, to) of weights[q][i] * values[i], in order, for `many` queries that share the reads;
- * for the columns of V vectors from `first` on. */
-INLINE void mix_some(const int V, const int many, const int is_bf16, float *const *weights, const void *values,
-                     int64_t from, int64_t to, int64_t dim, int64_t first, float *const *mixed) {
-  vec acc[4][8];
-  UNROLL for (int q = 0; q < many; q++) UNROLL for (int c = 0; c < V; c++) acc[q][c] = v_load(mixed[q] + first + 16 * c);
-  for (int64_t i = from; i < to; i++) {
-    vec weight[4];
-    UNROLL for (int q = 0; q < many; q++) weight[q] = v_all(weights[q][i]);
-    UNROLL for (int c = 0; c < V; c++) {
-      const vec value = load_as(is_bf16, values, i * dim + first + 16 * c, 0xffff);
-      UNROLL for (int q = 0; q < many; q++) acc[q][c] = v_fma(weight[q], value, acc[q][c]);
-    }
-  }
-  UNROLL for (int q = 0; q < many; q++) UNROLL for (int c = 0; c < V; c++) v_store(mixed[q] + first + 16 * c, acc[q][c]);
-}
-
-/* many is 1, 2 or 4. */
-static void mix(int many, int is_bf16, float *const *weights, const void *values, int64_t from, int64_t to, int64_t dim,
-                float *const *mixed) {
-#define MIX(V, N)                                                                                                      \
-  (is_bf16 ? mix_some(V, N, 1, weights, values, from, to, dim, first, mixed)                                           \
-           : mix_some(V, N, 0, weights, values, from, to, dim, first, mixed))
-#define MIX_CASE(V)                                                                                                    \
-  case V:                                                                                                              \
-    if (many == 1 && V <= MIXED) MIX(V, 1);                                                                            \
-    else if (many == 2 && 2 * V <= MIXED) MIX(V, 2);                                                                   \
-    else if (4 * V <= MIXED) MIX(V, 4);                                                                                \
-    break;
-  if (from >= to) return;
-  for (int64_t first = 0, left = dim / 16, V; left; left -= V, first += 16 * V) {
-    V = MIN(MIN(left, 8), MIXED / many); /* MIXED accumulators fit into the registers */
-    switch (V) { MIX_CASE(1) MIX_CASE(2) MIX_CASE(3) MIX_CASE(4) MIX_CASE(5) MIX_CASE(6) MIX_CASE(7) MIX_CASE(8) }
+static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {
+  tile->low = INT64_MAX, tile->high = 0;
+  for (int64_t i = 0; i < tile->nodes; i++) {
+    const Seen s = seen_by(p, layer, seen, tile->b * p->nodes + tile->first + i);
+    tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total);
   }
 }
 
-static void mix_one(int is_bf16, float weight, const void *value, int64_t dim, float *mixed) {
-  float *const weights[1] = {&weight}, *const to[1] = {mixed};
-  mix(1, is_bf16, weights, value, 0, 1, dim, to);
+static Slots slots_of(const Pass *p, int64_t b, int64_t kv_head, int index) {
+  const Model *m = p->model;
+  Slots s = {.capacity = p->cache->capacity, .dim = m->dim, .is_bf16 = (int)m->bf16, .bytes = m->dim * (m->bf16 ? 2 : 4)};
+  const int64_t at = (b * m->kv_heads + kv_head) * s.capacity * s.bytes;
+  s.keys = (const char *)p->cache->keys[index] + at, s.values = (const char *)p->cache->values[index] + at;
+  return s;
+}
+
+/* Put a key, rotated for its position, and a value into a slot. */
+static void remember(Pass *p, const Layer *layer, int index, int64_t b, int64_t kv_head, int64_t slot, int64_t position,
+                     const float *k, const float *v) {
+  const Slots s = slots_of(p, b, kv_head, index);
+  float turned[MAX_DIM];
+  rotate(p, layer->rope, k, layer->k_norm, position, turned);
+  for (int64_t d = 0; d < s.dim; d += 16) {
+    store_as(s.is_bf16, (char *)s.keys + slot * s.bytes, d, 0xffff, v_load(turned + d));
+    store_as(s.is_bf16, (char *)s.values + slot * s.bytes, d, 0xffff, v_load(v + d));
+  }
 }
 
 /* Gemma 2: cap * tanh(scale * score / cap). */
@@ -81,136 +75,321 @@ INLINE vec capped(vec score, float scale, float cap) {
   return v_mul(tanh16(v_mul(score, v_all(scale / cap))), v_all(cap));
 }
 
-/* Attention of up to QUERIES queries of one sequence over one key-value head. */
-static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int index, Query *queries, int count) {
-  const Model *m = p->model;
-  const int is_bf16 = (int)m->bf16;
-  const int64_t dim = m->dim, capacity = p->cache->capacity, bytes = is_bf16 ? 2 : 4;
-  const char *keys = (const char *)p->cache->keys[index] + (b * m->kv_heads + kv_head) * capacity * dim * bytes;
-  const char *values = (const char *)p->cache->values[index] + (b * m->kv_heads + kv_head) * capacity * dim * bytes;
-  char vectors[QUERIES][MAX_DIM * 4];
-  const float scale = m->score_scale != 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)dim), cap = (float)m->score_cap;
-  int64_t low = INT64_MAX, high = 0;
-  const void *where[16];
-  for (int i = 0; i < count; i++) {
-    Query *q = &queries[i];
-    float turned[MAX_DIM];
-    const float *query = p->qkv + q->row * p->qkv_width + q->head * dim;
-    rotate(p, layer->query_rope, query, layer->q_norm, p->positions[q->row], turned);
-    for (int64_t d = 0; d < dim; d += 16) store_as(is_bf16, vectors[i], d, 0xffff, v_load(turned + d));
-    low = MIN(low, q->low), high = MAX(high, q->high);
+INLINE float score_scale(const Model *m) {
+  return m->score_scale != 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)m->dim);
+}
+
+/* A query, rotated, as keys meet it: x [dim] is rounded as they are. */
+static void put_query(const Slots *s, const float *x, float *turned, float *query) {
+  for (int64_t d = 0; d < s->dim; d += 16) store_as(s->is_bf16, query, d, 0xffff, v_load(x + d));
+  memset(turned, 0, turned_size(s) * sizeof(float));
+  if (PAIRED || !s->is_bf16) memcpy(turned, query, s->dim * (s->is_bf16 ? 2 : 4));
+  for (int64_t d = 0; !PAIRED && s->is_bf16 && d < s->dim; d++)
+    turned[d ^ 1] = from_bf16(((const bf16 *)query)[d]);
+}
+
+/* Scores at positions [from, to) of a segment become weights, exp(score - largest); returns their sum. */
+static float weigh(const Model *m, int is_bf16, float *scores, int64_t from, int64_t to, float *largest) {
+  const float scale = score_scale(m), cap = (float)m->score_cap;
+  const vec by = v_all(cap != 0.0f ? 1.0f : scale);
+  vec top = v_all(-INFINITY), sum = v_zero();
+#define SEEN_LANES (j >= from && j + 16 <= to ? 0xffff : first_lanes(to - j) & (Lanes)~first_lanes(MAX(0, from - j)))
+  for (int64_t j = from / 16 * 16; j < to; j += 16) {
+    if (cap != 0.0f) v_store(scores + j, capped(v_load(scores + j), scale, cap));
+    top = v_max_some(SEEN_LANES, top, v_load(scores + j));
   }
-  /* Scores of the common run, block by block; what a block writes outside a query's own run is overwritten or unread. */
-  for (int64_t j0 = low; j0 < high; j0 += KEYS) {
-    for (int i = 0; i < count; i++) {
-      Query *q = &queries[i];
-      for (int64_t j = MAX(j0, low + (q->low - low) / 16 * 16); j < MIN(j0 + KEYS, q->high); j += 16) {
-        const int tail = j + 16 > capacity;
-        for (int64_t c = 0; tail && c < 16; c++) where[c] = keys + MIN(j + c, capacity - 1) * dim * bytes;
-        v_store(q->scores + j, scores16(is_bf16, dim, vectors[i], keys + j * dim * bytes, tail ? where : 0));
+  *largest = v_largest(top);
+  for (int64_t j = from / 16 * 16; j < to; j += 16) {
+    vec e = v_keep(SEEN_LANES, exp16(v_mul(v_sub(v_load(scores + j), v_all(*largest)), by)));
+    if (is_bf16) e = round_bf16(e);
+    if (PAIRED && is_bf16) h_store_some((bf16 *)scores + j, 0xffff, high_half(e)); /* what is overwritten has been read */
+    sum = v_add(sum, e);
+    if (!PAIRED || !is_bf16) v_store(scores + j, e);
+  }
+#undef SEEN_LANES
+  return sum1(sum);
+}
+
+/* Where a node's run ends for its values, which go by pairs of positions: before one whose partner is an ancestor. */
+INLINE int64_t end_of_run(const Seen *s) { return s->total > s->high ? s->high / 2 * 2 : s->high; }
+
+/* Slots at positions [from, to) of a node that end behind its run. */
+static void find_slots(const Pass *p, const Tile *tile, const Seen *s, int64_t from, int64_t to, int64_t *slots) {
+  const uint8_t *sees = p->ancestry + tile->b * p->stride_b + s->row % p->nodes * p->stride_n;
+  int64_t position = s->high;
+  for (int64_t i = from; i < to; i++) slots[i - from] = MIN(i, p->slots[s->row]);
+  for (int64_t j = p->run[s->row]; j < p->reach[s->row] && position < to; j++)
+    if (sees[j * p->stride_t] && position++ >= from) slots[position - 1 - from] = p->length[tile->b] + j;
+}
+
+/* Scores of all queries of a tile with keys in slots [a, e) of a segment that begins at `start`. */
+static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t start, int64_t a, int64_t e) {
+  const int64_t ld = 16 * w->ld_queries;
+  for (int64_t j0 = a / 16 * 16; j0 < e; j0 += PANEL) {
+    const int64_t groups = MIN(PANEL / 16, (e - j0 + 15) / 16);
+    if (count <= FEW_QUERIES) {
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t j = j0; j < j0 + 16 * groups; j += 16) {
+          const char *at[16];
+          const int tail = j + 16 > s->capacity;
+          for (int64_t c = 0; tail && c < 16; c++) at[c] = s->keys + MIN(j + c, s->capacity - 1) * s->bytes;
+          v_store(w->scores + i * LD_SCORES + j - start,
+                  scores16(s, w->queries + i * w->ld_queries, s->keys + j * s->bytes, tail ? at : 0));
+        }
+      continue;
+    }
+    for (int64_t g = 0; g < groups; g++) turn_keys(s, j0 + 16 * g, w->keys + g * ld);
+    for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
+      const int64_t parts = (left + CHAINED - 1) / CHAINED;
+      const float *queries[CHAINED];
+      float *to[CHAINED];
+      R = (left + parts - 1) / parts;
+      for (int64_t r = 0; r < R; r++)
+        queries[r] = w->turned + (i + r) * w->ld_queries, to[r] = w->scores + (i + r) * LD_SCORES + j0 - start;
+      for (int64_t g = 0, G; g < groups; g += G) {
+        G = groups - g >= ABREAST ? ABREAST : 1;
+        score_turned(s, (int)R, (int)G, w->keys + g * ld, ld, queries, to);
+        for (int64_t r = 0; r < R; r++) to[r] += 16 * G;
       }
     }
   }
-  for (int i = 0; i < count; i++) {
-    Query *q = &queries[i];
-    /* Ancestors behind the run, by depth: their scores follow those of the run. */
-    const uint8_t *sees = p->ancestry + b * p->stride_b + q->row % p->nodes * p->stride_n;
-    int64_t position = p->length[b] + p->run[q->row], pending = 0, at[16];
-    for (int64_t j = p->run[q->row]; j < p->reach[q->row]; j++) {
-      if (!sees[j * p->stride_t]) continue;
-      if (position++ < q->low) continue;
-      at[pending++] = p->length[b] + j;
-      if (pending < 16 && position < q->total) continue;
-      for (int64_t c = 0; c < 16; c++) where[c] = keys + at[MIN(c, pending - 1)] * dim * bytes;
-      const vec found = scores16(is_bf16, dim, vectors[i], 0, where);
-      v_store_some(q->scores + position - pending, first_lanes(pending), found);
-      pending = 0;
+}
+
+/* Weights of a node's queries in a segment that begins at `start`, after scores of its ancestors there. */
+static void weigh_node(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t node, int64_t start) {
+  const Seen *one = &seen[node];
+  const int64_t low = MAX(start, one->low), behind = MAX(low, one->high), total = MIN(start + SEGMENT, one->total), dim = s->dim;
+  int64_t slots[SEGMENT];
+  if (behind < total) find_slots(p, tile, one, behind / 16 * 16, total, slots);
+  for (int64_t h = 0; h < tile->heads; h++) {
+    const int64_t q = node * tile->heads + h;
+    float *state = w->states + q * w->ld, *scores = w->scores + q * LD_SCORES;
+    for (int64_t j = behind / 16 * 16; behind < total && j < total; j += 16) {
+      const char *keys[16];
+      for (int64_t c = 0; c < 16; c++) keys[c] = s->keys + s->bytes * slots[MIN(j + c, total - 1) - behind / 16 * 16];
+      v_store(scores + j - start, scores16(s, w->queries + q * w->ld_queries, 0, keys));
     }
-    for (int64_t j = q->low; cap != 0.0f && j < q->total; j += 16)
-      v_store_some(q->scores + j, first_lanes(q->total - j), capped(v_load(q->scores + j), scale, cap));
-    vec top = v_all(-INFINITY), sum = v_zero();
-    for (int64_t j = q->low; j < q->total; j += 16)
-      top = v_max_some(first_lanes(q->total - j), top, v_load(q->scores + j));
-    const vec largest = v_all(v_largest(top));
-    for (int64_t j = q->low; j < q->total; j += 16) {
-      const Lanes lanes = first_lanes(q->total - j);
-      const vec x = v_mul(v_sub(v_load(q->scores + j), largest), v_all(cap != 0.0f ? 1.0f : scale));
-      const vec e = v_keep(lanes, exp16(x));
-      sum = v_add(sum, e);
-      v_store_some(q->scores + j, lanes, e);
-    }
-    q->sum = sum1(sum);
-    memset(q->mixed, 0, dim * sizeof(float));
+    memset(state, 0, (dim + 2) * sizeof(float));
+    if (low < total) state[dim + 1] = weigh(p->model, s->is_bf16, scores, low - start, total - start, state + dim);
   }
-  float *weights[QUERIES], *mixed[QUERIES];
-  for (int i = 0; i < count; i++) weights[i] = queries[i].scores, mixed[i] = queries[i].mixed;
-  for (int64_t j0 = low; j0 < high; j0 += KEYS) {
-    for (int i = 0, many; i < count; i += many) {
-      many = count - i >= 4 ? 4 : count - i >= 2 ? 2 : 1;
-      int64_t from = j0, to = j0 + KEYS; /* the part of this block that all of them see */
-      for (int q = i; q < i + many; q++) from = MAX(from, queries[q].low), to = MIN(to, queries[q].high);
-      to = MAX(from, to);
-      for (int q = i; q < i + many; q++)
-        mix(1, is_bf16, weights + q, values, MAX(j0, queries[q].low), MIN(from, queries[q].high), dim, mixed + q);
-      mix(many, is_bf16, weights + i, values, from, to, dim, mixed + i);
-      for (int q = i; q < i + many; q++)
-        mix(1, is_bf16, weights + q, values, MAX(to, queries[q].low), MIN(j0 + KEYS, queries[q].high), dim, mixed + q);
+}
+
+/* Values of slots [a, e) of a segment that begins at `start`, mixed for all queries of the tile. */
+static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t start, int64_t a, int64_t e) {
+  const int64_t count = tile->nodes * tile->heads, panel = count > 2 * TILED ? PANEL : SEGMENT;
+  for (int64_t j0 = a / 2 * 2; j0 < e; j0 += panel) {
+    const int64_t j1 = MIN(e, j0 + panel);
+    const char *values = s->values + j0 * s->bytes;
+    const int made = s->is_bf16 && count > 2 * TILED; /* else converting again is as fast */
+    const int64_t made_bytes = made ? make_panel(s, values, j1 - j0, w->values) : 0;
+    for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
+      const int64_t parts = (left + TILED - 1) / TILED;
+      R = (left + parts - 1) / parts;
+      const float *weights = weights_at(s, w->scores + i * LD_SCORES, j0 - start);
+      float *mixed = w->states + i * w->ld;
+      int64_t from = j0, to = j1; /* what all of them see */
+      for (int64_t r = 0; r < R; r++) {
+        const Seen *one = &seen[(i + r) / tile->heads];
+        from = MAX(from, one->low), to = MIN(to, end_of_run(one));
+      }
+      from = (from + 1) / 2 * 2, to = MAX(from, to / 2 * 2);
+      for (int64_t r = 0; r < R; r++) {
+        const Seen *one = &seen[(i + r) / tile->heads];
+        mix_one(s, weights + r * LD_SCORES, values, MAX(j0, one->low) - j0, MIN(from, MIN(j1, end_of_run(one))) - j0, mixed + r * w->ld);
+      }
+      if (made) mix_whole((int)R, 1, MADE, weights, (const char *)w->values, made_bytes, from - j0, to - j0, s->dim, mixed, w->ld);
+      else mix_whole((int)R, s->is_bf16, TWO, weights, values, s->bytes, from - j0, to - j0, s->dim, mixed, w->ld);
+      for (int64_t r = 0; r < R; r++) {
+        const Seen *one = &seen[(i + r) / tile->heads];
+        mix_one(s, weights + r * LD_SCORES, values, MAX(to, MAX(j0, one->low)) - j0, MIN(j1, end_of_run(one)) - j0, mixed + r * w->ld);
+      }
     }
   }
-  for (int i = 0; i < count; i++) {
-    Query *q = &queries[i];
-    const uint8_t *sees = p->ancestry + b * p->stride_b + q->row % p->nodes * p->stride_n;
-    int64_t position = p->length[b] + p->run[q->row];
-    for (int64_t j = p->run[q->row]; j < p->reach[q->row]; j++)
-      if (sees[j * p->stride_t] && position++ >= q->low)
-        mix_one(is_bf16, q->scores[position - 1], values + (p->length[b] + j) * dim * bytes, dim, q->mixed);
-    const vec inverse = v_all(1.0f / q->sum);
-    const int to_bf16 = is_bf16 && !is_quantised(&layer->o); /* blocks are made of floats */
-    void *to = p->mixed + (q->row * p->ld_mixed + q->head * dim) * (to_bf16 ? 2 : 4);
-    const float *gates = p->qkv + q->row * p->qkv_width + (m->heads + 2 * m->kv_heads + q->head) * dim;
+}
+
+/* The same of a node's ancestors behind its run. */
+static void mix_ancestors(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t node, int64_t start) {
+  const Seen *one = &seen[node];
+  const int64_t from = MAX(MAX(start, one->low), end_of_run(one)), to = MIN(start + SEGMENT, one->total);
+  int64_t slots[SEGMENT];
+  if (from >= to) return;
+  find_slots(p, tile, one, from, to, slots);
+  for (int64_t h = 0, R; h < tile->heads; h += R) {
+    const int64_t q = node * tile->heads + h;
+    float *mixed = w->states + q * w->ld;
+    R = MIN(TILED, tile->heads - h);
+    for (int64_t j = from; j < to; j += 2 - j % 2) {
+      const float *weights = weights_at(s, w->scores + q * LD_SCORES, j / 2 * 2 - start);
+      const char *row = s->values + slots[j - from] * s->bytes;
+      if (j % 2 || j + 1 == to) {
+        mix_whole((int)R, s->is_bf16, ONE, weights, row, 0, j % 2, j % 2 + 1, s->dim, mixed, w->ld);
+      } else {
+        const int64_t apart = (slots[j + 1 - from] - slots[j - from]) * s->bytes;
+        mix_whole((int)R, s->is_bf16, TWO, weights, row, apart, 0, 2, s->dim, mixed, w->ld);
+      }
+    }
+  }
+}
+
+/* States of a tile's queries over one segment, to [nodes * heads, ld]; the sum is 0 of a query that sees nothing there. */
+static void attend_segment(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t segment) {
+  const int64_t start = segment * SEGMENT, end = start + SEGMENT;
+  int64_t a = end, e = start; /* the runs of all */
+  for (int64_t i = 0; i < tile->nodes; i++) a = MIN(a, MAX(start, seen[i].low)), e = MAX(e, MIN(end, seen[i].high));
+  score_runs(s, w, tile->nodes * tile->heads, start, a, e);
+  for (int64_t i = 0; i < tile->nodes; i++) weigh_node(p, s, w, tile, seen, i, start);
+  mix_runs(s, w, tile, seen, start, a, e);
+  for (int64_t i = 0; i < tile->nodes; i++) mix_ancestors(p, s, w, tile, seen, i, start);
+}
+
+/* The state of a segment after those before it; joined[dim + 1], the sum, is 0 where there is none. */
+static void join_states(const Model *m, const float *state, float *joined) {
+  const int64_t dim = m->dim;
+  if (state[dim + 1] == 0.0f) return;
+  if (joined[dim + 1] == 0.0f) {
+    memcpy(joined, state, (dim + 2) * sizeof(float));
+    return;
+  }
+  const float largest = MAX(joined[dim], state[dim]), by = m->score_cap != 0.0 ? 1.0f : score_scale(m);
+  float factors[16] = {(joined[dim] - largest) * by, (state[dim] - largest) * by};
+  v_store(factors, exp16(v_load(factors)));
+  const vec before = v_all(factors[0]), now = v_all(factors[1]);
+  for (int64_t d = 0; d < dim; d += 16)
+    v_store(joined + d, v_fma(v_load(state + d), now, v_mul(v_load(joined + d), before)));
+  joined[dim] = largest, joined[dim + 1] = fmaf(state[dim + 1], factors[1], joined[dim + 1] * factors[0]);
+}
+
+/* What a tile's queries mixed, to where the output matrix reads it. */
+static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const float *joined, int64_t ld) {
+  const Model *m = p->model;
+  const int64_t dim = m->dim;
+  const int to_bf16 = m->bf16 && !is_quantised(&layer->o); /* blocks are made of floats */
+  for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
+    const int64_t row = tile->b * p->nodes + tile->first + i / tile->heads, head = tile->head + i % tile->heads;
+    const float *state = joined + i * ld;
+    const vec inverse = v_all(1.0f / state[dim + 1]);
+    void *to = p->mixed + (row * p->ld_mixed + head * dim) * (to_bf16 ? 2 : 4);
+    const float *gates = p->qkv + row * p->qkv_width + (m->heads + 2 * m->kv_heads + head) * dim;
     for (int64_t d = 0; d < dim; d += 16) {
-      vec x = v_mul(v_load(q->mixed + d), inverse);
+      vec x = v_mul(v_load(state + d), inverse);
       if (m->gated) x = v_div(x, v_add(exp16(v_sub(v_zero(), v_load(gates + d))), v_all(1.0f)));
       store_as(to_bf16, to, d, 0xffff, x);
     }
   }
 }
 
-/* One layer's attention: units of (sequence, key-value head), each split further by query heads where units are few. A
- * unit first writes its keys and values; split units all write the same bytes, which spares a barrier. */
-static void attention(Pass *p, const Layer *layer, int index, int t) {
-  const Model *m = p->model;
-  const int64_t dim = m->dim, bytes = m->bf16 ? 2 : 4, group = m->heads / m->kv_heads, pairs = p->batch * m->kv_heads;
-  int64_t splits = 1;
-  for (int64_t s = 2; s <= group && splits * pairs % p->threads; s++)
-    if (group % s == 0 && pairs * splits < 4 * p->threads) splits = s;
-  Query queries[QUERIES];
-  for (int64_t unit = t; unit < pairs * splits; unit += p->threads) {
-    const int64_t b = unit / splits / m->kv_heads, kv_head = unit / splits % m->kv_heads;
-    const int64_t heads = group / splits, first_head = kv_head * group + unit % splits * heads;
-    const int64_t base = (b * m->kv_heads + kv_head) * p->cache->capacity;
-    for (int64_t i = b * p->nodes; i < (b + 1) * p->nodes; i++) {
-      const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * dim, *v = k + m->kv_heads * dim;
-      const int64_t at = (base + p->slots[i]) * dim * bytes;
+/* How a pass's tiles are shared out: pieces are segments, or whole tiles where there are many. */
+typedef struct {
+  int64_t parts, heads, nodes; /* of a group of query heads, and heads in a part; nodes of a tile */
+  int64_t tiles, whole;        /* tiles of all; whether they are pieces */
+  double total;                /* what all pieces take */
+} Sharing;
+
+INLINE Tile tile_at(const Pass *p, const Sharing *s, int64_t i) {
+  const int64_t group = p->model->heads / p->model->kv_heads, each = (p->nodes + s->nodes - 1) / s->nodes;
+  Tile tile = {.b = i / each / s->parts / p->model->kv_heads, .kv_head = i / each / s->parts % p->model->kv_heads};
+  const int64_t head = i / each % s->parts * s->heads;
+  tile.head = tile.kv_head * group + head, tile.heads = MIN(s->heads, group - head);
+  tile.first = i % each * s->nodes, tile.nodes = MIN(s->nodes, p->nodes - tile.first);
+  return tile;
+}
+
+/* What a piece takes, in slots by queries: its own work, and something once. */
+INLINE double cost_of(const Tile *tile, int64_t from, int64_t to) {
+  return (double)(MIN(to, tile->high) - MAX(from, tile->low) + 16) * (double)(tile->heads * tile->nodes + 4);
+}
+
+static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen) {
+  const int64_t group = p->model->heads / p->model->kv_heads, pairs = p->batch * p->model->kv_heads;
+  int64_t longest = 0;
+  for (int64_t i = 0; i < p->rows; i++) {
+    const Seen s = seen_by(p, layer, seen, i);
+    longest = MAX(longest, s.total - s.low);
+  }
+  Sharing s = {.parts = 1};
+  while ((group + s.parts - 1) / s.parts > QUERIES || (longest <= SEGMENT && pairs * s.parts < p->threads && s.parts < group)) s.parts++;
+  s.heads = (group + s.parts - 1) / s.parts;
+  s.parts = (group + s.heads - 1) / s.heads;
+  s.nodes = MIN(p->nodes, MAX(1, QUERIES / s.heads));
+  s.tiles = pairs * s.parts * ((p->nodes + s.nodes - 1) / s.nodes);
+  s.whole = s.tiles >= 8 * p->threads;
+  for (int64_t i = 0; i < s.tiles; i++) {
+    Tile tile = tile_at(p, &s, i);
+    look_at(p, layer, seen, &tile);
+    if (s.whole) s.total += cost_of(&tile, tile.low, tile.high);
+    for (int64_t j = tile.low / SEGMENT; !s.whole && j * SEGMENT < tile.high; j++)
+      s.total += cost_of(&tile, j * SEGMENT, (j + 1) * SEGMENT);
+  }
+  return s;
+}
+
+/* Attention of all nodes of a pass over one layer's keys and values, after put() has put those of a row and key-value head;
+ * threads that share a row all put the same bytes, which spares a barrier. seen: see seen_by. */
+static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, Put *put, void *context, int t, unsigned *phase) {
+  const Sharing sharing = share_out(p, layer, seen);
+  const Work w = work_of(p, t);
+  const double threads = p->threads;
+  Seen sees[QUERIES];
+  double before = 0.0;
+  int64_t shared = 0, own = -1, own_place = 0, here = -1; /* own: a tile that begins here and that others have pieces of */
+  for (int64_t i = 0; i < sharing.tiles; i++) {
+    Tile tile = tile_at(p, &sharing, i);
+    look_at(p, layer, seen, &tile);
+    const int64_t n0 = tile.low / SEGMENT, n1 = (tile.high + SEGMENT - 1) / SEGMENT, count = tile.nodes * tile.heads;
+    int first = -1, last = -1, mine = 0;
+    int64_t from = n1, to = n0; /* segments of this thread */
+    for (int64_t j = n0; j < n1; j++) {
+      const double cost = sharing.whole ? cost_of(&tile, tile.low, tile.high) : cost_of(&tile, j * SEGMENT, (j + 1) * SEGMENT);
+      last = (int)MIN(threads - 1, (before + cost / 2) * threads / sharing.total);
+      if (first < 0) first = last;
+      if (last == t) from = MIN(from, j), to = sharing.whole ? n1 : j + 1, mine = 1;
+      before += cost;
+      if (sharing.whole) break;
+    }
+    const int64_t place = shared;
+    shared += first != last;
+    if (!mine) continue;
+    const int64_t pair = tile.b * p->model->kv_heads + tile.kv_head;
+    if (pair != here) put(context, layer, index, tile.b, tile.kv_head), here = pair;
+    const Slots s = slots_of(p, tile.b, tile.kv_head, index);
+    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, tile.b * p->nodes + tile.first + n);
+    for (int64_t q = 0; q < count; q++) {
+      const int64_t row = tile.b * p->nodes + tile.first + q / tile.heads, head = tile.head + q % tile.heads;
       float turned[MAX_DIM];
-      rotate(p, layer->rope, k, layer->k_norm, p->positions[i], turned);
-      for (int64_t d = 0; d < dim; d += 16) {
-        store_as(m->bf16, (char *)p->cache->keys[index] + at, d, 0xffff, v_load(turned + d));
-        store_as(m->bf16, (char *)p->cache->values[index] + at, d, 0xffff, v_load(v + d));
-      }
+      rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
+      put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
+      w.joined[q * w.ld + s.dim + 1] = 0.0f;
     }
-    int count = 0;
-    for (int64_t i = 0; i < p->nodes * heads; i++) {
-      Query *q = &queries[count];
-      q->row = b * p->nodes + i / heads, q->head = first_head + i % heads;
-      q->total = p->positions[q->row] + 1;
-      q->low = layer->window ? MAX(0, q->total - layer->window) : 0;
-      q->high = MAX(q->low, p->length[b] + p->run[q->row]);
-      q->scores = p->scores + (t * QUERIES + count) * p->ld_scores;
-      if (++count < QUERIES && i + 1 < p->nodes * heads) continue;
-      attend(p, b, kv_head, layer, index, queries, count);
-      count = 0;
+    for (int64_t j = from; j < to; j++) {
+      Work one = w;
+      if (first != last) one.states = p->states + (place * num_segments(p) + j) * most_queries(p) * w.ld;
+      attend_segment(p, &s, &one, &tile, sees, j);
+      for (int64_t q = 0; first == last && q < count; q++) join_states(p->model, w.states + q * w.ld, w.joined + q * w.ld);
     }
+    if (first == last) finish_tile(p, layer, &tile, w.joined, w.ld);
+    else if (first == t) own = i, own_place = place;
+  }
+  if (!shared) return;
+  barrier(p, phase);
+  if (own < 0) return;
+  Tile tile = tile_at(p, &sharing, own);
+  look_at(p, layer, seen, &tile);
+  const int64_t count = tile.nodes * tile.heads;
+  for (int64_t q = 0; q < count; q++) w.joined[q * w.ld + p->model->dim + 1] = 0.0f;
+  for (int64_t j = tile.low / SEGMENT; j * SEGMENT < tile.high; j++) {
+    const float *states = p->states + (own_place * num_segments(p) + j) * most_queries(p) * w.ld;
+    for (int64_t q = 0; q < count; q++) join_states(p->model, states + q * w.ld, w.joined + q * w.ld);
+  }
+  finish_tile(p, layer, &tile, w.joined, w.ld);
+}
+
+/* Keys and values of the nodes of a pass. */
+static void put_nodes(void *context, const Layer *layer, int index, int64_t b, int64_t kv_head) {
+  Pass *p = context;
+  const Model *m = p->model;
+  for (int64_t i = b * p->nodes; i < (b + 1) * p->nodes; i++) {
+    const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * m->dim;
+    remember(p, layer, index, b, kv_head, p->slots[i], p->positions[i], k, k + m->kv_heads * m->dim);
   }
 }
 

@@ -71,9 +71,37 @@ INLINE __m256i narrowed(floats8 x) {
 INLINE ints8 half_narrow(floats8 lo, floats8 hi) {
   return _mm256_permute4x64_epi64(_mm256_packus_epi32(narrowed(lo), narrowed(hi)), 0xd8);
 }
+/* To the nearest bf16, of finite numbers. */
+INLINE floats8 half_rounded(floats8 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(-65536)));
+}
 INLINE odd_mask mask_of_odd(void) { return _mm256_set1_epi32(-65536); }
 INLINE floats8 half_masked(ints8 x, odd_mask mask) { return _mm256_castsi256_ps(_mm256_and_si256(x, mask)); }
 INLINE floats8 half_even(ints8 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+
+/* What attention reads: 8 bf16; the odd or even ones of 16; and 8 vectors of 8 numbers of 32 bits, lane j of vector i to
+ * lane i of vector j. */
+INLINE floats8 p_of_bf16(const uint16_t *p) { return widened8(_mm_loadu_si128((const __m128i *)p)); }
+INLINE floats8 p_odd(floats8 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(mask_of_odd())); }
+INLINE floats8 p_even(floats8 x) { return half_even(_mm256_castps_si256(x)); }
+INLINE void p_turn(floats8 *v) {
+  floats8 a[8], b[8];
+  UNROLL for (int i = 0; i < 4; i++) { /* two numbers of two vectors each, then four of four */
+    a[i] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x20), a[i + 4] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);
+  }
+  UNROLL for (int h = 0; h < 8; h += 4) {
+    UNROLL for (int i = 0; i < 4; i += 2) {
+      b[h + i] = _mm256_unpacklo_ps(a[h + i], a[h + i + 1]), b[h + i + 1] = _mm256_unpackhi_ps(a[h + i], a[h + i + 1]);
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+      v[h + 2 * i] = _mm256_shuffle_ps(b[h + i], b[h + i + 2], 0x44);
+      v[h + 2 * i + 1] = _mm256_shuffle_ps(b[h + i], b[h + i + 2], 0xee);
+    }
+  }
+}
 
 /* acc + a * b. In assembly: gcc would move accumulators about, and some out of registers. */
 INLINE floats8 fma_here(floats8 acc, floats8 a, floats8 b) {

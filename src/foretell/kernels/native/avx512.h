@@ -70,6 +70,14 @@ INLINE bf16x16 narrow(vec x) {
   Lanes nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
 }
+/* To the nearest bf16, of finite numbers. */
+INLINE vec round_bf16(vec x) {
+#ifdef __AVX512BF16__
+  return widen((bf16x16)_mm512_cvtneps_pbh(x));
+#else
+  return widen(narrow(x));
+#endif
+}
 INLINE bf16x16 h_load_some(Lanes lanes, const bf16 *p) { return _mm256_maskz_loadu_epi16(lanes, p); }
 INLINE void h_store_some(bf16 *p, Lanes lanes, bf16x16 x) { _mm256_mask_storeu_epi16(p, lanes, x); }
 
@@ -88,14 +96,48 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) {
 
 /* What tiles work in: parts of a vec (here the whole), so that accumulators fill the registers. */
 typedef vec part;
-enum { PARTS = 1, SCORES = 16, MIXED = 16 };
+enum { PARTS = 1, SCORES = 16, HELD = 24, CHAINED = 6, ABREAST = 2, FEW_QUERIES = 4 /* of attention: see slots.h */ };
 enum { GROUP = 10, EACH = 8 /* activation rows of one tile at most, and where one is not enough */ };
 INLINE vec join(const part *parts) { return parts[0]; }
 INLINE part p_zero(void) { return v_zero(); }
 INLINE part p_fma(part a, part b, part c) { return v_fma(a, b, c); }
+INLINE part p_fma_here(part acc, part a, part b) { return v_fma(a, b, acc); }
 INLINE part p_load(const float *p) { return v_load(p); }
 INLINE part p_tail(const float *p, int64_t n) { return v_load_some((Lanes)((1u << n) - 1), p); }
+INLINE void p_store(float *p, part x) { v_store(p, x); }
+INLINE part p_all(float x) { return v_all(x); }
+INLINE part p_of_bf16(const bf16 *p) { return widen(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE part p_add(part a, part b) { return v_add(a, b); }
+INLINE part p_odd(part x) { return odd_floats((bf16x32)x); }
+INLINE part p_even(part x) { return even_floats((bf16x32)x); }
+/* 16 vectors of 16 numbers of 32 bits: lane j of vector i to lane i of vector j. */
+INLINE void p_turn(part *v) {
+  part a[16];
+  UNROLL for (int i = 0; i < 16; i += 2) a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 16; i += 4) {
+    UNROLL for (int h = 0; h < 2; h++) {
+      v[i + 2 * h] = (part)_mm512_unpacklo_pd((__m512d)a[i + h], (__m512d)a[i + h + 2]);
+      v[i + 2 * h + 1] = (part)_mm512_unpackhi_pd((__m512d)a[i + h], (__m512d)a[i + h + 2]);
+    }
+  }
+  UNROLL for (int i = 0; i < 4; i++) { /* now numbers 4 q to 4 q + 3 of vector 4 s + i are number 4 q + i of vectors 4 s to 4 s + 3 */
+    const part x = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), y = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
+    const part z = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd), w = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
+    a[i] = _mm512_shuffle_f32x4(x, y, 0x88), a[i + 8] = _mm512_shuffle_f32x4(x, y, 0xdd);
+    a[i + 4] = _mm512_shuffle_f32x4(z, w, 0x88), a[i + 12] = _mm512_shuffle_f32x4(z, w, 0xdd);
+  }
+  UNROLL for (int i = 0; i < 16; i++) v[i] = a[i];
+}
 #ifdef __AVX512BF16__
+enum { PAIRED = 1 }; /* products of bf16 take two numbers at a time, the second first */
+INLINE part p_dot(part acc, part a, part b) { return v_dot_bf16(acc, (bf16x32)a, (bf16x32)b); }
+/* 16 numbers of a, each with that of b behind it. */
+INLINE part p_pairs(const bf16 *a, const bf16 *b) {
+  const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i x = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)a));
+  return (part)_mm512_permutex2var_epi16(x, order, _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)b)));
+}
 enum { PHASES = 1 };
 INLINE part p_load_bf16(const bf16 *p, int phase) { (void)phase; return (part)_mm512_loadu_si512(p); }
 INLINE part p_tail_bf16(const bf16 *p, int64_t n, int phase) { (void)phase; return (part)v_load_bf16(p, n); }

@@ -23,8 +23,9 @@ enum {
   PREFETCH_FAR = 262144, /* ... and where they are read in chunks */
   SHARED_ROWS = 64,     /* up to here groups of rows share the fetching of the next block of weights */
   FEW_ROWS = 32,        /* up to here every thread computes norms for itself */
-  QUERIES = 16,         /* attention queries that share a pass over K and V */
-  KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */
+  QUERIES = 128,        /* attention queries that share a pass over K and V at most */
+  SEGMENT = 256,        /* positions that make one state of a query: bits depend on it */
+  PANEL = 64,           /* slots whose keys, or values, stay near as floats */
   MAX_DIM = 256,        /* largest head dimension */
   MAX_EXPERTS = 1024,   /* of a layer */
   GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */

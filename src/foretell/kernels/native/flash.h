@@ -35,45 +35,17 @@ int64_t foretell_flash_scratch(const Model *m, const Cache *cache, int64_t batch
   return place_flash(&w, 0);
 }
 
-static void remember(Flash *w, const Layer *layer, int index, int64_t b, int64_t kv_head, int64_t slot, const float *k,
-                     const float *v) {
-  const Pass *p = &w->p;
-  const Model *m = p->model;
-  const int64_t dim = m->dim, at = ((b * m->kv_heads + kv_head) * p->cache->capacity + slot) * dim * (m->bf16 ? 2 : 4);
-  float turned[MAX_DIM];
-  rotate(p, layer->rope, k, layer->k_norm, slot, turned);
-  for (int64_t d = 0; d < dim; d += 16) {
-    store_as((int)m->bf16, (char *)p->cache->keys[index] + at, d, 0xffff, v_load(turned + d));
-    store_as((int)m->bf16, (char *)p->cache->values[index] + at, d, 0xffff, v_load(v + d));
-  }
-}
-
-/* Attention of blocks: keys and values of the context before them too, and a row sees a run of slots. */
-static void block_attention(Flash *w, const Layer *layer, int index, int t) {
+/* Keys and values of a row's context before its block, and of the block. */
+static void put_block(void *context, const Layer *layer, int index, int64_t b, int64_t kv_head) {
+  Flash *w = context;
   Pass *p = &w->p;
   const Model *m = p->model;
-  const int64_t dim = m->dim, group = m->heads / m->kv_heads, width = m->kv_heads * dim, each = w->known + p->nodes;
-  Query queries[QUERIES];
-  for (int64_t unit = t; unit < p->batch * m->kv_heads; unit += p->threads) {
-    const int64_t b = unit / m->kv_heads, kv_head = unit % m->kv_heads;
-    for (int64_t i = 0; i < w->known; i++) {
-      const float *k = w->kv + (b * w->known + i) * 2 * width + kv_head * dim;
-      remember(w, layer, index, b, kv_head, w->slots[b * each + i], k, k + width);
-    }
-    for (int64_t i = 0; i < p->nodes; i++) {
-      const float *k = p->qkv + (b * p->nodes + i) * p->qkv_width + (m->heads + kv_head) * dim;
-      remember(w, layer, index, b, kv_head, w->slots[b * each + w->known + i], k, k + width);
-    }
-    int count = 0;
-    for (int64_t i = 0; i < p->nodes * group; i++) {
-      Query *q = &queries[count];
-      q->row = b * p->nodes + i / group, q->head = kv_head * group + i % group;
-      q->low = 0, q->high = q->total = w->seen[q->row] + 1;
-      q->scores = p->scores + (t * QUERIES + count) * p->ld_scores;
-      if (++count < QUERIES && i + 1 < p->nodes * group) continue;
-      attend(p, b, kv_head, layer, index, queries, count);
-      count = 0;
-    }
+  const int64_t dim = m->dim, width = m->kv_heads * dim, each = w->known + p->nodes;
+  for (int64_t i = 0; i < each; i++) {
+    const int64_t slot = w->slots[b * each + i];
+    const float *k = i < w->known ? w->kv + (b * w->known + i) * 2 * width + kv_head * dim
+                                  : p->qkv + (b * p->nodes + i - w->known) * p->qkv_width + (m->heads + kv_head) * dim;
+    remember(p, layer, index, b, kv_head, slot, slot, k, k + width);
   }
 }
 
@@ -142,7 +114,7 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
       }
       project(p, l, t, x, p->ld_hidden);
       barrier(p, &phase);
-      block_attention(w, l, (int)i, t);
+      attend(p, l, (int)i, w->seen, put_block, w, t, &phase);
       barrier(p, &phase);
       share_inner(l, m->intermediate, t, p->threads, &a, &b);
       settle(p, l, t, &phase, row_of(&l->gate, a));

@@ -64,6 +64,7 @@ INLINE float sum1(vec v) {
 }
 
 INLINE vec widen(bf16x16 x) { return HALVES(half_widen(x, 0), half_widen(x, 1)); }
+INLINE vec round_bf16(vec x) { return HALVES(half_rounded(x.lo), half_rounded(x.hi)); }
 INLINE bf16x16 narrow(vec x) { return half_narrow(x.lo, x.hi); }
 /* Some lanes here are always the first ones. */
 INLINE bf16x16 h_load_some(Lanes lanes, const bf16 *p) {
@@ -96,12 +97,17 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) { /* odd elements first, as
 /* What tiles work in: one half of a vec after the other, so that more accumulators fit: 16 halves are all registers, of NEON
  * too. */
 typedef floats8 part;
-enum { PARTS = 2, GROUP = 6, EACH = 6 /* activation rows of one tile at most */, SCORES = 4, MIXED = 4 };
+enum { PARTS = 2, GROUP = 6, EACH = 6 /* activation rows of one tile at most */ };
+enum { SCORES = 4, HELD = 6, CHAINED = 3, ABREAST = 1, FEW_QUERIES = 7 /* of attention: see slots.h */ };
 INLINE vec join(const part *parts) { return HALVES(parts[0], parts[1]); }
 INLINE part p_zero(void) { return half_zero(); }
 INLINE part p_fma(part a, part b, part c) { return half_fma(a, b, c); }
+INLINE part p_fma_here(part acc, part a, part b) { return fma_here(acc, a, b); }
 INLINE part p_load(const float *p) { return half_read(p); }
 INLINE part p_tail(const float *p, int64_t n) { return half_load((1u << n) - 1, p); }
+INLINE void p_store(float *p, part x) { half_write(p, x); }
+INLINE part p_all(float x) { return half_all(x); }
+INLINE part p_add(part a, part b) { return half_add(a, b); }
 enum { INPUT_BYTES = 24576 /* of activations and of a tile's weights, which both stay in L1 */ };
 enum { BLOCK = 48 /* weight rows that share a pass over the activations */ };
 

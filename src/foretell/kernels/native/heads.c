@@ -5,6 +5,7 @@
 static const Core *core;
 static const Product *const *products;
 #define attend core->attend
+#define remember core->remember
 #define project core->project
 #define settle core->settle
 #define attention_part core->attention_part

@@ -14,9 +14,9 @@
  *  - Threads. One OpenMP region for the whole pass (torch's own pool), a spinning barrier between phases, five phases a
  *    layer. Output rows are split between threads; norms of few rows are computed by every thread for itself, which is
  *    cheaper than a barrier.
- *  - Attention. What a node sees, ordered by position, is one run of slots [low, high) and then its ancestors behind that
- *    run. Scores, sums and mixes go through that order, in lanes counted from its first: the same token after the same
- *    text gives the same bits in any tree, at any slot, in any batch.
+ *  - Attention. What a node sees, ordered by position, is cut at multiples of SEGMENT; each segment makes a state and states
+ *    are joined in order (attention.h): the same token after the same text gives the same bits in any tree, at any slot, in
+ *    any batch, and threads can share a row's segments.
  *
  *  - Libraries. Products are compiled for each format of weights apart (product.c), and drafters' heads too (heads.c): a
  *    model waits for what it needs. One indirect call a product and thread leads there.
@@ -201,7 +201,7 @@ int64_t foretell_use(int64_t format, const Product *product) {
   return 0;
 }
 
-const Core foretell_core = {products, attend, project, settle, attention_part, feed_part};
+const Core foretell_core = {products, attend, remember, project, settle, attention_part, feed_part};
 
 /* Let passes over so many rows or more use AMX for quantised matrices (0: none; -1: where it is faster). Returns what it
  * was, -2 where this library was built without. */

@@ -95,15 +95,39 @@ INLINE floats8 half_widen(ints8 x, int high) {
   const uint16x8_t h = vreinterpretq_u16_u32(high ? x.b : x.a);
   return (floats8){FLOATS(vshll_n_u16(vget_low_u16(h), 16)), FLOATS(vshll_n_u16(vget_high_u16(h), 16))};
 }
-INLINE uint16x4_t narrowed(float32x4_t x) {
+INLINE uint32x4_t rounding(float32x4_t x) { /* the upper half: to nearest even */
   const uint32x4_t u = WORDS(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
-  const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+  return vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+}
+INLINE uint16x4_t narrowed(float32x4_t x) {
+  const uint32x4_t rounded = vshrq_n_u32(rounding(x), 16);
   return vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, vdupq_n_u32(0x7fc0)));
 }
 INLINE ints8 half_narrow(floats8 lo, floats8 hi) {
   return (ints8){vreinterpretq_u32_u16(vcombine_u16(narrowed(lo.a), narrowed(lo.b))),
                  vreinterpretq_u32_u16(vcombine_u16(narrowed(hi.a), narrowed(hi.b)))};
 }
+/* What attention reads: see avx2.h. */
+INLINE floats8 p_of_bf16(const uint16_t *p) { return half_widen((ints8){vreinterpretq_u32_u16(vld1q_u16(p)), vdupq_n_u32(0)}, 0); }
+INLINE floats8 p_odd(floats8 x) {
+  const uint32x4_t odd = vdupq_n_u32(0xffff0000u);
+  return (floats8){FLOATS(vandq_u32(WORDS(x.a), odd)), FLOATS(vandq_u32(WORDS(x.b), odd))};
+}
+INLINE floats8 p_even(floats8 x) { return (floats8){FLOATS(vshlq_n_u32(WORDS(x.a), 16)), FLOATS(vshlq_n_u32(WORDS(x.b), 16))}; }
+INLINE void turn4(float32x4_t *v) {
+  const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(v[0], v[1])), b = vreinterpretq_f64_f32(vtrn2q_f32(v[0], v[1]));
+  const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(v[2], v[3])), d = vreinterpretq_f64_f32(vtrn2q_f32(v[2], v[3]));
+  v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c)), v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+  v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d)), v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+}
+INLINE void p_turn(floats8 *v) {
+  float32x4_t q[4][4]; /* quarters: the first and the last four numbers, of the first and the last four vectors */
+  UNROLL for (int i = 0; i < 4; i++) q[0][i] = v[i].a, q[1][i] = v[i].b, q[2][i] = v[i + 4].a, q[3][i] = v[i + 4].b;
+  UNROLL for (int i = 0; i < 4; i++) turn4(q[i]);
+  UNROLL for (int i = 0; i < 4; i++) v[i] = (floats8){q[0][i], q[2][i]}, v[i + 4] = (floats8){q[1][i], q[3][i]};
+}
+INLINE float32x4_t rounded4(float32x4_t x) { return FLOATS(vandq_u32(rounding(x), vdupq_n_u32(0xffff0000u))); }
+INLINE floats8 half_rounded(floats8 x) { return (floats8){rounded4(x.a), rounded4(x.b)}; }
 INLINE odd_mask mask_of_odd(void) { return vdupq_n_u32(0xffff0000u); }
 INLINE floats8 half_masked(ints8 x, odd_mask mask) {
   return (floats8){FLOATS(vandq_u32(x.a, mask)), FLOATS(vandq_u32(x.b, mask))};

@@ -19,8 +19,10 @@ typedef struct {
   const uint8_t *ancestry;
   int64_t stride_b, stride_n, stride_t; /* of ancestry [batch, nodes, tree_nodes] */
   /* scratch; ld* are padded so that rows do not share cache sets */
-  int64_t ld_hidden, ld_mixed, ld_inner, ld_scores, qkv_width;
-  float *residual, *qkv, *gate, *up, *scores;
+  int64_t ld_hidden, ld_mixed, ld_inner, qkv_width;
+  float *residual, *qkv, *gate, *up;
+  char *attending;        /* of each thread: see attention.h */
+  float *states;          /* of tiles that threads share, [threads, segments, most queries, state] */
   float *branch; /* what attention or MLP returned, before it is normed or scaled and added */
   char *normed, *mixed, *inner;
   Block *blocks, *inner_blocks; /* what quantised matrices read: of norms and of attention; behind the activation */
@@ -47,6 +49,17 @@ typedef struct {
   int threads;
   atomic_uint arrived;
 } Pass;
+
+/* What attention makes of a segment of a row for a query, and for how many queries at most: see attention.h. */
+enum { LD_SCORES = SEGMENT + 16 };
+INLINE int64_t state_size(const Pass *p) { return p->model->dim + 16; }
+INLINE int64_t padded_dim(const Pass *p) { return (p->model->dim + 31) / 32 * 32; }
+INLINE int64_t most_queries(const Pass *p) { return MIN(QUERIES, p->rows * (p->model->heads / MAX(1, p->model->kv_heads))); }
+INLINE int64_t num_segments(const Pass *p) { return ((p->cache ? p->cache->capacity : 0) + SEGMENT - 1) / SEGMENT; }
+INLINE int64_t attending_bytes(const Pass *p) {
+  const int64_t each = 2 * padded_dim(p) + LD_SCORES + 2 * state_size(p);
+  return aligned((most_queries(p) * each + 2 * PANEL * padded_dim(p)) * 4);
+}
 
 static void barrier(Pass *p, unsigned *phase) {
   const unsigned target = ++*phase * (unsigned)p->threads;

@@ -17,7 +17,6 @@ static int64_t place(Pass *p, char *base) {
   const int64_t bytes = m->bf16 ? 2 : 4, rows = p->rows;
   int64_t at = 0;
   p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
-  p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
   p->qkv_width = ((m->gated ? 2 : 1) * m->heads + 2 * m->kv_heads) * m->dim;
 #define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
   PLACE(branch, rows * m->hidden * 4);
@@ -27,7 +26,8 @@ static int64_t place(Pass *p, char *base) {
   PLACE(gate, rows * m->intermediate * 4);
   PLACE(up, rows * m->intermediate * 4);
   PLACE(inner, rows * p->ld_inner * bytes);
-  PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
+  PLACE(attending, p->threads * attending_bytes(p));
+  PLACE(states, p->threads * num_segments(p) * most_queries(p) * state_size(p) * 4);
   const int64_t widest = MAX(m->hidden, m->heads * m->dim);
   p->ld_row = padded(MAX(widest, MAX(m->intermediate, m->expert_inner)));
   PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));

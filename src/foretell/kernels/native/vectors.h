@@ -42,6 +42,17 @@ INLINE uint16_t to_float16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_
 #include "halves.h"
 #endif
 
+#ifdef __AVX512F__
+INLINE bf16x16 high_half(vec rounded) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)rounded, 16)); }
+#else
+INLINE bf16x16 high_half(vec rounded) { return narrow(rounded); }
+#endif
+#ifndef __AVX512BF16__
+enum { PAIRED = 0 };
+INLINE part p_dot(part acc, part a, part b) { return p_fma(a, b, acc); } /* never called, as is what follows */
+INLINE part p_pairs(const bf16 *a, const bf16 *b) {(void)b; return p_of_bf16(a); }
+#endif
+
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }
 
 /* exp for x <= 0 or moderate; relative error about 2e-7. NaN of NaN: of a NaN and a number, min and max take the second. */

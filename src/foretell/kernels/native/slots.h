@@ -1,0 +1,250 @@
+/* What attention does with slots of a cache: keys against queries, and values by their weights.
+ *
+ * A score is summed in 16 lanes, which one tree adds up (v_dot_bf16, sums16). Of few queries each meets 16 keys so. Of many,
+ * keys are turned first, so that a vector has one number of each of 16 keys: a lane's sum is then a chain of products and the
+ * tree adds chains, with the same bits. Weights of bf16 values are rounded as these are; of two positions, an even one and the
+ * next, the second is added first: what AVX512_BF16 does. */
+#ifndef FORETELL_SLOTS_H
+#define FORETELL_SLOTS_H
+#include "core.h"
+
+/* Keys and values of one head, `bytes` from slot to slot. */
+typedef struct {
+  const char *keys, *values;
+  int64_t bytes, capacity, dim;
+  int is_bf16;
+} Slots;
+
+enum { LANES = 16 / PARTS, TILED = 6 /* queries of a tile of values at most */ };
+
+/* Numbers of a turned key, or of a query that meets such: bf16 split into odd and even ones where they are not paired. */
+INLINE int64_t turned_size(const Slots *s) { return s->is_bf16 ? (s->dim + 31) / 32 * (PAIRED ? 16 : 32) : s->dim; }
+
+/* Dot products of one query with 16 keys: key i at keys[i], or at run + i * bytes where keys is NULL. */
+INLINE vec scores_dim(const int64_t dim, const int is_bf16, const void *query, const char *run, int64_t bytes,
+                      const char *const *keys) {
+  vec acc[16];
+#define KEY(T, i) ((const T *)(keys ? keys[i] : run + (i) * bytes) + d)
+  for (int some = 0; some < 16; some += SCORES) { /* as many at once as the registers hold */
+    vec *const sum = acc + some;
+    UNROLL for (int i = 0; i < SCORES; i++) sum[i] = v_zero();
+    if (is_bf16) {
+      for (int64_t d = 0; d < dim; d += 32) {
+        const bf16x32 q = v_load_bf16((const bf16 *)query + d, dim - d);
+        UNROLL for (int i = 0; i < SCORES; i++)
+            sum[i] = v_dot_bf16(sum[i], q, v_load_bf16(KEY(bf16, some + i), dim - d));
+      }
+    } else {
+      for (int64_t d = 0; d < dim; d += 16) {
+        const vec q = v_load((const float *)query + d);
+        UNROLL for (int i = 0; i < SCORES; i++) sum[i] = v_fma(q, v_load(KEY(float, some + i)), sum[i]);
+      }
+    }
+  }
+#undef KEY
+  return sums16(acc);
+}
+
+/* The same with compile-time constants: common head dimensions, and whether keys are contiguous. */
+static vec scores16(const Slots *s, const void *query, const char *run, const char *const *keys) {
+  const int64_t dim = s->dim;
+  if (keys) return s->is_bf16 ? scores_dim(dim, 1, query, 0, 0, keys) : scores_dim(dim, 0, query, 0, 0, keys);
+  if (dim == 64) return s->is_bf16 ? scores_dim(64, 1, query, run, 128, 0) : scores_dim(64, 0, query, run, 256, 0);
+  if (dim == 128) return s->is_bf16 ? scores_dim(128, 1, query, run, 256, 0) : scores_dim(128, 0, query, run, 512, 0);
+  return s->is_bf16 ? scores_dim(dim, 1, query, run, 2 * dim, 0) : scores_dim(dim, 0, query, run, 4 * dim, 0);
+}
+
+/* n words of LANES keys from word d on, turned, to columns of `to` [turned size, 16]. */
+INLINE void turn_words(const int64_t n, const int split, const char *const *keys, int64_t d, float *to) {
+  part v[LANES];
+  UNROLL for (int i = 0; i < LANES; i++) v[i] = n == LANES ? p_load((const float *)keys[i] + d) : p_tail((const float *)keys[i] + d, n);
+  p_turn(v);
+  UNROLL for (int i = 0; i < LANES; i++) {
+    if (split) p_store(to + 2 * (d + i) * 16, p_odd(v[i])), p_store(to + (2 * (d + i) + 1) * 16, p_even(v[i]));
+    else p_store(to + (d + i) * 16, v[i]);
+  }
+}
+
+INLINE void turn_some(const int split, int64_t words, const char *const *keys, float *to) {
+  for (int h = 0; h < PARTS; h++) {
+    int64_t d = 0;
+    for (; d + LANES <= words; d += LANES) turn_words(LANES, split, keys + LANES * h, d, to + LANES * h);
+    if (d < words) turn_words(8, split, keys + LANES * h, d, to + LANES * h); /* head dimensions are multiples of 16 */
+  }
+  for (int64_t d = (words + LANES - 1) / LANES * LANES; split && d < (words + 15) / 16 * 16; d++) memset(to + 2 * d * 16, 0, 128);
+}
+
+/* 16 keys in slots from `first` on, turned; behind the capacity the last is taken again. */
+static void turn_keys(const Slots *s, int64_t first, float *to) {
+  const char *keys[16];
+  UNROLL for (int i = 0; i < 16; i++) keys[i] = s->keys + MIN(first + i, s->capacity - 1) * s->bytes;
+  if (s->is_bf16) turn_some(!PAIRED, s->dim / 2, keys, to);
+  else turn_some(0, s->dim, keys, to);
+}
+
+/* Scores of R queries with G times 16 turned keys, `ld` floats apart: `each` numbers follow each other in a lane's chain. The
+ * leaves of the tree are sums of two chains; what they are added to waits in `level`. */
+INLINE void score_tile(const int R, const int G, const int each, const int paired, int64_t size, const float *keys, int64_t ld,
+                       const float *const *queries, float *const *to) {
+  static const int8_t leaves[8] = {0, 4, 2, 6, 1, 5, 3, 7};
+  part level[CHAINED][ABREAST * PARTS][3];
+  UNROLL for (int n = 0; n < 8; n++) {
+    part acc[CHAINED][ABREAST * PARTS][2];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++) acc[r][h][0] = acc[r][h][1] = p_zero();
+    for (int64_t i = leaves[n] * each; i < size; i += 16 * each) {
+      UNROLL for (int c = 0; c < 2; c++) {
+        UNROLL for (int e = 0; e < each; e++) {
+          const int64_t at = i + c * 8 * each + e;
+          part k[ABREAST * PARTS];
+          UNROLL for (int h = 0; h < G * PARTS; h++) k[h] = p_load(keys + h / PARTS * ld + at * 16 + h % PARTS * LANES);
+          UNROLL for (int r = 0; r < R; r++) {
+            const part q = p_all(queries[r][at]);
+            UNROLL for (int h = 0; h < G * PARTS; h++)
+                acc[r][h][c] = paired ? p_dot(acc[r][h][c], q, k[h]) : p_fma_here(acc[r][h][c], q, k[h]);
+          }
+        }
+      }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++) {
+      part x = p_add(acc[r][h][0], acc[r][h][1]);
+      int up = 0;
+      UNROLL for (int rest = n; rest & 1; rest >>= 1) x = p_add(level[r][h][up++], x);
+      if (n < 7) level[r][h][up] = x;
+      else p_store(to[r] + h * LANES, x);
+    }
+  }
+}
+
+static void score_turned(const Slots *s, int R, int G, const float *keys, int64_t ld, const float *const *queries,
+                         float *const *to) {
+  const int64_t size = turned_size(s);
+#define SCORE_CASE(N, M)                                                                                               \
+  case N:                                                                                                              \
+    if (!s->is_bf16) score_tile(MIN(N, CHAINED), M, 1, 0, size, keys, ld, queries, to);                                \
+    else if (PAIRED) score_tile(MIN(N, CHAINED), M, 1, 1, size, keys, ld, queries, to);                                \
+    else score_tile(MIN(N, CHAINED), M, 2, 0, size, keys, ld, queries, to);                                            \
+    break;
+#define SCORE(M) SCORE_CASE(1, M) SCORE_CASE(2, M) SCORE_CASE(3, M) SCORE_CASE(4, M) SCORE_CASE(5, M) SCORE_CASE(6, M)
+  if (G == 1) switch (R) { SCORE(1) }
+  else switch (R) { SCORE(ABREAST) }
+#undef SCORE
+#undef SCORE_CASE
+}
+
+/* Whether values stand in pairs of bf16, and weights so; else both are floats, rounded before. */
+INLINE int in_pairs(const Slots *s) { return PAIRED && s->is_bf16; }
+
+INLINE float from_bf16(bf16 x) {
+  const uint32_t bits = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}
+
+/* How values are read: each for itself, two at a time, or two of a panel that has been made (see make_panel). */
+enum { ONE, TWO, MADE };
+
+INLINE part value_of(const int is_bf16, const char *row, int64_t d) {
+  return is_bf16 ? p_of_bf16((const bf16 *)row + d) : p_load((const float *)row + d);
+}
+
+/* mixed[r] += sum over i in [from, to) of weights[r][i] * values[i] for R queries that share the reads, for the columns of C
+ * vectors from `first` on; rows of weights are LD_SCORES floats apart, those of mixed ld. */
+INLINE void mix_tile(const int R, const int C, const int is_bf16, const int how, const float *weights, const char *values,
+                     int64_t bytes, int64_t from, int64_t to, int64_t first, float *mixed, int64_t ld) {
+  part acc[TILED][8];
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C * PARTS; c++) acc[r][c] = p_load(mixed + r * ld + first + LANES * c);
+  for (int64_t i = from; i < to; i += how == ONE ? 1 : 2) {
+    part value[8];
+    if (PAIRED && is_bf16 && how != ONE) {
+      UNROLL for (int c = 0; c < C * PARTS; c++) {
+        const char *row = values + i * bytes;
+        const int64_t d = first + LANES * c;
+        value[c] = how == TWO ? p_pairs((const bf16 *)row + d, (const bf16 *)(row + bytes) + d) : p_load((const float *)row + d);
+      }
+      UNROLL for (int r = 0; r < R; r++) {
+        const part weight = p_all(weights[r * LD_SCORES + i / 2]);
+        UNROLL for (int c = 0; c < C * PARTS; c++) acc[r][c] = p_dot(acc[r][c], weight, value[c]);
+      }
+      continue;
+    }
+    UNROLL for (int k = how != ONE; k >= 0; k--) {
+#define VALUE(c)                                                                                                       \
+  (is_bf16 && how != MADE ? p_of_bf16((const bf16 *)row + first + LANES * (c)) : p_load((const float *)row + first + LANES * (c)))
+#define WEIGHT(r)                                                                                                      \
+  p_all(PAIRED && is_bf16 ? from_bf16(((const bf16 *)(weights + (r) * LD_SCORES))[i]) : weights[(r) * LD_SCORES + i + k])
+      const char *row = values + (i + k) * bytes;
+      if (R <= C * PARTS) { /* the fewer of both wait in registers */
+        part weight[TILED];
+        UNROLL for (int r = 0; r < R; r++) weight[r] = WEIGHT(r);
+        UNROLL for (int c = 0; c < C * PARTS; c++) {
+          const part v = VALUE(c);
+          UNROLL for (int r = 0; r < R; r++) acc[r][c] = p_fma_here(acc[r][c], weight[r], v);
+        }
+      } else {
+        UNROLL for (int c = 0; c < C * PARTS; c++) value[c] = VALUE(c);
+        UNROLL for (int r = 0; r < R; r++) {
+          const part weight = WEIGHT(r);
+          UNROLL for (int c = 0; c < C * PARTS; c++) acc[r][c] = p_fma_here(acc[r][c], weight, value[c]);
+        }
+      }
+#undef VALUE
+#undef WEIGHT
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C * PARTS; c++) p_store(mixed + r * ld + first + LANES * c, acc[r][c]);
+}
+
+/* The same of all columns; weights begin at an even position. */
+static void mix_whole(int R, int is_bf16, int how, const float *weights, const char *values, int64_t bytes, int64_t from,
+                      int64_t to, int64_t dim, float *mixed, int64_t ld) {
+#define MIX(N, C, HOW)                                                                                                 \
+  (is_bf16 ? mix_tile(N, C, 1, HOW, weights, values, bytes, from, to, first, mixed, ld)                                \
+           : mix_tile(N, C, 0, HOW, weights, values, bytes, from, to, first, mixed, ld))
+#define MIX_CASE(N, HOW)                                                                                               \
+  case N:                                                                                                              \
+    if (N * 4 <= HELD && left >= 4) C = 4, MIX(N, 4, HOW);                                                             \
+    else if (N * 2 <= HELD && left >= 2) C = 2, MIX(N, 2, HOW);                                                        \
+    else C = 1, MIX(N, 1, HOW);                                                                                        \
+    break;
+#define MIX_CASES(HOW)                                                                                                 \
+  switch (R) { MIX_CASE(1, HOW) MIX_CASE(2, HOW) MIX_CASE(3, HOW) MIX_CASE(4, HOW) MIX_CASE(5, HOW) default: MIX_CASE(6, HOW) }
+  for (int64_t first = 0, left = dim / 16, C = 1; left && from < to; left -= C, first += 16 * C) {
+    if (how == ONE) {
+      for (int r = 0; r < R; r++, weights += LD_SCORES, mixed += ld) MIX(1, 1, ONE);
+      weights -= R * LD_SCORES, mixed -= R * ld;
+    } else if (how == TWO) {
+      MIX_CASES(TWO)
+    } else {
+      MIX_CASES(MADE)
+    }
+  }
+#undef MIX
+#undef MIX_CASE
+#undef MIX_CASES
+}
+
+/* The same of any positions, for one query: what has no partner within them is read for itself. */
+static void mix_one(const Slots *s, const float *weights, const char *values, int64_t from, int64_t to, float *mixed) {
+  if (from >= to) return;
+  const int64_t even = MIN((from + 1) / 2 * 2, to), odd = MAX(even, to / 2 * 2);
+  if (from < even) mix_whole(1, s->is_bf16, ONE, weights, values, s->bytes, from, even, s->dim, mixed, 0);
+  if (even < odd) mix_whole(1, s->is_bf16, TWO, weights, values, s->bytes, even, odd, s->dim, mixed, 0);
+  if (odd < to) mix_whole(1, s->is_bf16, ONE, weights, values, s->bytes, odd, to, s->dim, mixed, 0);
+}
+
+/* Weights from an even position `at` on. */
+INLINE const float *weights_at(const Slots *s, const float *weights, int64_t at) { return weights + (in_pairs(s) ? at / 2 : at); }
+
+/* Values of n slots as tiles of many queries read them: pairs where they are products', else floats; bytes of a slot's. */
+static int64_t make_panel(const Slots *s, const char *values, int64_t n, float *to) {
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t d = 0; d < s->dim; d += LANES) {
+      const bf16 *row = (const bf16 *)(values + i * s->bytes) + d;
+      if (!PAIRED) p_store(to + i * s->dim + d, p_of_bf16(row));
+      else if (i % 2 == 0) p_store(to + i / 2 * s->dim + d, p_pairs(row, i + 1 < n ? row + s->dim : row));
+    }
+  return PAIRED ? s->dim * 2 : s->dim * 4;
+}
+
+#endif
