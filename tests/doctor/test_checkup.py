@@ -194,7 +194,7 @@ def test_smaller_models_that_were_pulled_are_draft_models(monkeypatch: pytest.Mo
 def test_sampling_is_warned_of_where_there_is_some(temperature: float, warned: bool) -> None:
     can = SimpleNamespace(needs_draft=False, needs_head=False)
     engine: Any = SimpleNamespace(model=SimpleNamespace(spec=SimpleNamespace(max_positions=99, is_quantised=False)))
-    own: Any = SimpleNamespace(method=SimpleNamespace(capabilities=can))
+    own: Any = SimpleNamespace(method=SimpleNamespace(capabilities=can, max_positions=None))
     one = Examined("eagle3", None, "coupled", [0.3], 0.9, 2.0, 0.1, 2.0, [])
     found = about_method(engine, own, one, temperature=temperature)
     assert [each.about for each in found] == ["sampling"] * warned

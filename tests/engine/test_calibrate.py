@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.measured import MAX_AGE_S, file_of
+from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
+from foretell.engine.speculation import Speculation
+from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
@@ -291,3 +295,21 @@ def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
         assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
     finally:
         service.close()
+
+
+@pytest.mark.parametrize("context", [4096, 420])
+def test_a_long_text_that_guesses_fill_is_begun_again(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is always right fills a text ten times as fast as plain decoding; the context may end it sooner."""
+    model = table(1)
+    monkeypatch.setattr(model, "spec", replace(model.spec, max_positions=context))
+    config = DraftModelConfig(num_speculative_tokens=9)
+    plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+    bench = Bench(model, plain, [Speculation(config, DraftModel(model), config.load_verifier(model))])
+    bench.open_long("draft_model", 300)
+    opened: list[int] = []
+    again = bench.open_long
+    monkeypatch.setattr(bench, "open_long", lambda method, length: opened.append(length) or again(method, length))
+    for _ in range(100):
+        assert bench.step_of_text("draft_model", 9, is_long=True).rows == 10
+    assert set(opened) == {300}
+    assert len(opened) < 20

@@ -239,9 +239,9 @@ def test_who_drains_is_not_overtaken(running: Service, monkeypatch: pytest.Monke
     """A request that was being looked at while the last one ended is refused, not taken and then cut off."""
     choice, box = running._tenants.choice, Mailbox()
 
-    def slow(*given: Any) -> Any:
+    def slow(*given: Any, **named: Any) -> Any:
         assert running.drain(30), "nobody is left"
-        return choice(*given)
+        return choice(*given, **named)
 
     monkeypatch.setattr(running._tenants, "choice", slow)
     with pytest.raises(ServiceClosedError):

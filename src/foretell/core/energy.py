@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-POWERCAP = Path("/sys/class/powercap")
+from foretell.core.platform import POWERCAP
+
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")  # intel-rapl-mmio counts the same packages again
 _COUNTED = re.compile(r"package-\d+(-die-\d+)?|dram")
 """Names of zones. A package holds its cores and its graphics; of the whole system, "psys", the packages are a part."""

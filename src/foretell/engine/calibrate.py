@@ -28,6 +28,7 @@ PROMPT_TOKENS = 64  # of each row that steps are measured on
 TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 LEAST_LONG, MOST_LONG = 512, 2048  # tokens of a long text: between them as many as the target reads ...
 LONG_S = 0.5  # ... in so many seconds
+_MORE = 448  # tokens that steps of a long text may add, beside those of one step
 
 
 class InterruptedMeasuringError(Exception):
@@ -53,7 +54,7 @@ class Bench:
         self.prediction = list(range(model.spec.vocab_size))
         self.choices = {PLAIN: plain, **{choice.config.method: choice for choice in choices}}
         self._batches: dict[tuple[str, int], Batch] = {}
-        self._long: dict[str, Batch] = {}
+        self._long: dict[str, tuple[Batch, int]] = {}  # and the tokens that it began with
         self._seconds_a_token = 0.0  # of reading a prompt
         self._numbers = itertools.count()
 
@@ -65,9 +66,18 @@ class Bench:
 
     @torch.inference_mode()
     def step_of_text(self, method: str, depth: int, is_long: bool) -> StepSeconds:
-        """One step of one row with a short text, or with one that ``open_long`` opened."""
+        """One step of one row with a short text, or with one that ``open_long`` opened: anew where it is full."""
         self._go_on()
-        return self._step(self._long[method] if is_long else self._open(method, 1), [depth])
+        if not is_long:
+            return self._step(self._open(method, 1), [depth])
+        opened, length = self._long[method]
+        if len(opened.members[0].known) + self.choices[method].num_nodes >= self._most(method, length):
+            self.open_long(method, length)
+        return self._step(self._long[method][0], [depth])
+
+    def _most(self, method: str, length: int) -> int:
+        """Tokens of a text that began with so many, before it is full."""
+        return min(length + self.choices[method].num_nodes + _MORE, self.model.spec.max_positions)
 
     def _step(self, opened: Batch, caps: list[int]) -> StepSeconds:
         report = opened.step(caps)
@@ -85,8 +95,9 @@ class Bench:
     @torch.inference_mode()
     def open_long(self, method: str, length: int) -> float:
         """Open a row with a text of ``length`` tokens; seconds that its drafter took to read it."""
-        choice = self.choices[method]
-        self._long[method] = opened = Batch(self.model, max_rows=1, capacity=length + choice.num_nodes + 128)
+        choice, most = self.choices[method], self._most(method, length)
+        opened = Batch(self.model, max_rows=1, capacity=most + choice.num_nodes + 64)
+        self._long[method] = opened, length
         opened.arrive(self._row(choice, length))
         while opened.arrivals:
             self._go_on()
