@@ -195,7 +195,7 @@ def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
     kind: str, sizes: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """Positions beside multiples of 256, where attention begins a new state: chains, trees, batches, threads."""
-    module, model = native_of(kind, dtype, **sizes, num_hidden_layers=2, max_position_embeddings=1024)
+    module, model = native_of(kind, dtype, **sizes, max_position_embeddings=1024)
     length, capacity, marks = 530, 544, (250, 506)
     text = tokens_of(1, length, seed=3)
 
