@@ -208,6 +208,8 @@ class Answer:
         params = self.job.submissions[0].params
         if completion.finish_reason != "stop" or not params.stop or completion.token_ids[-1] in self._end_ids:
             return None
+        if len(params.stop) == 1:  # the text need not be decoded again
+            return params.stop[0]
         tokenizer = self.backend.tokenizer
         rest = tokenizer.decode(completion.token_ids, skip_special_tokens=True)[len(completion.text) :]
         return next((stop for stop in params.stop if rest.startswith(stop)), params.stop[0])

@@ -76,9 +76,8 @@ class MTPTensors:
     own: dict[str, Tensor]  # by the layout's names, each a ".weight"
     block: dict[str, Tensor]  # the decoder layer's, by its own names
     num_modules: int  # how many the checkpoint has, the others unread
-    packed: Mapping[str, Packed] = field(
-        default_factory=dict
-    )  # of the layer's matrices those in blocks, as a file has them
+    # Of the layer's matrices those in blocks, as a file has them.
+    packed: Mapping[str, Packed] = field(default_factory=dict)
     dequantised: str = ""  # the block kinds of all matrices of that file: "Q4_K+Q6_K"
 
 
