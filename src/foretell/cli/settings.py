@@ -88,6 +88,19 @@ def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any
     return engine
 
 
+def loras(given: Sequence[str] | None) -> dict[str, str] | None:
+    """--lora NAME=DIR, repeated, as ``Engine.load`` takes them. Raises ConfigError for another form, and a name twice."""
+    made: dict[str, str] = {}
+    for each in given or ():
+        name, equal, directory = each.partition("=")
+        if not (name and equal and directory):
+            raise ConfigError(f"--lora {each}: expected NAME=DIR, the name by which requests choose it and its directory")
+        if name in made:
+            raise ConfigError(f"--lora {each}: {name!r} is given twice: names must differ")
+        made[name] = directory
+    return made or None
+
+
 def check_revision(target: str, revision: str | None) -> None:
     """Raise ConfigError where --revision is of a target that has none."""
     if revision is None:

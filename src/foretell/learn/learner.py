@@ -133,7 +133,8 @@ class Learner:
         tenant = submission.tenant or ""
         one = self.adapters.find(tenant, choice)
         state = CaptureState(one.name, one.method.taps)
-        if self._is_paused(tenant) or self.failure or not submission.store:
+        # A drafter learns from the model's own texts: those of an adapter would be another target's.
+        if self._is_paused(tenant) or self.failure or not submission.store or submission.lora is not None:
             state.begun = state.dropped = True
             self.capture.num_skipped += not submission.store
         return replace(choice, method=one.within(choice.method)), state

@@ -82,7 +82,7 @@ def load_model(
     wanted = _weights_dtype(weights, parse_dtype(dtype))
     if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
         raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
-    loras = read_loras(lora if isinstance(lora, Mapping) else {} if lora is None else {_name_of(lora): lora})
+    loras = read_loras(named_loras(lora))
     if loras and (tensor_parallel or device_map is not None or implementation == "transformers"):
         raise ConfigError(
             "lora needs implementation 'native' or 'lean': drop implementation='transformers', device_map and "
@@ -329,8 +329,11 @@ def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | Non
     return asked
 
 
-def _name_of(directory: str | PathLike[str]) -> str:
-    return Path(fspath(directory)).expanduser().resolve().name
+def named_loras(lora: LoraGiven) -> Mapping[str, str | PathLike[str]]:
+    """Adapters by name; a single directory by its own."""
+    if lora is None or isinstance(lora, Mapping):
+        return lora or {}
+    return {Path(fspath(lora)).expanduser().resolve().name: lora}
 
 
 def _load_fast(

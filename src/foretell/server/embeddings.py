@@ -48,24 +48,25 @@ async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
             "context_length_exceeded",
         )  # fmt: skip
     pooling: Pooling = body.pooling or "mean"
-    data = []
+    data, (name, lora) = [], backend.served(body.model)
     async with backend.embedding:  # one text at a time: its keys and values are memory beside the rows'
         for index, ids in enumerate(texts):
-            vector = await asyncio.to_thread(embed, backend, ids, pooling)
+            vector = await asyncio.to_thread(embed, backend, ids, pooling, lora)
             numbers: Any = vector.tolist()
             if body.encoding_format == "base64":
                 numbers = base64.b64encode(vector.numpy().tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": numbers})
     read = sum(map(len, texts))
     usage = {"prompt_tokens": read, "total_tokens": read}
-    return {"object": "list", "data": data, "model": backend.name, "pooling": pooling, "usage": usage}
+    return {"object": "list", "data": data, "model": name, "pooling": pooling, "usage": usage}
 
 
 @torch.inference_mode()
-def embed(backend: Backend, ids: Sequence[int], pooling: Pooling) -> Tensor:
+def embed(backend: Backend, ids: Sequence[int], pooling: Pooling, lora: str | None = None) -> Tensor:
     """[H] float32 on the CPU: the normed last hidden states of a text, pooled, as a vector of length 1."""
     model = backend.service.engine.model
     target, last = Target(model, 1, len(ids)), model.spec.num_layers - 1
+    target.cache.loras = [model.lora_of(lora or backend.service.engine.lora)]
     found: list[Tensor] = []
     feed(
         target, [ids], [0], head=False, taps=(last,),
