@@ -14,7 +14,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 def write_adapter(
     directory: Path, weights: Mapping[str, Tensor], *, targets: Sequence[str] = ALL, rank: int = 4, seed: int = 0,
-    size: float = 0.5, dtype: torch.dtype = torch.float32, tensors: Mapping[str, Tensor | None] | None = None, **config: Any,
+    size: float = 0.15, dtype: torch.dtype = torch.float32, tensors: Mapping[str, Tensor | None] | None = None, **config: Any,
 ) -> Path:  # fmt: skip
     """An adapter of every linear of ``weights`` (a model's state) whose name ends in one of ``targets``.
 

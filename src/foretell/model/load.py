@@ -77,17 +77,17 @@ def load_model(
     check_implementation(implementation)
     if device_map is not None and implementation in FAST:
         raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
-    launch = _launch(implementation, device_map) if tensor_parallel else None
-    where = parse_device(device if launch is None else launch.device(device))
-    wanted = _weights_dtype(weights, parse_dtype(dtype))
-    if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
-        raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
     loras = read_loras(named_loras(lora))
     if loras and (tensor_parallel or device_map is not None or implementation == "transformers"):
         raise ConfigError(
             "lora needs implementation 'native' or 'lean': drop implementation='transformers', device_map and "
             "tensor_parallel, or merge the adapter into the model with peft"
         )
+    launch = _launch(implementation, device_map) if tensor_parallel else None
+    where = parse_device(device if launch is None else launch.device(device))
+    wanted = _weights_dtype(weights, parse_dtype(dtype))
+    if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
+        raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
     path = resolve(name, code=trust_remote_code)
     plain = None if is_file(path) else _plain(path, name=name)
     if plain is None and not is_file(path):
