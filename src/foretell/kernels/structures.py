@@ -88,11 +88,11 @@ class MixerState(ctypes.Structure):
 
 
 class LowRank(ctypes.Structure):
-    """An adapter's part of a product: addresses of A [rank, columns] and of B, transposed, [rank, rows]."""
+    """An adapter's part of a product: addresses of A [rank, columns] and of B [groups, rank, 16]."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("a", "b")),
-        *((name, ctypes.c_int64) for name in ("rank", "columns", "rows")),
+        *((name, ctypes.c_int64) for name in ("rank", "columns")),
         ("scale", ctypes.c_double),
     ]
 

@@ -101,8 +101,8 @@ typedef struct {
 
 /* An adapter's part of a product: see lora.h. */
 typedef struct {
-  const void *a, *b; /* [rank, columns], [rank, rows], in the model's type; NULL: it has none here */
-  int64_t rank, columns, rows;
+  const void *a, *b; /* [rank, columns], [groups of 16 rows, rank, 16], in the model's type; NULL: it has none here */
+  int64_t rank, columns;
   double scale;
 } LowRank;
 

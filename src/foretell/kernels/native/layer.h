@@ -114,6 +114,7 @@ static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *
   const Input x = mixture(p, &l->o, t, phase);
   if (p->loras) {
     reduce(p, l, OF_O, OF_O, p->model->bf16 && !is_quantised(&l->o), p->mixed, p->ld_mixed, t);
+    fetch_raise(p, l, OF_O, h0, h1);
     barrier(p, phase);
   }
   onto_residual(p, l, OF_O, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
@@ -123,7 +124,10 @@ static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *
 /* Attention of x [rows, ldx] over the cache, onto the residual. */
 static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, int64_t ldx, const void *next) {
   const Layer *l = &p->model->layers[index];
-  if (p->loras) reduce(p, l, OF_Q, OF_V, (int)p->model->bf16, x.plain, ldx, t), barrier(p, phase);
+  if (p->loras) {
+    reduce(p, l, OF_Q, OF_V, (int)p->model->bf16, x.plain, ldx, t);
+    barrier(p, phase);
+  }
   project(p, l, t, x, ldx);
   barrier(p, phase);
   if (p->model->flat) norm_flat(p, l, t), barrier(p, phase);
@@ -142,7 +146,11 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   const void *up = row_of(&l->up, i0), *down = row_of(&l->down, d0);
   const int gated = l->gate.data != 0;
   Input x = norm(p, (gated ? reads(&l->gate) : 0) | reads(&l->up) | (p->loras ? PLAIN : 0), l->mlp_norm, t, phase);
-  if (p->loras) reduce(p, l, OF_GATE, OF_UP, (int)m->bf16, x.plain, p->ld_hidden, t), barrier(p, phase);
+  if (p->loras) {
+    reduce(p, l, OF_GATE, OF_UP, (int)m->bf16, x.plain, p->ld_hidden, t);
+    fetch_raise(p, l, OF_GATE, i0, i1), fetch_raise(p, l, OF_UP, i0, i1);
+    barrier(p, phase);
+  }
   if (gated) linear(&l->gate, i0, i1, input_of(&x, &l->gate), p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
   linear(&l->up, i0, i1, input_of(&x, &l->up), p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
   if (p->loras && gated) raise_onto(p, l, OF_GATE, 0, i0, i1, p->gate, I);
@@ -150,7 +158,11 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   activate(p, gated, &l->down, i0, i1, t);
   barrier(p, phase);
   x = (Input){p->inner, p->inner_blocks};
-  if (p->loras) reduce(p, l, OF_DOWN, OF_DOWN, (int)m->bf16, x.plain, p->ld_inner, t), barrier(p, phase);
+  if (p->loras) {
+    reduce(p, l, OF_DOWN, OF_DOWN, (int)m->bf16, x.plain, p->ld_inner, t);
+    fetch_raise(p, l, OF_DOWN, d0, d1);
+    barrier(p, phase);
+  }
   onto_residual(p, l, OF_DOWN, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, p->model->mlp_scale, phase, next);
 }
 

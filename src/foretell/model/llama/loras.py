@@ -5,8 +5,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretell.core.tree import Plan
+from foretell.kernels import structures
+from foretell.kernels.pages import huge_pages
 from foretell.model.llama.contents import linear_sizes
 from foretell.model.llama.pack import Linear
 from foretell.model.llama.shape import LlamaShape, layer_names
@@ -17,6 +20,7 @@ from foretell.model.packed import Packed
 
 KINDS = ("q", "k", "v", "o", "gate", "up", "down")
 """Linears that can have an adapter, in the order of ``lora.h``."""
+_LINE = 64  # bytes; every matrix begins at a line of the cache
 
 
 class MergedWeights(WeightSource):
@@ -107,6 +111,40 @@ def terms_of(lora: Lora, shape: LlamaShape, *, name: str) -> list[dict[str, LowR
     for module in lora.modules.keys() - used:
         _check_fits(lora, module, lora.modules[module], None)
     return found
+
+
+def placed(
+    layers: Sequence[Mapping[str, LowRank]], dtype: torch.dtype
+) -> tuple[list[dict[str, structures.LowRank]], Tensor]:
+    """What ``terms_of`` returns as the C code reads it, in dtype, and the memory that it lies in, in the order of use."""
+    order = [
+        (index, kind, half)
+        for index, terms in enumerate(layers)
+        for together in (KINDS[:3], KINDS[3:4], KINDS[4:6], KINDS[6:])
+        for half in ("a", "b")
+        for kind in together
+        if kind in terms
+    ]
+
+    def values(index: int, kind: str, half: str) -> Tensor:
+        term = layers[index][kind]
+        if half == "a":
+            return term.a
+        return F.pad(term.b, (0, 0, 0, -len(term.b) % 16)).view(-1, 16, len(term.a)).transpose(1, 2)
+
+    sizes = [-(-values(*one).numel() * dtype.itemsize // _LINE) * _LINE for one in order]
+    memory, addresses = huge_pages(max(sum(sizes), 1)), dict[tuple[int, str, str], int]()
+    for one, part in zip(order, torch.split(memory, sizes) if sizes else (), strict=True):
+        whole = values(*one)
+        part[: whole.numel() * dtype.itemsize].view(dtype).view(whole.shape).copy_(whole)
+        addresses[one] = part.data_ptr()
+    return [
+        {
+            kind: structures.LowRank(*(addresses[index, kind, half] for half in "ab"), *term.a.shape, term.scale)
+            for kind, term in terms.items()
+        }
+        for index, terms in enumerate(layers)
+    ], memory
 
 
 def _check_fits(lora: Lora, module: str, term: LowRank, wanted: tuple[int, ...] | None) -> None:

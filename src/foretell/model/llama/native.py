@@ -32,7 +32,7 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.contents import check_contents
 from foretell.model.llama.hybrid_weights import hybrid_weights
-from foretell.model.llama.loras import KINDS, merged_weights, terms_of
+from foretell.model.llama.loras import KINDS, merged_weights, placed, terms_of
 from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
@@ -40,7 +40,7 @@ from foretell.model.llama.split import split_weights
 from foretell.model.llama.states import HybridCache
 from foretell.model.llama.threads import fewest_threads
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
-from foretell.model.lora import Lora, LowRank
+from foretell.model.lora import Lora
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
 
@@ -147,20 +147,17 @@ class NativeModel(CausalModel):
         """See ``CausalModel.add_loras``. A and B are held in the type of activations."""
         assert not self.loras
         terms = [terms_of(lora, self.shape, name=self.spec.name) for lora in loras.values()]
-        for index, of_each in enumerate(zip(*terms, strict=True)):
-            held = (structures.LowRank * (len(KINDS) * len(of_each)))()
-            for at, (one, kind) in enumerate((one, kind) for one in of_each for kind in KINDS):
-                if kind in one:
-                    held[at] = self._held(one[kind])
-            self._low_rank.append(held)
-            self._view.layers[index].loras = held
+        for index in range(self.shape.num_layers):
+            self._low_rank.append((structures.LowRank * (len(KINDS) * len(loras)))())
+            self._view.layers[index].loras = self._low_rank[-1]
+        for number, layers in enumerate(terms):
+            held, memory = placed(layers, self.spec.dtype)
+            self._tensors.append(memory)
+            for index, at in enumerate(held):
+                for kind, one in at.items():
+                    self._low_rank[index][number * len(KINDS) + KINDS.index(kind)] = one
+                    self._view.low_rank = max(self._view.low_rank, one.rank)
         self.loras = tuple(loras)
-
-    def _held(self, term: LowRank) -> structures.LowRank:
-        a, b = (x.to(self.spec.dtype).contiguous() for x in (term.a, term.b.t()))
-        self._tensors += [a, b]
-        self._view.low_rank = max(self._view.low_rank, len(a))
-        return structures.LowRank(a.data_ptr(), b.data_ptr(), *a.shape, b.shape[1], term.scale)
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
