@@ -184,7 +184,9 @@ def test_acceptance_and_stores_are_told_apart(model: CausalModel) -> None:
     assert ServiceOptions().shared_drafts == "off"
 
 
-def test_loading_by_directory(module: PreTrainedModel, loras: dict[str, Lora], model: CausalModel, tmp_path: Path) -> None:
+def test_loading_by_directory(
+    module: PreTrainedModel, loras: dict[str, Lora], model: CausalModel, tmp_path: Path
+) -> None:
     module.save_pretrained(tmp_path)
     prompt, params = prompts(3)[2], SamplingParams(temperature=0.0, max_new_tokens=12)
     expected = Engine(model, speculative="none").generate(prompt, params, lora="one").token_ids

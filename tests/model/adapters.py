@@ -14,7 +14,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 def write_adapter(
     directory: Path, weights: Mapping[str, Tensor], *, targets: Sequence[str] = ALL, rank: int = 4, seed: int = 0,
-    size: float = 0.15, dtype: torch.dtype = torch.float32, tensors: Mapping[str, Tensor | None] | None = None, **config: Any,
+    size: float = 0.15, tensors: Mapping[str, Tensor | None] | None = None, **config: Any,
 ) -> Path:  # fmt: skip
     """An adapter of every linear of ``weights`` (a model's state) whose name ends in one of ``targets``.
 
@@ -34,7 +34,7 @@ def write_adapter(
         if other is not None:
             made[name] = other
     directory.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.to(dtype).contiguous() for name, tensor in made.items()}, directory / "adapter_model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in made.items()}, directory / "adapter_model.safetensors")
     whole = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets),
         "bias": "none", "modules_to_save": None, "use_rslora": False, "use_dora": False, "fan_in_fan_out": False,

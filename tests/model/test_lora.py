@@ -11,7 +11,9 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.model.lora import LoraError, read_lora, read_loras
 from tests.model.adapters import write_adapter
 
-WEIGHTS = {f"model.layers.{index}.self_attn.{name}_proj.weight": torch.zeros(12, 8) for index in (0, 1) for name in "qv"}
+WEIGHTS = {
+    f"model.layers.{index}.self_attn.{name}_proj.weight": torch.zeros(12, 8) for index in (0, 1) for name in "qv"
+}
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -27,10 +29,18 @@ def test_scales_and_ranks_are_those_of_peft(tmp_path: Path) -> None:
     modules = read_lora(written(tmp_path, rank=4, lora_alpha=6, use_rslora=True)).modules
     assert {term.scale for term in modules.values()} == {3.0}
     longer = {f"{FIRST}.lora_A.weight": torch.ones(9, 8), f"{FIRST}.lora_B.weight": torch.ones(12, 9)}
-    patterns = {"rank_pattern": {r"layers\.0\.self_attn\.q_proj": 9}, "alpha_pattern": {"layers.0.self_attn.q_proj": 18}}
+    patterns = {
+        "rank_pattern": {r"layers\.0\.self_attn\.q_proj": 9},
+        "alpha_pattern": {"layers.0.self_attn.q_proj": 18},
+    }
     modules = read_lora(written(tmp_path, lora_alpha=6, tensors=longer, **patterns)).modules
     scales = {name.split("layers.")[1]: term.scale for name, term in modules.items()}
-    assert scales == {"0.self_attn.q_proj": 2.0, "1.self_attn.q_proj": 1.5, "0.self_attn.v_proj": 1.5, "1.self_attn.v_proj": 1.5}
+    assert scales == {
+        "0.self_attn.q_proj": 2.0,
+        "1.self_attn.q_proj": 1.5,
+        "0.self_attn.v_proj": 1.5,
+        "1.self_attn.v_proj": 1.5,
+    }
     term = modules["model.layers.0.self_attn.q_proj"]
     assert torch.equal(term.product, torch.full((12, 8), 18.0))
 
@@ -56,10 +66,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no alpha": ({"lora_alpha": "much"}, "the alpha of lora_alpha is 'much'"),
     "pattern": ({"rank_pattern": [3]}, r"rank_pattern is \[3\]"),
     "other rank": ({"tensors": {A: torch.ones(3, 8)}}, r"lora_A.weight has shape \(3, 8\); expected \(4, inputs\)"),
-    "other rank of B": ({"tensors": {B: torch.ones(12, 3)}}, r"lora_B.weight has shape \(12, 3\); expected \(outputs, 4\)"),
+    "other rank of B": (
+        {"tensors": {B: torch.ones(12, 3)}},
+        r"lora_B.weight has shape \(12, 3\); expected \(outputs, 4\)",
+    ),
     "half": ({"tensors": {B: None}}, r"lora_B.weight is missing; expected \(outputs, 4\)"),
     "nan": ({"tensors": {A: torch.full((4, 8), torch.nan)}}, r"adapter_model.safetensors: .*lora_A.weight holds NaN"),
-    "embedding": ({"tensors": {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 8)}}, "drafters share"),
+    "embedding": (
+        {"tensors": {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 8)}},
+        "drafters share",
+    ),
     "head": ({"tensors": {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 8)}}, "changes embed_tokens/lm_head"),
     "magnitude": ({"tensors": {f"{FIRST}.lora_magnitude_vector": torch.ones(8)}}, "is no tensor of an adapter"),
     "target": ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, "no tensor is of o_proj"),
@@ -74,18 +90,18 @@ def test_what_is_not_run_is_refused_by_name(tmp_path: Path, case: str) -> None:
 
 
 def test_files_that_are_absent_or_damaged(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no adapter_config.json there; expected the directory of an adapter"):
+    with pytest.raises(ModelError, match=r"no adapter_config.json there; expected the directory of an adapter"):
         read_lora(tmp_path)
     path = written(tmp_path)
     whole = (path / "adapter_model.safetensors").read_bytes()
     (path / "adapter_model.safetensors").write_bytes(whole[:-5])
-    with pytest.raises(ModelError, match="adapter_model.safetensors has .* bytes"):
+    with pytest.raises(ModelError, match=r"adapter_model.safetensors has .* bytes"):
         read_lora(path)
     (path / "adapter_model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights in .*expected adapter_model.safetensors"):
+    with pytest.raises(ModelError, match=r"no weights in .*expected adapter_model.safetensors"):
         read_lora(path)
     (path / "adapter_config.json").write_text("{")
-    with pytest.raises(ModelError, match="adapter_config.json is not JSON"):
+    with pytest.raises(ModelError, match=r"adapter_config.json is not JSON"):
         read_lora(path)
     (path / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(ModelError, match="expected one JSON object"):

@@ -129,7 +129,9 @@ def test_what_is_served(client: httpx.Client) -> None:
     assert client.post("/api/show", json={"model": "two"}).json()["details"]["parent_model"] == NAMES[0]
 
 
-@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/api/generate", "prompt"), ("/v1/embeddings", "input")])
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/completions", "prompt"), ("/api/generate", "prompt"), ("/v1/embeddings", "input")]
+)
 def test_another_name_is_not_found(client: httpx.Client, path: str, field: str) -> None:
     answer = client.post(path, json={"model": "three", field: PROMPT})
     assert answer.status_code == 404

@@ -137,14 +137,14 @@ Lora = Annotated[
     str | None,
     typer.Option(
         "--lora", metavar="DIR", rich_help_panel=MODELS,
-        help="An adapter of the target (LoRA), as peft saves it: merged into the weights, or beside those of a quantised file.",
+        help="An adapter of the target (LoRA), as peft saves it: merged into the weights, of a quantised file beside them.",
     ),
 ]  # fmt: skip
 Loras = Annotated[
     list[str] | None,
     typer.Option(
         "--lora", metavar="NAME=DIR", rich_help_panel=MODELS,
-        help="An adapter of the target (LoRA), as peft saves it, for requests that give its name as model; may be repeated.",
+        help="An adapter of the target (LoRA), as peft saves it; requests give its name as model. May be repeated.",
     ),
 ]  # fmt: skip
 DraftWeights = Annotated[

@@ -94,7 +94,9 @@ def loras(given: Sequence[str] | None) -> dict[str, str] | None:
     for each in given or ():
         name, equal, directory = each.partition("=")
         if not (name and equal and directory):
-            raise ConfigError(f"--lora {each}: expected NAME=DIR, the name by which requests choose it and its directory")
+            raise ConfigError(
+                f"--lora {each}: expected NAME=DIR, the name by which requests choose it and its directory"
+            )
         if name in made:
             raise ConfigError(f"--lora {each}: {name!r} is given twice: names must differ")
         made[name] = directory

@@ -83,7 +83,8 @@ class Engine:
         method rests, as in a service); "raise" raises DrafterError, for whoever measures or checks a method. Processes that
         share a model always raise. cuda_graphs: "auto" launches what a step asks of a CUDA device as captured graphs, where
         that can be, "off" call by call; elsewhere nothing changes. trust_remote_code: draft models may run the Python code
-        that they come with. lora: the adapter, one of ``model.loras``, of requests that name none. Raises ConfigError, ModelError.
+        that they come with. lora: the adapter, one of ``model.loras``, of requests that name none. Raises
+        ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")

@@ -47,7 +47,7 @@ class KVCache:
         self.num_rows = num_rows
         self.capacity = capacity
         self.loras = [0] * num_rows
-        """Of each row in use the adapter of ``CausalModel.loras`` that its keys and values are of, counted from 1; 0: none."""
+        """Of each row in use the adapter (of ``CausalModel.loras``, from 1 on) that its keys and values are of; 0: none."""
         dims = [dim for _, dim in shapes] if value_dims is None else value_dims
         self._layouts = [
             (heads, key_dim, value_dim, device)

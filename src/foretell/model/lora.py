@@ -25,7 +25,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(?:\.default)?\.weight")
 _SHARED = ("embed_tokens", "lm_head")
 """Modules that drafters share with the target: an adapter that changed them would be the target's alone."""
-_UNREAD = ("layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "arrow_config")
+_UNREAD = (
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "arrow_config",
+)
 _STARTS = ("gaussian", "eva", "orthogonal")
 """Kinds of ``init_lora_weights`` that leave the base model as it is."""
 

@@ -119,7 +119,13 @@ def _model(backend: Backend, name: str) -> dict[str, Any]:
 def _loaded(backend: Backend, body: Asked, empty: dict[str, Any]) -> Response:
     """A request without a text asks that the model be loaded, or unloaded; it stays."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    made = {"model": backend.served(body.model)[0], "created_at": time_text(), **empty, "done": True, "done_reason": reason}
+    made = {
+        "model": backend.served(body.model)[0],
+        "created_at": time_text(),
+        **empty,
+        "done": True,
+        "done_reason": reason,
+    }
     return JsonReply(made, media_type=LINES if body.stream is not False else None)
 
 

@@ -27,7 +27,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Sequence[str]]] = {
     "llama": ("llama", {"head_dim": 16}, ALL),
     "biases, and two linears": ("qwen2", {"num_attention_heads": 2}, ("q_proj", "down_proj")),
     "fused": ("phi3", {"num_attention_heads": 2}, FUSED),
-    "fused, half turned": ("phi3", {"num_attention_heads": 1, "num_key_value_heads": 1, "partial_rotary_factor": 0.5}, FUSED),
+    "fused, half turned": (
+        "phi3",
+        {"num_attention_heads": 1, "num_key_value_heads": 1, "partial_rotary_factor": 0.5},
+        FUSED,
+    ),
     "norms after": ("gemma2", {"head_dim": 16}, ALL),
     "scaled": ("granite", {"num_attention_heads": 2}, ALL),
     "beside experts": ("qwen3_moe", {"head_dim": 16}, ALL[:4]),
@@ -36,7 +40,9 @@ TREE = torch.tensor([-1, 0, 0, 1, 1])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, list[Lora]]:
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[PreTrainedModel, list[Lora]]:
     """A random model and two adapters of different ranks."""
     name, changes, targets = FAMILIES[request.param]
     module = tiny_module(name, **changes)
@@ -47,12 +53,16 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return module, [read_lora(path) for path in paths]
 
 
-def built(kind: Any, module: PreTrainedModel, loras: Sequence[Lora] = (), merged: Lora | None = None, **options: Any) -> Any:
+def built(
+    kind: Any, module: PreTrainedModel, loras: Sequence[Lora] = (), merged: Lora | None = None, **options: Any
+) -> Any:
     source = ModuleWeights(module)
     if kind is LeanModel:
         options["device"] = torch.device("cpu")
     shape, dtype = read_shape(module.config, module.generation_config), module.dtype
-    model = kind(shape, source if merged is None else MergedWeights(source, merged), dtype=dtype, name="tiny", **options)
+    model = kind(
+        shape, source if merged is None else MergedWeights(source, merged), dtype=dtype, name="tiny", **options
+    )
     if loras:
         model.add_loras({f"lora{at}": lora for at, lora in enumerate(loras)})
     return model
@@ -64,7 +74,9 @@ def passed(model: CausalModel, rows: Sequence[int], loras: Sequence[int], num_no
     target = Target(model, len(rows), 64)
     target.cache.loras = list(loras)
     parent = TREE if num_nodes == len(TREE) else torch.arange(num_nodes) - 1
-    logits = target.forward(tokens, layout(parent.expand(len(rows), -1), torch.zeros(len(rows), dtype=torch.int64), 64)).logits
+    logits = target.forward(
+        tokens, layout(parent.expand(len(rows), -1), torch.zeros(len(rows), dtype=torch.int64), 64)
+    ).logits
     assert logits is not None
     return logits
 
@@ -108,13 +120,15 @@ def test_native_and_lean_agree_in_bfloat16(family: tuple[PreTrainedModel, list[L
     module, loras = family
     halved = type(module)(module.config).to(torch.bfloat16)
     halved.load_state_dict(module.state_dict())
-    native, lean = (passed(built(kind, halved, loras), [0, 1, 2], [0, 1, 2]).float() for kind in (NativeModel, LeanModel))
+    native, lean = (
+        passed(built(kind, halved, loras), [0, 1, 2], [0, 1, 2]).float() for kind in (NativeModel, LeanModel)
+    )
     for row in range(3):
         assert (native[row] - lean[row]).abs().max() <= 0.08 * lean[row].abs().max()
 
 
 def test_beside_rounded_weights(family: tuple[PreTrainedModel, list[Lora]]) -> None:
-    """What an adapter adds is not rounded: the logits are as near to those of merged weights as the base's to the base's."""
+    """What an adapter adds is not rounded: logits are as near to those of merged weights as the base's to the base's."""
     module, loras = family
     model = built(NativeModel, module, loras, weights="int8")
     mixed = passed(model, [0, 1, 2], [0, 1, 2])
@@ -166,7 +180,9 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"qkv_proj.*has shape \(9, 4\), expected \(96, any\)"):
         phi.add_loras({"a": fused})
     moe = built(NativeModel, tiny_module("qwen3_moe", head_dim=16))
-    expert = adapter(tmp_path, {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(16, 32)}, targets=("up_proj",))
+    expert = adapter(
+        tmp_path, {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(16, 32)}, targets=("up_proj",)
+    )
     with pytest.raises(LoraError, match="expected those of attention and of an MLP without experts"):
         moe.add_loras({"a": expert})
 
@@ -219,7 +235,7 @@ def test_what_runs_no_adapters_says_so(saved: tuple[str, str], tmp_path: Path) -
                 load_model(path, lora=given, **options)
     module = tiny_module("gpt_neox")
     module.save_pretrained(tmp_path / "neox")
-    with pytest.raises(LoraError, match="runs by transformers alone here, where adapters .* do not run"):
+    with pytest.raises(LoraError, match=r"runs by transformers alone here, where adapters .* do not run"):
         load_model(str(tmp_path / "neox"), lora=lora)
     from foretell.model.load import from_module
 
@@ -227,5 +243,5 @@ def test_what_runs_no_adapters_says_so(saved: tuple[str, str], tmp_path: Path) -
         from_module(tiny_module("llama")).add_loras({"a": read_lora(lora)})
     with pytest.raises(ConfigError, match="'b' is no adapter that is loaded; there are 'a'"):
         load_model(path, lora={"a": lora}).lora_of("b")
-    with pytest.raises(LoraError, match="no adapter_config.json"):
+    with pytest.raises(LoraError, match=r"no adapter_config.json"):
         load_model(path, lora={"a": path})

@@ -37,8 +37,8 @@ class Scoring:
         after: "Scoring | None" = None,
     ) -> None:
         """ids: at least one token; all but the last are read, so at most one more than the model's context. num_logprobs:
-        of the most probable tokens, listed beside each. after: a finished one of the same model, lora and num_logprobs, whose
-        cache is taken over: the passes that both texts begin with are not made again."""
+        of the most probable tokens, listed beside each. after: a finished one of the same model, lora and num_logprobs,
+        whose cache is taken over: the passes that both texts begin with are not made again."""
         self.model, self.ids, self.num_logprobs = model, list(ids), num_logprobs
         self._lora = model.lora_of(lora)
         self.pieces: list[Piece] = []  # of the tokens read so far; the first has no score, as it follows nothing

@@ -88,8 +88,8 @@ def terms_of(lora: Lora, shape: LlamaShape, *, name: str) -> list[dict[str, LowR
     """
     if shape.hybrid:
         raise LoraError(
-            f"{lora.path}: {name} has recurrent layers ({shape.architecture}), where adapters do not run: merge it into the "
-            "model"
+            f"{lora.path}: {name} has recurrent layers ({shape.architecture}), where adapters do not run: merge it into "
+            "the model"
         )
     raised = split_weights(
         TensorWeights({f"{module}.weight": term.b for module, term in lora.modules.items()}),
@@ -151,8 +151,8 @@ def _check_fits(lora: Lora, module: str, term: LowRank, wanted: tuple[int, ...] 
     """wanted: the linear's shape; None: no linear is of this name."""
     if wanted is None:
         raise LoraError(
-            f"{lora.file}: it changes {module}, which is no linear of the model that can have an adapter; expected those of "
-            f"attention and of an MLP without experts"
+            f"{lora.file}: it changes {module}, which is no linear of the model that can have an adapter; expected those "
+            "of attention and of an MLP without experts"
         )
     for part, tensor, expected in (
         ("A", term.a, (len(term.a), wanted[1])), ("B", term.b, (wanted[0], len(term.a))),
@@ -185,7 +185,7 @@ class Assigned(threading.local):
 
 
 class AdaptedLinear:
-    """A linear of the lean decoder, or several fused, with what adapters add to it: in float32, rounded once with the sum."""
+    """A linear of the lean decoder, or several fused, with what adapters add: in float32, rounded once with the sum."""
 
     def __init__(self, linear: Linear, parts: Sequence[Sequence[tuple[int, LowRank]]], assigned: Assigned) -> None:
         """parts: of each adapter (first output, what is added from there on)."""
