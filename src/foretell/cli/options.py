@@ -137,14 +137,14 @@ Lora = Annotated[
     str | None,
     typer.Option(
         "--lora", metavar="DIR", rich_help_panel=MODELS,
-        help="An adapter of the target (LoRA), as peft saves it: merged into the weights, of a quantised file beside them.",
+        help="A LoRA adapter in peft's files: merged into the weights, beside those of a quantised file.",
     ),
 ]  # fmt: skip
 Loras = Annotated[
     list[str] | None,
     typer.Option(
         "--lora", metavar="NAME=DIR", rich_help_panel=MODELS,
-        help="An adapter of the target (LoRA), as peft saves it; requests give its name as model. May be repeated.",
+        help="A LoRA adapter in peft's files, chosen by a request's model; may be repeated.",
     ),
 ]  # fmt: skip
 DraftWeights = Annotated[

@@ -67,8 +67,8 @@ def load_model(
     by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
 
     lora: adapters in directories of peft. {name: directory, ...} holds them beside the weights (``CausalModel.loras``).
-    One directory is merged into weights that are floats before they are rounded; beside those that stay quantised it is held
-    under its own name. "native" and "lean" run them.
+    One directory is merged into weights that are floats before they are rounded; beside those that stay quantised it is
+    held under its own name. "native" and "lean" run them.
 
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.

@@ -76,8 +76,8 @@ class Backend:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def served(self, name: str | None) -> tuple[str, str | None]:
-        """A checked name as it is told to clients, and the adapter that it is of, if of one. Ollama's names may have its
-        default tag; None and "": the target."""
+        """A checked name as clients read it, and the adapter of that name, if it is one. Ollama's names may have its default
+        tag; None and "": the target."""
         tagged = {each.removesuffix(LATEST): each for each in reversed(self.names)}
         found = name if name in self.names else tagged.get((name or "").removesuffix(LATEST), self.name)
         return found, found if found != self.name else None
