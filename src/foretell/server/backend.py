@@ -76,7 +76,7 @@ class Backend:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def served(self, name: str | None) -> tuple[str, str | None]:
-        """A checked name as clients read it, and the adapter of that name, if it is one. Ollama's names may have its default
+        """A checked name as clients read it, and the adapter of that name, if it is one. Ollama's may have its default
         tag; None and "": the target."""
         tagged = {each.removesuffix(LATEST): each for each in reversed(self.names)}
         found = name if name in self.names else tagged.get((name or "").removesuffix(LATEST), self.name)
