@@ -134,9 +134,10 @@ class Learner:
         one = self.adapters.find(tenant, choice)
         state = CaptureState(one.name, one.method.taps)
         # A drafter learns from the model's own texts: those of an adapter would be another target's.
-        if self._is_paused(tenant) or self.failure or not submission.store or submission.lora is not None:
+        is_learned = submission.store and submission.lora is None
+        if self._is_paused(tenant) or self.failure or not is_learned:
             state.begun = state.dropped = True
-            self.capture.num_skipped += not submission.store
+            self.capture.num_skipped += not is_learned
         return replace(choice, method=one.within(choice.method)), state
 
     def _is_paused(self, tenant: str) -> bool:
