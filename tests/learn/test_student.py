@@ -12,6 +12,8 @@ import torch
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
 from foretell.engine.request.request import token_ids
+from foretell.engine.request.submission import Submission
+from foretell.learn.capture import CaptureState
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
 from foretell.learn.training.ends import TargetEnds, matrices_of
@@ -204,6 +206,17 @@ def test_store_false_leaves_nothing() -> None:
     assert figures.num_skipped == 2
     list(session.run([[5, 6, 7]], params))
     assert session.learner.figures().num_texts == 1  # type: ignore[union-attr]
+    session.close()
+
+
+def test_texts_of_the_targets_adapters_are_not_learned_from() -> None:
+    session = Session(engine_of("draft_model"), OPTIONS, max_rows=2)
+    learner, choice = session.learner, session.engine.choice()
+    assert learner is not None
+    for lora, dropped in ((None, False), ("one", True)):
+        _, state = learner.assign(choice, Submission("a", [5, 6], lora=lora))
+        assert isinstance(state, CaptureState)
+        assert state.dropped == dropped
     session.close()
 
 

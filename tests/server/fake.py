@@ -90,7 +90,7 @@ class FakeService:
         self.default = speculative_config({"method": "ngram", "num_speculative_tokens": 2})
         self.engine = SimpleNamespace(
             tokenizer=ByteTokenizer(),
-            model=SimpleNamespace(spec=spec),
+            model=SimpleNamespace(spec=spec, loras=()),
             speculative=self.default,
         )
         self.options = ServiceOptions()

@@ -57,6 +57,7 @@ def generate(
     chat: Chat = False,
     system: System = None,
     models: o.Models,
+    lora: o.Lora = None,
     guessing: o.Guessing,
     speculation: o.Speculation = "on",
     prediction: PredictionText = None,
@@ -87,7 +88,7 @@ def generate(
     if params.logprobs is not None and not json_:
         raise ConfigError("--logprobs: log probabilities are written by --json: add it, or drop --logprobs")
     speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
-    engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
+    engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation, lora=lora)
     engine = settings.careful(engine, no_color=no_color)
     ids_or_text: Any = text
     if chat or system is not None:

@@ -133,6 +133,20 @@ Weights = Annotated[
         "distribution; 'foretell certify' measures how far that is from the unquantised one.",
     ),
 ]  # fmt: skip
+Lora = Annotated[
+    str | None,
+    typer.Option(
+        "--lora", metavar="DIR", rich_help_panel=MODELS,
+        help="A LoRA adapter in peft's files: merged into the weights, beside those of a quantised file.",
+    ),
+]  # fmt: skip
+Loras = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora", metavar="NAME=DIR", rich_help_panel=MODELS,
+        help="A LoRA adapter in peft's files, chosen by a request's model; may be repeated.",
+    ),
+]  # fmt: skip
 DraftWeights = Annotated[
     str | None,
     typer.Option(

@@ -64,6 +64,7 @@ def serve(
     *,
     target: TargetName = o.AUTO,
     models: o.Models,
+    lora: o.Loras = None,
     guessing: o.Guessing,
     also: Also = None,
     host: Host = "127.0.0.1",
@@ -97,6 +98,7 @@ def serve(
             "--shared-drafts key: no API key is given, so clients look alike; give --api-key for each client, or "
             "'--shared-drafts all' where all clients may see each other's texts"
         )
+    settings.loras(lora)
     for given in also or ():
         early.check_config(
             settings.json_object(given, "--also") if given.lstrip().startswith("{") else {"method": given}
@@ -147,7 +149,9 @@ def _serve(
         if not run.is_local(made) and not wanted.api_keys:
             text = f"every client that reaches {options['host']} may use this server; --api-key asks for a key"
             log(text, level="warning", always=True)
-        engine = settings.load_engine(models, speculative, no_color=options["no_color"])
+        engine = settings.load_engine(
+            models, speculative, no_color=options["no_color"], lora=settings.loras(options["lora"])
+        )
         engine, seen = settings.with_kept_text(engine, no_color=options["no_color"])
         if seen is not None:
             log(str(seen), level="error" if seen.fault else "info", always=True)

@@ -89,6 +89,21 @@ def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any
     return engine
 
 
+def loras(given: Sequence[str] | None) -> dict[str, str] | None:
+    """--lora NAME=DIR, repeated, as ``Engine.load`` takes them. Raises ConfigError for another form, and a name twice."""
+    made: dict[str, str] = {}
+    for each in given or ():
+        name, equal, directory = each.partition("=")
+        if not (name and equal and directory):
+            raise ConfigError(
+                f"--lora {each}: expected NAME=DIR, the name by which requests choose it and its directory"
+            )
+        if name in made:
+            raise ConfigError(f"--lora {each}: {name!r} is given twice: names must differ")
+        made[name] = directory
+    return made or None
+
+
 def with_kept_text(engine: "Engine", *, no_color: bool) -> "tuple[Engine, SelfCheck | None]":
     """The engine, or one that does not guess where guesses do not keep the text on this machine; and what was seen, None
     where nothing is guessed anyway."""

@@ -40,6 +40,10 @@ def check_speculation(value: str) -> None:
         raise ConfigError(f"speculation = {value!r} must be 'on' or 'auto'; for plain decoding give method 'none'")
 
 
+HEATS = 2 + MOST_ALIKE
+"""How many numbers ``heat_of`` has."""
+
+
 def heat_of(temperature: float) -> int:
     """A number for temperatures that are alike, 0 for greedy text: it repeats itself far more than text that is drawn, and
     guesses of it are kept more often. What is learned of guesses is learned by this."""

@@ -89,6 +89,7 @@ class Batch:
         state = self._open_state([row])
         place, reserve = self.pool.num_rows, self.pool.reserve
         self.pool.open_rows(1)
+        self.pool.loras[place] = row.lora
         if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
@@ -157,7 +158,7 @@ class Batch:
                 taken = self.pool.rows(index, index + 1)
                 saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
                 states = {} if saved is None else {saved.position: saved}
-                self.prompts.remember(known[:-1], taken, (), [], row.submission.tenant, states)
+                self.prompts.remember(known[:-1], taken, (), [], row.submission.owner, states)
         self._settle(gone, [])
 
     def tell_worked(self, rows: Sequence[Row]) -> None:

@@ -157,6 +157,8 @@ def graphs_of(model: CausalModel, width: int) -> str | None:
         return "off"
     if width:
         return "off: every pass has one width"
+    if model.loras:
+        return "off: rows have adapters"
     if model.spec.implementation != "lean":
         return f"off: implementation {model.spec.implementation!r} decides on the host what it launches"
     return "off: several processes run the model" if model.is_shared else "auto"

@@ -35,7 +35,8 @@ from foretell.engine.request.text import Tokenizer
 from foretell.engine.speculation import Speculation, check_together
 from foretell.engine.structured.format import Formats
 from foretell.model.ends import with_tokenizer
-from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
+from foretell.model.load import LoraGiven, ModelInMemory, as_model, load_model, load_tokenizer, named_loras
+from foretell.model.lora import read_loras
 from foretell.model.names import check_cuda_graphs
 from foretell.model.prefill import round_up
 from foretell.planner.costs import CostTable
@@ -67,6 +68,7 @@ class Engine:
         drafter_errors: str = "plain",
         cuda_graphs: str = "auto",
         trust_remote_code: bool = False,
+        lora: str | None = None,
     ) -> None:
         """model: a loaded model, of foretell or of transformers. draft: a loaded draft model, which the configuration
         names by ``draft.spec.name``. draft_tokenizer: its tokenizer, where its vocabulary is another (None: the one beside
@@ -81,14 +83,16 @@ class Engine:
         method rests, as in a service); "raise" raises DrafterError, for whoever measures or checks a method. Processes that
         share a model always raise. cuda_graphs: "auto" launches what a step asks of a CUDA device as captured graphs, where
         that can be, "off" call by call; elsewhere nothing changes. trust_remote_code: draft models may run the Python code
-        that they come with. Raises ConfigError, ModelError.
+        that they come with. lora: the adapter, one of ``model.loras``, of requests that name none. Raises
+        ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
         model = self.model
         check_cuda_graphs(cuda_graphs)
-        self.cuda_graphs = cuda_graphs
+        self.cuda_graphs, self.lora = cuda_graphs, lora
+        model.lora_of(lora)  # raises for one that is not loaded
         model.spec = replace(with_tokenizer(model.spec, tokenizer), cuda_graphs=cuda_graphs == "auto")
         given = None if draft is None else as_model(draft)
         self._methods = Methods(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
@@ -143,6 +147,7 @@ class Engine:
         cuda_graphs: str = "auto",
         weights: str = "auto",
         trust_remote_code: bool = False,
+        lora: LoraGiven = None,
         progress: bool | Listener = False,
     ) -> "Engine":
         """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
@@ -155,6 +160,9 @@ class Engine:
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
         quantised weights the text follows the quantised model's distribution.
+        lora: adapters of the target as peft saves them, {name: directory, ...}, of which each request may name one
+        (``generate(..., lora=name)``), or the directory of a single one for all requests, merged where that is exact (see
+        ``load_model``).
         trust_remote_code runs the Python code that models come with. progress: True writes to standard error what is
         loaded, its share and the time; a function is called with the first two (a share is 0 to 1).
         """
@@ -173,6 +181,7 @@ class Engine:
                     tensor_parallel=tensor_parallel,
                     weights=weights,
                     trust_remote_code=trust_remote_code,
+                    lora=lora,
                 )
                 if tokenizer is None:
                     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
@@ -185,10 +194,13 @@ class Engine:
                         "and tensor_parallel, or give its directory"
                     )
                 model = as_model(target)
+                if lora is not None:
+                    model.add_loras(read_loras(named_loras(lora)))
+            one = None if lora is None or isinstance(lora, Mapping) or not model.loras else model.loras[0]
             return cls(
                 model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
                 prefix_memory_gib=prefix_memory_gib, speculation=speculation, drafter_errors=drafter_errors,
-                cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
+                cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code, lora=one,
             )  # fmt: skip
 
     @tells_places
@@ -208,7 +220,7 @@ class Engine:
             self.model, self.tokenizer, speculative=config, draft=self._methods.given,
             draft_tokenizer=self._methods.given_tokenizer, method=method, width=self.width,
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
-            cuda_graphs=self.cuda_graphs, trust_remote_code=self._methods.trusts_code,
+            cuda_graphs=self.cuda_graphs, trust_remote_code=self._methods.trusts_code, lora=self.lora,
         )  # fmt: skip
         made.formats = self.formats
         return made
@@ -221,10 +233,12 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
-    ) -> Completion:
-        """Complete one prompt. options are fields of SamplingParams, e.g. ``temperature=0.7, seed=1``."""
-        return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None,
+        lora: str | None = None, **options: Any,
+    ) -> Completion:  # fmt: skip
+        """Complete one prompt. lora: as in ``Request``; options are fields of SamplingParams, e.g. ``temperature=0.7,
+        seed=1``."""
+        return self.generate_batch([Request(prompt, _params(params, options), prediction, lora=lora)])[0]
 
     def generate_batch(
         self,
@@ -269,35 +283,41 @@ class Engine:
             for row in ended:
                 yield row.index, self._completion(row)
 
-    def score(self, prompts: Sequence[Prompt], *, num_logprobs: int = 0) -> Iterator[list[Piece]]:
+    def score(
+        self, prompts: Sequence[Prompt], *, num_logprobs: int = 0, lora: str | None = None
+    ) -> Iterator[list[Piece]]:
         """Yield the tokens of each prompt with the natural log of the model's own probability of each after those before
         it, before temperature and processors; the first has None. num_logprobs: of the most probable tokens, listed beside
-        each. A text is read alone and with no guesses, so its scores are the same with every method and batch. Of a text
-        that begins like the one before it the beginning is not read again: sort many of them.
+        each. lora: as in ``Request``. A text is read alone and with no guesses, so its scores are the same with every
+        method and batch. Of a text that begins like the one before it the beginning is not read again: sort many of them.
 
         Raises PromptError, ConfigError.
         """
         check_several(prompts)
         if value_of(num_logprobs, int, "num_logprobs") < 0:
             raise ConfigError(f"num_logprobs = {num_logprobs} must be at least 0")
-        rows = [self.make_row(index, Request(prompt), write=False) for index, prompt in enumerate(prompts)]
+        made = [Request(prompt, lora=lora) for prompt in prompts]
+        rows = [self.make_row(index, request, write=False) for index, request in enumerate(made)]
         return self._scores(rows, num_logprobs)
 
     def _scores(self, rows: Sequence[Row], num_logprobs: int) -> Iterator[list[Piece]]:
         last: Scoring | None = None
         for row in rows:
-            last = Scoring(self.model, self.tokenizer, row.prompt_ids, num_logprobs, after=last)
+            last = Scoring(
+                self.model, self.tokenizer, row.prompt_ids, num_logprobs, lora=row.submission.lora, after=last
+            )
             with torch.inference_mode():
                 while not last.read():
                     pass
             yield list(last.pieces)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
-    ) -> "Stream":
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None,
+        lora: str | None = None, **options: Any,
+    ) -> "Stream":  # fmt: skip
         """Complete one prompt, yielding a Piece per token. ``.completion`` is the completion so far, and whole at the
         end."""
-        return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction)))
+        return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction, lora=lora)))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]], *, parse_special: bool = False) -> list[int]:
         """Token ids of a conversation by the model's chat template. parse_special: markers such as ``<|im_end|>`` in
@@ -307,6 +327,8 @@ class Engine:
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
         """A request as it is decoded. Raises PromptError, ConfigError, ModelError."""
+        if request.lora is None and self.lora is not None:
+            request = replace(request, lora=self.lora)
         submission = submission_of(str(index), request, self.tokenizer, write=write)
         choice = self.choice(request.speculative)
         self._check_width(choice.config)
@@ -420,6 +442,7 @@ class Engine:
             "speculative": config.resolved(),
             **({} if head is None else {"head": head}),
             **({"reads_again": spec.reads_again} if spec.reads_again else {}),
+            **({"loras": list(self.model.loras)} if self.model.loras else {}),
         }
 
 

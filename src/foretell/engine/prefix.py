@@ -3,7 +3,8 @@
 A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
 begins with it; so it is copied instead of computed again. Recurrent states are sums of a whole text, and are kept at
 some of its positions: such a text can be taken up at those alone. Only the tenant that sent a text can match it: clients
-see the number of matched tokens (``cached_tokens``), which would reveal what others have sent.
+see the number of matched tokens (``cached_tokens``), which would reveal what others have sent. And only by the adapter that
+it was read with, whose keys and values they are.
 """
 
 from collections import OrderedDict
@@ -17,6 +18,8 @@ from foretell.model.recurrent import RecurrentCache, Saved
 
 BLOCK = 16
 """Block size in tokens of the prefix index; the rest of a match is found token by token."""
+Owner = tuple[str | None, str | None] | None
+"""See ``Submission.owner``; None: of whoever tells nobody apart."""
 
 
 @dataclass
@@ -28,7 +31,7 @@ class Prefix:
     values: list[Tensor]
     layers: tuple[int, ...]  # tapped when the text was read ...
     taps: Tensor | None  # ... [1, n, T * H]
-    tenant: str | None = None  # who sent it
+    owner: Owner = None
     states: dict[int, Saved] | None = None  # recurrent ones, by position; None: the model has none
 
     def reach(self, count: int, multiple: int = 1) -> int:
@@ -65,18 +68,17 @@ class PrefixStore:
         self._next = 0
         self.num_tokens = 0  # whose memory is held: counted, so that any thread may read it while prefixes come and go
 
-    def find(self, ids: list[int], layers: tuple[int, ...], tenant: str | None = None) -> tuple[Prefix, int] | None:
-        """The tenant's prefix that shares most tokens with the beginning of ids, and how many; None where none does.
+    def find(self, ids: list[int], layers: tuple[int, ...], owner: Owner = None) -> tuple[Prefix, int] | None:
+        """The owner's prefix that shares most tokens with the beginning of ids, and how many; None where none does.
 
-        layers: target layers whose outputs the caller needs too; prefixes without them are skipped. tenant None: all
-        requests without a tenant, as one tenant.
+        layers: target layers whose outputs the caller needs too; prefixes without them are skipped.
         """
         self.num_queries += len(ids)
-        for key in reversed(_hashes(ids, tenant)):
+        for key in reversed(_hashes(ids, owner)):
             number = self._blocks.get(key)
             prefix = None if number is None else self._prefixes[number]
-            # The tenant is part of the key; it is compared too, since hashes can be made to collide.
-            if prefix is None or prefix.tenant != tenant or (layers and prefix.layers != layers):
+            # The owner is part of the key; it is compared too, since hashes can be made to collide.
+            if prefix is None or prefix.owner != owner or (layers and prefix.layers != layers):
                 continue
             count = prefix.reach(_shared(ids, prefix.ids))
             if not count:
@@ -93,25 +95,25 @@ class PrefixStore:
         row: KVCache,
         layers: tuple[int, ...],
         taps: Tensor | None,
-        tenant: str | None = None,
+        owner: Owner = None,
         states: Mapping[int, Saved] | None = None,
     ) -> None:
         """Keep a copy of slots [0, len(ids)) of a cache of one row. A text that is stored already is not copied again.
         A stored text that this one continues is replaced. states: recurrent ones at some positions, of a model that has
         them; those of a text that is replaced are kept."""
-        keys = _hashes(ids, tenant)
+        keys = _hashes(ids, owner)
         if not keys:
             return
         number = self._blocks.get(keys[-1])
         if number is not None:
             known = self._prefixes[number]
-            mine = known.tenant == tenant and known.ids[: len(ids)] == ids
+            mine = known.owner == owner and known.ids[: len(ids)] == ids
             if mine and (not layers or known.layers == layers):
                 self._prefixes.move_to_end(number)
                 return
         count = len(ids)
         if states is not None:
-            states = {**self._states_of(ids, keys, tenant), **states}
+            states = {**self._states_of(ids, keys, owner), **states}
             if not states:
                 return
         size = (
@@ -126,7 +128,7 @@ class PrefixStore:
             if older is None:
                 continue
             known = self._prefixes[older]
-            mine = known.tenant == tenant and len(known.ids) < count and known.ids == ids[: len(known.ids)]
+            mine = known.owner == owner and len(known.ids) < count and known.ids == ids[: len(known.ids)]
             if mine and (layers or not known.layers):
                 self._drop(older)
         while self.num_bytes + size > self.max_bytes:
@@ -137,7 +139,7 @@ class PrefixStore:
             [memory[0, :, :count].clone() for memory in row.values],
             layers if taps is not None else (),
             taps,
-            tenant,
+            owner,
             None if states is None else dict(states),
         )
         self._prefixes[self._next] = prefix
@@ -147,13 +149,13 @@ class PrefixStore:
             self._blocks[key] = self._next
         self._next += 1
 
-    def _states_of(self, ids: list[int], keys: list[int], tenant: str | None) -> dict[int, Saved]:
+    def _states_of(self, ids: list[int], keys: list[int], owner: Owner) -> dict[int, Saved]:
         """States of stored texts that ids continue."""
         found: dict[int, Saved] = {}
         for key in keys:
             number = self._blocks.get(key)
             known = None if number is None else self._prefixes[number]
-            if known is not None and known.tenant == tenant and known.ids == ids[: len(known.ids)]:
+            if known is not None and known.owner == owner and known.ids == ids[: len(known.ids)]:
                 found.update(known.states or {})
         return found
 
@@ -172,7 +174,7 @@ class PrefixStore:
         prefix = self._prefixes.pop(number)
         self.num_bytes -= prefix.num_bytes
         self.num_tokens -= len(prefix.ids)
-        for key in _hashes(prefix.ids, prefix.tenant):
+        for key in _hashes(prefix.ids, prefix.owner):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
                 # A block shared with another prefix is indexed again when that prefix is next added.
@@ -192,9 +194,9 @@ def _num_bytes(states: Mapping[int, Saved]) -> int:
     return sum(saved.num_bytes for saved in states.values())
 
 
-def _hashes(ids: list[int], tenant: str | None) -> list[int]:
-    """A hash of the first 1, 2, ... whole blocks of a tenant's text."""
-    found, key = [], hash(tenant)
+def _hashes(ids: list[int], owner: Owner) -> list[int]:
+    """A hash of the first 1, 2, ... whole blocks of an owner's text."""
+    found, key = [], hash(owner)
     for start in range(0, len(ids) // BLOCK * BLOCK, BLOCK):
         key = hash((key, *ids[start : start + BLOCK]))
         found.append(key)

@@ -13,6 +13,7 @@ _PROBLEMS = {
     5: "the products of a matrix's format are not loaded",
     6: "the states of a recurrent layer are not those of the committed tokens",
     7: "there is no room for the terms of a recurrent layer",
+    8: "a row has an adapter, and the model has none",
 }
 
 
@@ -30,7 +31,7 @@ class NativeFunctions:
         self.forward: Callable[..., int] = lib.foretell_forward
         lib.foretell_forward.argtypes = [
             pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, *[number] * 2, pointer, pointer,
-            number, *[pointer] * 3,
+            number, *[pointer] * 4,
         ]  # fmt: skip
         self.scratch: Callable[..., int] = lib.foretell_scratch
         lib.foretell_scratch.argtypes = [pointer, pointer, number, number]

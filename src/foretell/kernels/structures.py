@@ -87,6 +87,16 @@ class MixerState(ctypes.Structure):
     ]
 
 
+class LowRank(ctypes.Structure):
+    """An adapter's part of a product: addresses of A [rank, columns] and of B [groups, rank, 16]."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((name, ctypes.c_int64) for name in ("rank", "columns")),
+        ("scale", ctypes.c_double),
+    ]
+
+
 class Layer(ctypes.Structure):
     """One decoder layer; addresses are of float32 vectors, or None."""
 
@@ -102,6 +112,7 @@ class Layer(ctypes.Structure):
         ("mixer", ctypes.POINTER(Mixer)),
         ("gates", Matrix),
         ("gates_bias", ctypes.c_void_p),
+        ("loras", ctypes.POINTER(LowRank)),
     ]
 
 
@@ -122,6 +133,7 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("experts", "chosen", "expert_inner")),
         *((name, ctypes.c_int64) for name in ("gated", "projected", "conved", "scanned", "state_rows")),
         *((name, ctypes.c_double) for name in ("attention_scale", "gate_scale", "mlp_scale")),
+        ("low_rank", ctypes.c_int64),
     ]
 
 

@@ -133,9 +133,11 @@ class Learner:
         tenant = submission.tenant or ""
         one = self.adapters.find(tenant, choice)
         state = CaptureState(one.name, one.method.taps)
-        if self._is_paused(tenant) or self.failure or not submission.store:
+        # A drafter learns from the model's own texts: those of an adapter would be another target's.
+        is_learned = submission.store and submission.lora is None
+        if self._is_paused(tenant) or self.failure or not is_learned:
             state.begun = state.dropped = True
-            self.capture.num_skipped += not submission.store
+            self.capture.num_skipped += not is_learned
         return replace(choice, method=one.within(choice.method)), state
 
     def _is_paused(self, tenant: str) -> bool:

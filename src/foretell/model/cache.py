@@ -46,6 +46,8 @@ class KVCache:
         """
         self.num_rows = num_rows
         self.capacity = capacity
+        self.loras = [0] * num_rows
+        """Of each row in use the adapter (of ``CausalModel.loras``, from 1 on) that its keys and values are of; 0: none."""
         dims = [dim for _, dim in shapes] if value_dims is None else value_dims
         self._layouts = [
             (heads, key_dim, value_dim, device)
@@ -129,6 +131,7 @@ class KVCache:
                 chosen = memory[:, :, :used].index_select(0, sources)
                 memory[:, :, :used].index_copy_(0, places, chosen)
         before, self.num_rows = self.num_rows, len(rows)
+        self.loras = [self.loras[row] for row in rows.tolist()]
         self._show()
         for row in range(self.num_rows, before):
             self.release(row)
@@ -140,6 +143,7 @@ class KVCache:
             raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")
         start = self.num_rows
         self.open_rows(other.num_rows)
+        self.loras[start:] = other.loras
         for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
             mine[start:, :, :used] = theirs[:, :, :used]
 
@@ -151,11 +155,12 @@ class KVCache:
             for new, old in zip((*self._all_keys, *self._all_values), (*keys, *values), strict=True):
                 new[: self.num_rows] = old[: self.num_rows]
         self.num_rows += count
+        self.loras += [0] * count
         self._show()
 
     def clear(self) -> None:
         """Take all rows out of use; their memory is the reserve for rows to come."""
-        self.num_rows = 0
+        self.num_rows, self.loras = 0, []
         self._show()
 
     def rows(self, start: int, stop: int) -> "KVCache":
@@ -163,6 +168,7 @@ class KVCache:
         view = object.__new__(KVCache)
         view.num_rows, view.capacity, view.reserve = stop - start, self.capacity, stop - start
         view._layouts, view._dtype, view._is_view, view.memory = self._layouts, self._dtype, True, self.memory
+        view.loras = (self.loras[start:stop] + [0] * (stop - start))[: stop - start]  # nobody decodes the rest
         view._all_keys = [memory[start:stop] for memory in self._all_keys]
         view._all_values = [memory[start:stop] for memory in self._all_values]
         view._show()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
+from foretell.model.lora import Lora
 from foretell.model.target import CausalModel, Output, WrappedModel
 
 P = ParamSpec("P")
@@ -27,6 +28,11 @@ class HostModel(WrappedModel):
         super().__init__(model)
         self.device = model.spec.device
         self.spec = replace(model.spec, device=CPU)
+
+    def add_loras(self, loras: Mapping[str, Lora]) -> None:
+        """See ``CausalModel.add_loras``."""
+        self.inner.add_loras(loras)
+        self.loras = self.inner.loras
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "HostModel":
         """See ``CausalModel.rebuilt``."""

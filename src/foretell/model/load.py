@@ -21,6 +21,7 @@ from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
 from foretell.model.host import drawn_on_host
 from foretell.model.llama.weights import ShapeError
+from foretell.model.lora import Lora, LoraError, read_loras
 from foretell.model.names import FAST, check_implementation, check_weights, torch_name
 from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it im
 _PACKING = ("auto", "native")  # what can run quantised weights
 ModelInMemory: TypeAlias = Union[CausalModel, "PreTrainedModel"]
 """What ``as_model`` takes."""
+LoraGiven: TypeAlias = Mapping[str, str | PathLike[str]] | str | PathLike[str] | None
+"""Adapters by name, or the directory of one; see ``load_model``."""
 logger = logging.getLogger(__name__)
 _draws_bars = True
 
@@ -48,6 +51,7 @@ def load_model(
     tensor_parallel: bool = False,
     weights: str = "auto",
     trust_remote_code: bool = False,
+    lora: LoraGiven = None,
 ) -> CausalModel:
     """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
 
@@ -62,6 +66,10 @@ def load_model(
     native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
     by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
 
+    lora: adapters in directories of peft. {name: directory, ...} holds them beside the weights (``CausalModel.loras``).
+    One directory is merged into weights that are floats before they are rounded; beside those that stay quantised it is
+    held under its own name. "native" and "lean" run them.
+
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
     """
@@ -69,6 +77,12 @@ def load_model(
     check_implementation(implementation)
     if device_map is not None and implementation in FAST:
         raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
+    loras = read_loras(named_loras(lora))
+    if loras and (tensor_parallel or device_map is not None or implementation == "transformers"):
+        raise ConfigError(
+            "lora needs implementation 'native' or 'lean': drop implementation='transformers', device_map and "
+            "tensor_parallel, or merge the adapter into the model with peft"
+        )
     launch = _launch(implementation, device_map) if tensor_parallel else None
     where = parse_device(device if launch is None else launch.device(device))
     wanted = _weights_dtype(weights, parse_dtype(dtype))
@@ -82,6 +96,8 @@ def load_model(
         if has_code(path, name=name, trusted=trust_remote_code):
             if weights in ("int8", "int4"):
                 raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+            if loras:
+                raise ConfigError(f"lora needs the native or the lean implementation; {name} runs its own code")
             return load_with_code(
                 path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
                 is_auto_dtype=dtype == "auto",
@@ -114,33 +130,46 @@ def load_model(
             raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
         check_divides(config, launch.num_processes, name=name)
         return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
+    merged = None
+    if not isinstance(lora, Mapping) and (weights in ("fp32", "bf16") or not files.is_quantised):
+        (merged,), loras = loras.values() or (None,), {}
+    load = partial(_load_fast, path=path, dtype=wanted, device=where, name=name, weights=weights, merged=merged)
+
+    def adapted(model: CausalModel) -> CausalModel:
+        if loras:
+            model.add_loras(loras)
+        return model
+
     if implementation in FAST:
         reason = unsupported(implementation, config, wanted, where)
         if reason is not None:
             raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
-        return _load_fast(implementation, path, wanted, where, name, weights)
+        return adapted(load(implementation))
     if weights in ("int8", "int4"):
         reason = unsupported("native", config, wanted, where)
         if reason is not None:
             raise ConfigError(
                 f"weights={weights!r} needs the native implementation, which {name} has not here: {reason}"
             )
-        return _load_fast("native", path, wanted, where, name, weights)
+        return adapted(load("native"))
     if implementation == "auto" and device_map is None:
         reasons: dict[str, str] = {}
         for kind in FAST:
             reason = unsupported(kind, config, wanted, where)
             if reason is None:
                 try:
-                    model = _load_fast(kind, path, wanted, where, name, weights)
+                    model = load(kind)
                     _tell_slower(name, kind, reasons, where)
-                    return model
+                    return adapted(model)
                 except ShapeError:
                     raise
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
             reasons[kind] = reason
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
+        if loras or merged is not None:
+            why = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
+            raise LoraError(f"{name} runs by transformers alone here, where adapters (--lora) do not run ({why})")
         _tell_slower(name, "transformers", reasons, where)
     from foretell.model.hf.adapter import TransformersModel
 
@@ -300,11 +329,22 @@ def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | Non
     return asked
 
 
-def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str) -> CausalModel:
+def named_loras(lora: LoraGiven) -> Mapping[str, str | PathLike[str]]:
+    """Adapters by name; a single directory by its own."""
+    if lora is None or isinstance(lora, Mapping):
+        return lora or {}
+    return {Path(fspath(lora)).expanduser().resolve().name: lora}
+
+
+def _load_fast(
+    kind: str, *, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str, merged: Lora | None
+) -> CausalModel:
     begun = monotonic()
     tell(name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.{kind}")
-    options = {"weights": weights} if kind == "native" else {}
+    options: dict[str, Any] = {"weights": weights} if kind == "native" else {}
+    if merged is not None:
+        options["merged"] = merged
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
     _tell_loaded(name, kind, begun)
     return model

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.core.params import fresh_seed
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
+from foretell.model.lora import Lora
 
 T = TypeVar("T")
 
@@ -85,6 +86,8 @@ class CausalModel(ABC):
     """A decoder-only language model that can run any range of its layers over any tree."""
 
     spec: ModelSpec
+    loras: tuple[str, ...] = ()
+    """Names of the adapters that rows can have (``KVCache.loras``), beside none."""
     is_shared: bool = False
     """Whether several processes run one model, so that all must make the same passes."""
     is_leader: bool = True
@@ -105,6 +108,23 @@ class CausalModel(ABC):
             f"{self.spec.name}: implementation {self.spec.implementation!r} cannot take other weights; load it as "
             "'native', 'lean' or 'transformers'"
         )
+
+    def add_loras(self, loras: Mapping[str, Lora]) -> None:
+        """Hold adapters, by their names, in the order of ``loras``; at most once. Raises LoraError where one does not fit,
+        ModelError where an implementation runs none."""
+        raise ModelError(
+            f"{self.spec.name}: implementation {self.spec.implementation!r} runs no adapters (--lora); load the model as "
+            "'native' or 'lean', or merge the adapter into it with peft"
+        )
+
+    def lora_of(self, name: str | None) -> int:
+        """The number of an adapter, as ``KVCache.loras`` has it; 0 for None. Raises ConfigError where there is none."""
+        if name is None:
+            return 0
+        if name not in self.loras:
+            known = ", ".join(map(repr, self.loras)) or "none: load them with lora={name: directory}"
+            raise ConfigError(f"lora = {name!r} is no adapter that is loaded; there are {known}")
+        return self.loras.index(name) + 1
 
     @abstractmethod
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
@@ -151,7 +171,7 @@ class WrappedModel(CausalModel):
     """A model with something changed: what a subclass does not say is the inner one's."""
 
     def __init__(self, inner: CausalModel) -> None:
-        self.inner, self.spec = inner, inner.spec
+        self.inner, self.spec, self.loras = inner, inner.spec, inner.loras
         self.is_shared, self.is_leader = inner.is_shared, inner.is_leader
 
     def share(self, value: T) -> T:

@@ -14,7 +14,7 @@ class RowView:
     depth_limit: int  # greatest depth that it can still use
     num_unread: int = 0  # tokens that its drafter has not read yet
     always: bool = False  # it asked to guess in every step, whether that pays or not
-    heat: int = 0  # ``SamplingParams.heat``: how its text is drawn
+    heat: int = 0  # ``Row.heat``: how its text is drawn, and by which adapter
     length: int = 0  # tokens of its text
 
 

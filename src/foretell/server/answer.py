@@ -103,7 +103,8 @@ class Answer:
         arrived = request.scope.get("foretell.arrived") or perf_counter()
         tenant = request.scope.get(TENANT)
         kept = body.store is not False
-        submissions = [replace(submission, tenant=tenant, store=kept) for submission in submissions]
+        self.model, lora = backend.served(body.model)
+        submissions = [replace(submission, tenant=tenant, store=kept, lora=lora) for submission in submissions]
         self.job = Job(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
         self.job.start()
 
@@ -113,7 +114,7 @@ class Answer:
             "id": self.id,
             "object": self.kind,
             "created": self.created,
-            "model": self.backend.name,
+            "model": self.model,
             "system_fingerprint": f"foretell-{__version__}",
             "choices": choices,
         }

@@ -106,7 +106,7 @@ def _envelope(answer: Answer, content: Sequence[dict[str, Any]], usage: dict[str
         "id": answer.id.replace("-", "_"),
         "type": "message",
         "role": "assistant",
-        "model": answer.backend.name,
+        "model": answer.model,
         "content": list(content),
         "usage": usage,
     }

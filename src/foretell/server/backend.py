@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foretell.engine.structured.constraint import Constraints
     from foretell.service.service import Service
 
+LATEST = ":latest"
 RESERVED = frozenset(
     {
         "add_generation_prompt",
@@ -46,6 +47,10 @@ class Backend:
         self.service, self.options = service, options
         spec = service.engine.model.spec
         self.name = options.served_model_name or spec.display_name
+        self.names = (self.name, *service.engine.model.loras)
+        """What requests may give as model: the target's name, then its adapters'."""
+        if self.name in service.engine.model.loras:
+            raise ConfigError(f"an adapter is named {self.name!r} as the model is: give it another name")
         self.created = int(time.time())
         self.tokenizer: Any = service.engine.tokenizer
         self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)
@@ -64,11 +69,18 @@ class Backend:
         self.is_explaining = False  # a step of some request: one at a time; read and set on the event loop alone
 
     def check_model(self, name: str) -> None:
-        """Raise ApiError 404 for any other model."""
-        if name != self.name:
+        """Raise ApiError 404 for a model that is not served."""
+        if name not in self.names:
             shown = name if len(name) <= 128 else name[:125] + "..."
-            message = f"the model {shown!r} does not exist; this server has {self.name!r}"
+            message = f"the model {shown!r} does not exist; this server has {', '.join(map(repr, self.names))}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def served(self, name: str | None) -> tuple[str, str | None]:
+        """A checked name as clients read it, and the adapter of that name, if it is one. Ollama's may have its default
+        tag; None and "": the target."""
+        tagged = {each.removesuffix(LATEST): each for each in reversed(self.names)}
+        found = name if name in self.names else tagged.get((name or "").removesuffix(LATEST), self.name)
+        return found, found if found != self.name else None
 
     def encode(self, text: str, param: str, *, special: bool = True) -> list[int]:
         """Token ids of a text, by default with the tokenizer's own special tokens. Raises ApiError 400."""

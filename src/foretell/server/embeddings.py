@@ -52,23 +52,23 @@ async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
             "context_length_exceeded",
         )  # fmt: skip
     pooling: Pooling = body.pooling or "mean"
-    data = []
+    data, (name, lora) = [], backend.served(body.model)
     async with backend.embedding:  # one text at a time: its keys and values are memory beside the rows'
         for index, ids in enumerate(texts):
-            vector = await _read(backend, ids, pooling)
+            vector = await _read(backend, ids, pooling, lora)
             numbers: Any = vector.tolist()
             if body.encoding_format == "base64":
                 numbers = base64.b64encode(vector.numpy().tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": numbers})
     read = sum(map(len, texts))
     usage = {"prompt_tokens": read, "total_tokens": read}
-    return {"object": "list", "data": data, "model": backend.name, "pooling": pooling, "usage": usage}
+    return {"object": "list", "data": data, "model": name, "pooling": pooling, "usage": usage}
 
 
-async def _read(backend: Backend, ids: Sequence[int], pooling: Pooling) -> Tensor:
+async def _read(backend: Backend, ids: Sequence[int], pooling: Pooling, lora: str | None) -> Tensor:
     """``embed`` in a thread. Where the client leaves, it ends after the pass that runs: no other begins beside it."""
     left = threading.Event()
-    reading = asyncio.ensure_future(asyncio.to_thread(embed, backend, ids, pooling, left))
+    reading = asyncio.ensure_future(asyncio.to_thread(embed, backend, ids, pooling, left, lora))
     try:
         return await asyncio.shield(reading)
     except asyncio.CancelledError:
@@ -82,11 +82,14 @@ class _LeftError(Exception):
 
 
 @torch.inference_mode()
-def embed(backend: Backend, ids: Sequence[int], pooling: Pooling, left: threading.Event) -> Tensor:
+def embed(
+    backend: Backend, ids: Sequence[int], pooling: Pooling, left: threading.Event, lora: str | None = None
+) -> Tensor:
     """[H] float32 on the CPU: the normed last hidden states of a text, pooled, as a vector of length 1. left: asked after
     each pass; where it is set, _LeftError is raised."""
     model = backend.service.engine.model
     target, last = Target(model, 1, len(ids)), model.spec.num_layers - 1
+    target.cache.loras = [model.lora_of(lora or backend.service.engine.lora)]
     found: list[Tensor] = []
 
     def keep(start: list[int], counts: list[int], taps: Tensor) -> None:

@@ -62,7 +62,8 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
         raise bad("nothing is guessed, so there is nothing to explain: name a method in speculative", "speculative")
     watch = Watch(backend.tokenizer, temperature, most=MOST_STEPS)
     tenant = request.scope.get(TENANT)
-    made = replace(made, always=True, store=False, tenant=tenant, watch=watch)
+    name, lora = backend.served(body.model)
+    made = replace(made, always=True, store=False, tenant=tenant, watch=watch, lora=lora)
     arrived = request.scope.get("foretell.arrived") or perf_counter()
     job = Job(backend, [made], endpoint=request.url.path, stream=False, arrived=arrived)
     try:
@@ -73,7 +74,7 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
         job.close()
     return {
         "object": "foretell.explanation",
-        "model": backend.name,
+        "model": name,
         "seed": made.params.seed,
         "chosen": chosen(watch.steps),
         "steps": [_step(step) for step in watch.steps],

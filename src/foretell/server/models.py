@@ -12,17 +12,18 @@ from foretell.server.errors import ApiError
 from foretell.server.stream import JsonReply, time_text
 
 
-def _model(backend: Backend) -> dict[str, Any]:
+def _model(backend: Backend, name: str) -> dict[str, Any]:
     speculative = backend.service.default.resolved()
     return {
-        "id": backend.name,
+        "id": name,
         "object": "model",
         "type": "model",  # as Anthropic's clients read it
-        "display_name": backend.name,
+        "display_name": name,
         "created_at": time_text(backend.created),
         "created": backend.created,
         "owned_by": "foretell",
         "root": backend.name,
+        "parent": None if name == backend.name else backend.name,
         "max_model_len": backend.max_model_len,
         # Keys that name files on this machine are not sent to clients.
         "speculative": {
@@ -34,17 +35,18 @@ def _model(backend: Backend) -> dict[str, Any]:
 
 
 async def list_models(request: Request) -> Response:
-    """The one model that is served."""
+    """The model that is served, and its adapters."""
     backend: Backend = request.app.state.backend
-    ends = {"first_id": backend.name, "last_id": backend.name, "has_more": False}
-    return JsonReply({"object": "list", "data": [_model(backend)], **ends})
+    ends = {"first_id": backend.names[0], "last_id": backend.names[-1], "has_more": False}
+    return JsonReply({"object": "list", "data": [_model(backend, name) for name in backend.names], **ends})
 
 
 async def get_model(request: Request) -> Response:
     """A model by its name."""
     backend: Backend = request.app.state.backend
-    backend.check_model(request.path_params["model"])
-    return JsonReply(_model(backend))
+    name = request.path_params["model"]
+    backend.check_model(name)
+    return JsonReply(_model(backend, name))
 
 
 async def health(request: Request) -> Response:

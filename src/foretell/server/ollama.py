@@ -14,7 +14,7 @@ from starlette.responses import Response
 from foretell import __version__
 from foretell.engine.request.result import Completion
 from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read_json
-from foretell.server.backend import Backend
+from foretell.server.backend import LATEST, Backend
 from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
@@ -25,7 +25,6 @@ from foretell.server.sampling import submissions
 from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
 from foretell.server.tools import CallDelta, ContentDelta, ToolCall, arguments_of
 
-LATEST = ":latest"
 LINES = "application/x-ndjson"
 
 
@@ -58,8 +57,9 @@ async def generate(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """The one model that is served."""
-    return JsonReply({"models": [_model(request.app.state.backend)]})
+    """The model that is served, and its adapters."""
+    backend: Backend = request.app.state.backend
+    return JsonReply({"models": [_model(backend, name) for name in backend.names]})
 
 
 async def show(request: Request) -> Response:
@@ -75,7 +75,7 @@ async def show(request: Request) -> Response:
         f"{spec.architecture}.embedding_length": spec.hidden_size,
         f"{spec.architecture}.block_count": spec.num_layers,
     }
-    model = _model(backend)
+    model = _model(backend, backend.served(body.model or body.name)[0])
     shown = {"modelfile": "", "parameters": "", "template": template, "details": model["details"], "model_info": info}
     return JsonReply({**shown, "capabilities": can, "modified_at": model["modified_at"]})
 
@@ -93,20 +93,20 @@ async def _read(request: Request, kind: type[Any], backend: Backend) -> Any:
 
 def _check_model(backend: Backend, name: str | None) -> None:
     """Raise ApiError 404 for another model; its tag may be left out, or be the default one."""
-    if name and name.removesuffix(LATEST) != backend.name.removesuffix(LATEST):
+    if name and name.removesuffix(LATEST) not in {each.removesuffix(LATEST) for each in backend.names}:
         backend.check_model(name)
 
 
-def _model(backend: Backend) -> dict[str, Any]:
+def _model(backend: Backend, name: str) -> dict[str, Any]:
     spec = backend.service.engine.model.spec
     return {
-        "name": backend.name,
-        "model": backend.name,
+        "name": name,
+        "model": name,
         "modified_at": time_text(backend.created),
         "size": spec.weight_bytes,
-        "digest": sha256(backend.name.encode()).hexdigest(),
+        "digest": sha256(name.encode()).hexdigest(),
         "details": {
-            "parent_model": "",
+            "parent_model": "" if name == backend.name else backend.name,
             "format": spec.implementation,
             "family": spec.architecture,
             "families": [spec.architecture],
@@ -119,7 +119,13 @@ def _model(backend: Backend) -> dict[str, Any]:
 def _loaded(backend: Backend, body: Asked, empty: dict[str, Any]) -> Response:
     """A request without a text asks that the model be loaded, or unloaded; it stays."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    made = {"model": backend.name, "created_at": time_text(), **empty, "done": True, "done_reason": reason}
+    made = {
+        "model": backend.served(body.model)[0],
+        "created_at": time_text(),
+        **empty,
+        "done": True,
+        "done_reason": reason,
+    }
     return JsonReply(made, media_type=LINES if body.stream is not False else None)
 
 
@@ -192,7 +198,7 @@ def _failed(error: ApiError) -> bytes:
 
 
 def _piece(answer: Answer, content: str, thought: str, calls: Sequence[ToolCall], *, is_chat: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {"model": answer.backend.name, "created_at": time_text()}
+    made: dict[str, Any] = {"model": answer.model, "created_at": time_text()}
     told = {"thinking": thought} if thought else {}
     if not is_chat:
         return {**made, "response": content, **told}

@@ -115,8 +115,8 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
     for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest, *READING):
-        # Only this name is served: any other is a 404.
-        schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name, "", None]
+        # Only these names are served: any other is a 404.
+        schemas[kind.__name__]["properties"]["model"]["enum"] = [*backend.names, "", None]
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _mend(operation, path=path, needs_key=bool(backend.options.api_keys))

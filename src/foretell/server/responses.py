@@ -112,7 +112,7 @@ def _envelope(
         "instructions": body.instructions,
         "max_output_tokens": answer.max_tokens,
         "metadata": body.metadata or {},
-        "model": answer.backend.name,
+        "model": answer.model,
         "output": list(output),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,

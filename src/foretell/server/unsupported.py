@@ -40,7 +40,9 @@ UNSUPPORTED = {
     "functions": Unsupported("use tools", ([],)),
     "include_stop_str_in_output": Unsupported("stop texts are no part of the output", (False,)),
     "length_penalty": Unsupported("it belongs to beam search", (1, 1.0)),
-    "lora_path": Unsupported("one model is served; what learns from its traffic is chosen where the server is started"),
+    "lora_path": Unsupported(
+        "give an adapter's name as model; adapters are loaded where the server is started, by --lora"
+    ),
     "mirostat": Unsupported(_SAMPLER, (0,)),
     "n_predict": Unsupported("use max_tokens"),
     "n_probs": Unsupported("use logprobs", (0,)),

@@ -229,7 +229,8 @@ class Service:
         if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
-        choice, capture = self._tenants.choice(choice, submission.tenant, store=submission.store), None
+        submission = replace(submission, lora=submission.lora or self.engine.lora)
+        choice, capture = self._tenants.choice(choice, *submission.owner, store=submission.store), None
         if self._learning is not None:
             choice, capture = self._learning.assign(choice, submission)
         params = self.engine.formats.applied(
@@ -333,7 +334,9 @@ class Service:
 
     def _scoring(self, submission: Submission) -> Scoring | None:
         count, engine = submission.num_prompt_logprobs, self.engine
-        return None if count is None else Scoring(engine.model, engine.tokenizer, submission.prompt_ids, count)
+        if count is None:
+            return None
+        return Scoring(engine.model, engine.tokenizer, submission.prompt_ids, count, lora=submission.lora)
 
     def _run(self) -> None:
         loop, model = self._loop, self.engine.model
@@ -406,7 +409,7 @@ class Service:
                         continue
                     number, submission = rest
                     choice = self._tenants.choice(
-                        self._choices.of(submission.speculative), submission.tenant, store=submission.store
+                        self._choices.of(submission.speculative), *submission.owner, store=submission.store
                     )
                     row = self._row(number, submission, choice)
                     loop.submit(row, _ignore, self._scoring(submission))

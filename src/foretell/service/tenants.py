@@ -28,13 +28,16 @@ class Tenants:
         """Raises ConfigError for an unknown way of sharing."""
         check_shared(shared_drafts)
         self.shared_drafts, self.max_bytes = shared_drafts, max_bytes
-        self._stores: OrderedDict[tuple[Method, str], Method] = OrderedDict()  # the most recently used last
+        # The most recently used last. Another adapter writes other texts, so its guesses have a store of their own.
+        self._stores: OrderedDict[tuple[Method, str, str | None], Method] = OrderedDict()
         self._lock = Lock()
 
-    def choice(self, choice: Speculation, tenant: str | None, *, store: bool = True) -> Speculation:
-        """The choice with the store of a tenant. None: the sender is unknown; such requests share nothing unless
-        sharing is "all". store: see ``Submission``; False shares nothing. Raises ConfigError for a method that learns
-        and cannot be separated."""
+    def choice(
+        self, choice: Speculation, tenant: str | None, lora: str | None = None, *, store: bool = True
+    ) -> Speculation:
+        """The choice with the store of a tenant and an adapter. Tenant None: the sender is unknown; such requests share
+        nothing unless sharing is "all". store: see ``Submission``; False shares nothing. Raises ConfigError for a method
+        that learns and cannot be separated."""
         method = choice.method
         if not method.capabilities.learns:
             return choice
@@ -42,8 +45,8 @@ class Tenants:
         if self.shared_drafts == "off" or owner is None or not store:
             return replace(choice, method=_separate(method, method.isolated()))
         with self._lock:
-            found = self._stores.pop((method, owner), None) or _separate(method, method.fresh())
-            self._stores[method, owner] = found
+            found = self._stores.pop((method, owner, lora), None) or _separate(method, method.fresh())
+            self._stores[method, owner, lora] = found
             while len(self._stores) > MAX_STORES or (len(self._stores) > 1 and self._held() > self.max_bytes):
                 self._stores.popitem(last=False)
         return replace(choice, method=found)

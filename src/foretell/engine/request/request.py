@@ -29,6 +29,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
     speculative: MethodConfig | Mapping[str, Any] | str | None = None  # None: the engine's method
+    lora: str | None = None  # the name of an adapter that the engine holds; None: the engine's own choice
 
 
 def submission_of(request_id: str, request: Request, tokenizer: Tokenizer | None, *, write: bool = True) -> Submission:
@@ -40,6 +41,7 @@ def submission_of(request_id: str, request: Request, tokenizer: Tokenizer | None
         request.params,
         () if guess is None else token_ids(guess, tokenizer, add_special_tokens=False),
         write=write,
+        lora=request.lora,
     )
 
 
@@ -78,6 +80,7 @@ def row_of(
         max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
         text=TextStream(tokenizer, params.stop),
         prediction=guess,
+        lora=model.lora_of(submission.lora),
     )
 
 

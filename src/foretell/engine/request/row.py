@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foretell.core.errors import ModelError
-from foretell.core.params import SamplingParams
+from foretell.core.params import HEATS, SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
@@ -54,6 +54,7 @@ class Row:
     seconds_decode: float = 0.0
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
+    lora: int = 0  # as ``KVCache.loras`` has it
     capture: object | None = None  # of a service that learns: see ``Learning.marks``
 
     @property
@@ -65,6 +66,12 @@ class Row:
     def method(self) -> str:
         """The name of its method."""
         return self.choice.method.name
+
+    @property
+    def heat(self) -> int:
+        """``SamplingParams.heat``, of every adapter other numbers: its texts are others, and so is how well they are
+        guessed."""
+        return self.params.heat + HEATS * self.lora
 
     @property
     def known(self) -> list[int]:

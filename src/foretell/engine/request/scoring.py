@@ -33,12 +33,14 @@ class Scoring:
         ids: Sequence[int],
         num_logprobs: int,
         *,
+        lora: str | None = None,
         after: "Scoring | None" = None,
     ) -> None:
         """ids: at least one token; all but the last are read, so at most one more than the model's context. num_logprobs:
-        of the most probable tokens, listed beside each. after: a finished one of the same model and num_logprobs, whose
-        cache is taken over: the passes that both texts begin with are not made again."""
+        of the most probable tokens, listed beside each. after: a finished one of the same model, lora and num_logprobs,
+        whose cache is taken over: the passes that both texts begin with are not made again."""
         self.model, self.ids, self.num_logprobs = model, list(ids), num_logprobs
+        self._lora = model.lora_of(lora)
         self.pieces: list[Piece] = []  # of the tokens read so far; the first has no score, as it follows nothing
         self._text = TextStream(tokenizer)
         self._target: Target | None = None
@@ -92,6 +94,7 @@ class Scoring:
         if self._target is None:
             # The last token needs no KV: what follows it is not part of the text.
             self._target = Target(self.model, 1, round_up(len(self.ids) - 1, CAPACITY_STEP))
+            self._target.cache.loras = [self._lora]
         capacity = self._target.cache.capacity
         start = len(self.pieces) - 1  # tokens whose KV is known
         stop = min(start + SCORE_CHUNK, len(self.ids) - 1)

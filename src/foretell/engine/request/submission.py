@@ -33,4 +33,10 @@ class Submission:
     timeout_s: float | None = None  # from submission on; the output until then is returned
     note: str = ""  # why guesses that were asked for cannot be made: told in ``Completion.plain_reason``
     store: bool = True  # False: nothing of it is kept to learn from
+    lora: str | None = None  # the target's adapter, a name of ``CausalModel.loras``; None: the engine's own choice
     tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
+
+    @property
+    def owner(self) -> tuple[str | None, str | None]:
+        """Whose keys and values its text's are: another sender may not see them, another adapter would compute others."""
+        return self.tenant, self.lora

@@ -99,6 +99,13 @@ typedef struct {
   int64_t *meta; /* [rows, META] */
 } MixerState;
 
+/* An adapter's part of a product: see lora.h. */
+typedef struct {
+  const void *a, *b; /* [rank, columns], [groups of 16 rows, rank, 16], in the model's type; NULL: it has none here */
+  int64_t rank, columns;
+  double scale;
+} LowRank;
+
 typedef struct {
   Matrix q, k, v, o, gate, up, down;                                     /* [out, in]; absent where data is NULL */
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* or NULL */
@@ -110,6 +117,7 @@ typedef struct {
   const Mixer *mixer;                       /* before attention, on the same input, or NULL */
   Matrix gates;                             /* [heads * dim, hidden]: their sigmoid is a factor on what attention mixed */
   const float *gates_bias;
+  const LowRank *loras;                     /* of each adapter, NUM_KINDS of lora.h, or NULL */
 } Layer;
 
 typedef struct {
@@ -127,6 +135,7 @@ typedef struct {
   int64_t gated; /* attention has gates */
   int64_t projected, conved, scanned, state_rows; /* of all mixers the greatest width, channels, output, rows of a state; or 0 */
   double attention_scale, gate_scale, mlp_scale;  /* on what attention returns, on the MLP's gate, on what the MLP returns */
+  int64_t low_rank; /* the greatest rank of an adapter, or 0 */
 } Model;
 
 typedef struct {

@@ -3,12 +3,13 @@
 #define FORETELL_LAYER_H
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 
 /* Where gate and up stand, and where their product goes: all of `rows` rows. */
 typedef struct {
   const float *gate, *up; /* [rows, ld]; gate NULL: the activation is relu(up)^2 */
   int64_t rows, ld, size; /* size: values of a row */
-  char *plain;            /* [rows, ld_plain] in the model's type, or ... */
+  char *plain;            /* [rows, ld_plain] in the model's type, or (both where a row has an adapter) ... */
   int64_t ld_plain;
   Block *blocks;          /* ... as a quantised matrix reads it */
 } Gated;
@@ -28,6 +29,7 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
       if (!x->gate) {
         g = v_max(v_zero(), g); /* NaN stays */
         store_as(is_bf16, to, j, lanes, v_mul(g, g));
+        if (as_blocks && p->loras) store_as((int)m->bf16, x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4), j, lanes, v_mul(g, g));
         continue;
       }
       if (m->gate_scale != 0.0) g = v_mul(g, v_all((float)m->gate_scale));
@@ -36,6 +38,7 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
       const vec e = exp16(m->gelu ? v_mul(wide, v_all(-1.5957691216f)) : v_sub(v_zero(), g));
       const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
       store_as(is_bf16, to, j, lanes, y);
+      if (as_blocks && p->loras) store_as((int)m->bf16, x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4), j, lanes, y);
     }
     if (as_blocks) quantise_row((const float *)to + a, b - a, x->blocks + a / 32 * stride + i, stride);
     if (as_blocks && b == x->size) quantise_padding(b, x->blocks + i, stride);
@@ -67,6 +70,7 @@ static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
     if (from < to)
       linear(parts[i].w, from, to, input_of(&x, parts[i].w), ldx, p->rows, parts[i].bias,
              p->qkv + parts[i].from, p->qkv_width, 0, ends ? o : parts[i + 1].w->data);
+    if (p->loras && i < 3) raise_onto(p, l, OF_Q + i, i, from, to, p->qkv + parts[i].from, p->qkv_width);
   }
 }
 
@@ -89,13 +93,16 @@ static void add_branch(Pass *p, const float *weight, float by, int64_t a, int64_
   }
 }
 
-/* Rows [a, b) of w times x, with what comes behind it, onto the residual. */
-static void onto_residual(Pass *p, const Matrix *w, int64_t a, int64_t b, const Input *x, int64_t ldx, const float *bias,
-                          const float *after, double scale, unsigned *phase, const void *next) {
+/* Rows [a, b) of w times x, with what comes behind it, onto the residual. kind: whose low-rank terms, reduced before, come on
+ * top; NUM_KINDS: none. */
+static void onto_residual(Pass *p, const Layer *l, int kind, const Matrix *w, int64_t a, int64_t b, const Input *x, int64_t ldx,
+                          const float *bias, const float *after, double scale, unsigned *phase, const void *next) {
   const double of_all = p->model->residual_scale;
   const float by = (of_all != 0.0 ? (float)of_all : 1.0f) * (scale != 0.0 ? (float)scale : 1.0f);
   const int apart = after || by != 1.0f;
-  linear(w, a, b, input_of(x, w), ldx, p->rows, bias, apart ? p->branch : p->residual, p->model->hidden, !apart, next);
+  float *out = apart ? p->branch : p->residual;
+  linear(w, a, b, input_of(x, w), ldx, p->rows, bias, out, p->model->hidden, !apart, next);
+  if (p->loras && kind < NUM_KINDS) raise_onto(p, l, kind, 0, a, b, out, p->model->hidden);
   if (apart) add_branch(p, after, by, a, b, phase);
 }
 
@@ -105,13 +112,22 @@ static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *
   int64_t h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
   const Input x = mixture(p, &l->o, t, phase);
-  onto_residual(p, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
+  if (p->loras) {
+    reduce(p, l, OF_O, OF_O, p->model->bf16 && !is_quantised(&l->o), p->mixed, p->ld_mixed, t);
+    fetch_raise(p, l, OF_O, h0, h1);
+    barrier(p, phase);
+  }
+  onto_residual(p, l, OF_O, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
   barrier(p, phase);
 }
 
 /* Attention of x [rows, ldx] over the cache, onto the residual. */
 static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, int64_t ldx, const void *next) {
   const Layer *l = &p->model->layers[index];
+  if (p->loras) {
+    reduce(p, l, OF_Q, OF_V, (int)p->model->bf16, x.plain, ldx, t);
+    barrier(p, phase);
+  }
   project(p, l, t, x, ldx);
   barrier(p, phase);
   if (p->model->flat) norm_flat(p, l, t), barrier(p, phase);
@@ -129,13 +145,25 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   share_rows(&l->down, H, t, p->threads, &d0, &d1), share_inner(l, I, t, p->threads, &i0, &i1);
   const void *up = row_of(&l->up, i0), *down = row_of(&l->down, d0);
   const int gated = l->gate.data != 0;
-  Input x = norm(p, (gated ? reads(&l->gate) : 0) | reads(&l->up), l->mlp_norm, t, phase);
+  Input x = norm(p, (gated ? reads(&l->gate) : 0) | reads(&l->up) | (p->loras ? PLAIN : 0), l->mlp_norm, t, phase);
+  if (p->loras) {
+    reduce(p, l, OF_GATE, OF_UP, (int)m->bf16, x.plain, p->ld_hidden, t);
+    fetch_raise(p, l, OF_GATE, i0, i1), fetch_raise(p, l, OF_UP, i0, i1);
+    barrier(p, phase);
+  }
   if (gated) linear(&l->gate, i0, i1, input_of(&x, &l->gate), p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
   linear(&l->up, i0, i1, input_of(&x, &l->up), p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
+  if (p->loras && gated) raise_onto(p, l, OF_GATE, 0, i0, i1, p->gate, I);
+  if (p->loras) raise_onto(p, l, OF_UP, 1, i0, i1, p->up, I);
   activate(p, gated, &l->down, i0, i1, t);
   barrier(p, phase);
   x = (Input){p->inner, p->inner_blocks};
-  onto_residual(p, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, p->model->mlp_scale, phase, next);
+  if (p->loras) {
+    reduce(p, l, OF_DOWN, OF_DOWN, (int)m->bf16, x.plain, p->ld_inner, t);
+    fetch_raise(p, l, OF_DOWN, d0, d1);
+    barrier(p, phase);
+  }
+  onto_residual(p, l, OF_DOWN, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, p->model->mlp_scale, phase, next);
 }
 
 #endif

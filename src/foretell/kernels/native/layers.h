@@ -43,7 +43,7 @@ static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *ne
   const void *mlp = has_mlp ? mlp_start(m, l, t, p->threads) : next;
   int wanted = 0;
   for (int i = 0; l->mixer && i < l->mixer->parts; i++) wanted |= reads(&l->mixer->in[i]);
-  if (l->q.data) wanted |= attention_reads(m, l);
+  if (l->q.data) wanted |= attention_reads(m, l) | (p->loras ? PLAIN : 0);
   if (wanted) {
     const Input x = norm(p, wanted, l->input_norm, t, phase);
     if (l->mixer)

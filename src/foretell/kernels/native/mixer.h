@@ -410,7 +410,7 @@ static void mixer_part(Pass *p, int index, int t, unsigned *phase, Input in, int
     barrier(p, phase);
   }
   const Input y = put_rows(p, &p->mixer_rows, reads(&x->out), x->out.format == BF16, p->scanned, p->ld_scanned, t, phase);
-  onto_residual(p, &x->out, h0, h1, &y, p->mixer_rows.ld, x->out_bias, 0, x->out_scale, phase, next);
+  onto_residual(p, 0, NUM_KINDS, &x->out, h0, h1, &y, p->mixer_rows.ld, x->out_bias, 0, x->out_scale, phase, next);
   barrier(p, phase);
 }
 

@@ -57,20 +57,21 @@ int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, i
 /* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
  * from tokens). known: [batch] nodes of each row that are a line of text (Plan.known), or NULL. taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
  * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position; 6 a mixer's state
- * that the pass goes on from; 7 the room for its terms. */
+ * that the pass goes on from; 7 the room for its terms; 8 an adapter of a model without. loras: Pass.loras. */
 int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
                           int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
                           const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
                           int64_t stride_t, const int64_t *known, int64_t first, int64_t stop, float *residual, const int64_t *taps,
-                          int64_t num_taps, float *tapped, float *logits, char *scratch) {
+                          int64_t num_taps, float *tapped, float *logits, char *scratch, const int64_t *loras) {
   Pass pass = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .tree_nodes = tree_nodes,
                .rows = batch * nodes, .tokens = tokens, .length = length, .slots = slots, .positions = positions,
                .ancestry = ancestry, .stride_b = stride_b, .stride_n = stride_n, .stride_t = stride_t,
-               .residual = residual, .threads = (int)threads};
+               .residual = residual, .loras = loras, .threads = (int)threads};
   Pass *p = &pass;
   for (int64_t i = 0; i < p->rows && first < stop; i++) {
     if (first == 0 && (tokens[i] < 0 || tokens[i] >= m->vocab)) return 1;
     if (length[i / nodes] < 0 || slots[i] < length[i / nodes] || slots[i] >= cache->capacity) return 2;
+    if (loras && loras[i / nodes] && !m->low_rank) return 8;
     if (positions[i] < length[i / nodes] || positions[i] > slots[i]) return 3;
   }
   place(p, scratch);

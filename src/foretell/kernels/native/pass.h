@@ -46,6 +46,8 @@ typedef struct {
   int64_t ld_projected, ld_conved, ld_scanned, ld_buffers;
   int wide;                     /* lines of known text, which are committed at once */
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
+  const int64_t *loras;   /* [batch] each row's adapter, counted from 1, or 0; NULL: no row has one */
+  float *reduced;         /* [rows, 3, low_rank]: see lora.h */
   int threads;
   atomic_uint arrived;
 } Pass;

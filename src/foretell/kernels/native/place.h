@@ -65,6 +65,7 @@ static int64_t place(Pass *p, char *base) {
     PLACE(ends, rows * 8);
     at += place_rows(&p->mixer_rows, rows, m->scanned, p->threads, base + at);
   }
+  PLACE(reduced, rows * 3 * m->low_rank * 4);
   PLACE(run, rows * 8);
   PLACE(reach, rows * 8);
   return at;

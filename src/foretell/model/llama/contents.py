@@ -83,15 +83,21 @@ def _outer(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield HEAD, (shape.vocab_size, shape.hidden_size)
 
 
-def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of all tensors of a layer."""
-    names, traits, mixture = layer_names(index, shape.traits), shape.traits, shape.mixture
+def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of a layer's linears, by the keys of ``LlamaShape.linears``."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    sizes = {
+    return {
         "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries),
         "gates": (queries, hidden), "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
     }  # fmt: skip
+
+
+def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of all tensors of a layer."""
+    names, traits, mixture = layer_names(index, shape.traits), shape.traits, shape.mixture
+    sizes, hidden = linear_sizes(shape), shape.hidden_size
+    queries, keys = sizes["q"][0], sizes["k"][0]
     for key in shape.linears(index):
         yield names[key], sizes[key]
         if key in biases:

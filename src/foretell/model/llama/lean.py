@@ -7,7 +7,7 @@ the exception, and run on the CPU alone: ``experts.py``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,16 @@ from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import hybrids
 from foretell.model.llama import shape as llama
-from foretell.model.llama.contents import check_contents
-from foretell.model.llama.experts import MIN_ROWS, Experts
+from foretell.model.llama.contents import check_contents, linear_sizes
+from foretell.model.llama.experts import MIN_ROWS, Experts, GatedMLP
 from foretell.model.llama.layer import Layer, LayerReader
+from foretell.model.llama.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
-from foretell.model.llama.pack import bucket, make_linear, packing_unsupported
+from foretell.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import split_weights
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
+from foretell.model.lora import Lora
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
 
@@ -115,17 +117,18 @@ class LeanModel(CausalModel):
         tied = contents.head == llama.EMBEDDING
         head = self._embedding if tied else source.read(llama.HEAD, dtype, device)
         self._head = make_linear(head, None, packed=self.packed)
+        self._assigned = Assigned()
 
     @classmethod
     def load(
         cls, path_or_name: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu",
-        name: str | None = None, pack: bool | None = None,
+        name: str | None = None, pack: bool | None = None, merged: Lora | None = None,
     ) -> "LeanModel":  # fmt: skip
-        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
-        run."""
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. merged: an adapter that is added to
+        the weights. Raises ModelError where it cannot be run."""
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         shape = llama.read_local(path, name=name)
-        source = open_weights(path, name=name)
+        source = merged_weights(open_weights(path, name=name), merged)
         return cls(shape, source, dtype=dtype, device=torch.device(device), name=name, pack=pack)
 
     @classmethod
@@ -141,6 +144,25 @@ class LeanModel(CausalModel):
         return LeanModel(
             self.shape, TensorWeights(tensors), dtype=spec.dtype, device=spec.device, name=spec.name, pack=self.packed
         )
+
+    def add_loras(self, loras: Mapping[str, Lora]) -> None:
+        """See ``CausalModel.add_loras``."""
+        assert not self.loras
+        sizes, assigned, spec = linear_sizes(self.shape), self._assigned, self.spec
+        terms = [terms_of(lora, self.shape, name=spec.name) for lora in loras.values()]
+        for index, of_each in enumerate(zip(*terms, strict=True)):
+
+            def adapted(linear: Linear, *keys: str, of_each: Any = of_each) -> Linear:
+                parts = parts_of(of_each, keys, sizes, spec.dtype, spec.device)
+                return AdaptedLinear(linear, parts, assigned) if any(parts) else linear
+
+            layer = self._layers[index]
+            mlp = layer.mlp
+            if isinstance(mlp, GatedMLP):
+                mlp = replace(mlp, gate_up=adapted(mlp.gate_up, "gate", "up"), down=adapted(mlp.down, "down"))
+            qkv, out = adapted(layer.qkv, "q", "k", "v"), adapted(layer.out, "o")
+            self._layers[index] = replace(layer, qkv=qkv, out=out, mlp=mlp)
+        self.loras = tuple(loras)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache in the model's dtype on its device."""
@@ -175,6 +197,7 @@ class LeanModel(CausalModel):
             x = x.flatten(0, 1)
             x = F.pad(x if real is None else x[real], (0, 0, 0, more))[None]  # [1, T, H]
         shared = self._prepare(plan, padding, more, first, stop)
+        self._assigned.assign(cache.loras, plan, num_nodes, num_nodes + padding, x.device)
 
         def shaped(stream: Tensor) -> Tensor:
             """[B, n, *] of a stream's; zero where it had no node."""

@@ -32,6 +32,7 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.contents import check_contents
 from foretell.model.llama.hybrid_weights import hybrid_weights
+from foretell.model.llama.loras import KINDS, merged_weights, placed, terms_of
 from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
@@ -39,6 +40,7 @@ from foretell.model.llama.split import split_weights
 from foretell.model.llama.states import HybridCache
 from foretell.model.llama.threads import fewest_threads
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
+from foretell.model.lora import Lora
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
 
@@ -88,6 +90,7 @@ class NativeModel(CausalModel):
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         self._experts: list[structures.Experts] = []  # the same
         self._mixers: list[structures.Mixer] = []  # the same
+        self._low_rank: list[Any] = []  # the same
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
@@ -112,12 +115,13 @@ class NativeModel(CausalModel):
         device: torch.device | str = "cpu",
         name: str | None = None,
         weights: str = "auto",
+        merged: Lora | None = None,
     ) -> "NativeModel":
-        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
-        run."""
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. merged: an adapter that is added to
+        the weights. Raises ModelError where it cannot be run."""
         assert torch.device(device).type == "cpu"
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
-        source = open_weights(path, name=name)
+        source = merged_weights(open_weights(path, name=name), merged)
         model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
         model._threads(1, remembered=True)  # here, and not within the first request
         ahead.choose(model, model.native)
@@ -138,6 +142,22 @@ class NativeModel(CausalModel):
         weights = label if spec.is_quantised else "auto"
         cast = {name: tensor.to(spec.dtype).contiguous() for name, tensor in tensors.items()}
         return NativeModel(self.shape, TensorWeights(cast), dtype=spec.dtype, name=spec.name, weights=weights)
+
+    def add_loras(self, loras: Mapping[str, Lora]) -> None:
+        """See ``CausalModel.add_loras``. A and B are held in the type of activations."""
+        assert not self.loras
+        terms = [terms_of(lora, self.shape, name=self.spec.name) for lora in loras.values()]
+        for index in range(self.shape.num_layers):
+            self._low_rank.append((structures.LowRank * (len(KINDS) * len(loras)))())
+            self._view.layers[index].loras = self._low_rank[-1]
+        for number, layers in enumerate(terms):
+            held, memory = placed(layers, self.spec.dtype)
+            self._tensors.append(memory)
+            for index, at in enumerate(held):
+                for kind, one in at.items():
+                    self._low_rank[index][number * len(KINDS) + KINDS.index(kind)] = one
+                    self._view.low_rank = max(self._view.low_rank, one.rank)
+        self.loras = tuple(loras)
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
@@ -196,6 +216,7 @@ class NativeModel(CausalModel):
                 _numbers(tuple(taps)) if taps else None, len(taps),
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
+                _numbers(tuple(cache.loras)) if any(cache.loras) else None,
             )  # fmt: skip
 
         with self._lock:
@@ -218,7 +239,7 @@ class NativeModel(CausalModel):
             self.native.forward(
                 self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, None, 0, 0,
                 residual.data_ptr(), None, 0, None, logits.data_ptr(),
-                self._scratch_address(num_rows * num_nodes, threads, None),
+                self._scratch_address(num_rows * num_nodes, threads, None), None,
             )  # fmt: skip
         return logits
 

@@ -12,9 +12,9 @@ from foretell.model.llama.traits import rotation_order
 from foretell.model.llama.weights import WeightSource, expect_shape
 
 
-def split_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> WeightSource:
+def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_width: bool = False) -> WeightSource:
     """Another source's tensors, its fused ones as rows of several; rows of queries, keys and the norms of their heads in
-    ``rotation_order``. The source itself where it has neither.
+    ``rotation_order``. The source itself where it has neither. any_width: rows need not be as long as the stream.
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
@@ -37,7 +37,8 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str) -> Weig
             parts[theirs] = Part(theirs)
             continue
         if theirs.endswith(".weight") and len(sizes[found[1]]) > 1:
-            expect_shape(source, theirs, (sum(size for _, size in sizes[found[1]]), shape.hidden_size), name)
+            width = None if any_width else shape.hidden_size
+            expect_shape(source, theirs, (sum(size for _, size in sizes[found[1]]), width), name)
         start = 0
         for part, size in sizes[found[1]]:
             rows: Tensor | tuple[int, int] | None = (start, start + size)

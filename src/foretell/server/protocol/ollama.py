@@ -149,7 +149,7 @@ def _shared(body: Asked) -> dict[str, Any]:
     if past not in (None, -1) and penalty not in (None, 1):
         raise bad("options.repeat_last_n: penalties are over the whole text: give -1, or no repeat_penalty", "options")
     same = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
-    given: dict[str, Any] = {name: getattr(options, name) for name in same}
+    given: dict[str, Any] = {"model": body.model, **{name: getattr(options, name) for name in same}}
     given["repetition_penalty"], given["stop"] = penalty, options.stop or None
     if options.num_predict is not None and options.num_predict >= 0:
         given["max_tokens"] = options.num_predict

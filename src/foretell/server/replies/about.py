@@ -17,7 +17,8 @@ class Model(Reply):
     created_at: str
     created: int
     owned_by: str
-    root: str = Field(description="The model that this one was made of: itself.")
+    root: str = Field(description="The model that is served.")
+    parent: str | None = Field(description="Of an adapter the model that it changes, else null.")
     max_model_len: int = Field(description="Tokens of prompt and output together.")
     speculative: dict[str, Any] = Field(description="The speculation of requests that choose none.")
     methods: list[str] = Field(description="Values for `speculative.method` in a request.")
