@@ -7,8 +7,9 @@ see the number of matched tokens (``cached_tokens``), which would reveal what ot
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -30,12 +31,12 @@ class Prefix:
     taps: Tensor | None  # ... [1, n, T * H]
     tenant: str | None = None  # who sent it
     states: dict[int, Saved] | None = None  # recurrent ones, by position; None: the model has none
+    store: bool = True  # whether a request that is to be stored had this text: others' are not written to disk
+    settled: bool = False  # whether it is known to be on disk, or not worth it
 
     def reach(self, count: int, multiple: int = 1) -> int:
         """The largest number of tokens, at most count and a multiple of ``multiple``, after which it can be taken up."""
-        if self.states is None:
-            return count - count % multiple
-        return max([at for at in self.states if at <= count and at % multiple == 0], default=0)
+        return reach(None if self.states is None else self.states.keys(), count, multiple)
 
     @property
     def num_bytes(self) -> int:
@@ -53,11 +54,19 @@ class Prefix:
             memory[0, :, :count] = mine[:, :count]
 
 
+class Further(Protocol):
+    """Where prefixes are that the store does not hold: see ``prefix_files.py``."""
+
+    def find(self, ids: list[int], layers: tuple[int, ...], tenant: str | None, least: int) -> Prefix | None:
+        """As ``PrefixStore.find``: one that shares clearly more than ``least`` tokens."""
+        ...
+
+
 class PrefixStore:
     """Prefixes by their blocks, the least recently used forgotten first."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, further: Further | None = None) -> None:
+        self.max_bytes, self.further = max_bytes, further
         self.num_bytes = 0
         self.num_queries = self.num_hits = 0  # tokens
         self._prefixes: OrderedDict[int, Prefix] = OrderedDict()  # the most recently used last
@@ -72,18 +81,27 @@ class PrefixStore:
         requests without a tenant, as one tenant.
         """
         self.num_queries += len(ids)
-        for key in reversed(_hashes(ids, tenant)):
+        found = self._held(ids, layers, tenant)
+        if self.further is not None:
+            prefix = self.further.find(ids, layers, tenant, 0 if found is None else found[1])
+            if prefix is not None:
+                self._take(prefix)
+                found = prefix, prefix.reach(shared(ids, prefix.ids))
+        self.num_hits += 0 if found is None else found[1]
+        return found
+
+    def _held(self, ids: list[int], layers: tuple[int, ...], tenant: str | None) -> tuple[Prefix, int] | None:
+        for key in reversed(block_hashes(ids, tenant)):
             number = self._blocks.get(key)
             prefix = None if number is None else self._prefixes[number]
             # The tenant is part of the key; it is compared too, since hashes can be made to collide.
             if prefix is None or prefix.tenant != tenant or (layers and prefix.layers != layers):
                 continue
-            count = prefix.reach(_shared(ids, prefix.ids))
+            count = prefix.reach(shared(ids, prefix.ids))
             if not count:
                 continue  # a collision of hashes, or no state is kept so early
             assert number is not None
             self._prefixes.move_to_end(number)
-            self.num_hits += count
             return prefix, count
         return None
 
@@ -95,19 +113,23 @@ class PrefixStore:
         taps: Tensor | None,
         tenant: str | None = None,
         states: Mapping[int, Saved] | None = None,
+        *,
+        store: bool = True,
     ) -> None:
         """Keep a copy of slots [0, len(ids)) of a cache of one row. A text that is stored already is not copied again.
         A stored text that this one continues is replaced. states: recurrent ones at some positions, of a model that has
-        them; those of a text that is replaced are kept."""
-        keys = _hashes(ids, tenant)
+        them; those of a text that is replaced are kept. store: see ``Submission``."""
+        keys = block_hashes(ids, tenant)
         if not keys:
             return
         number = self._blocks.get(keys[-1])
         if number is not None:
             known = self._prefixes[number]
             mine = known.tenant == tenant and known.ids[: len(ids)] == ids
-            if mine and (not layers or known.layers == layers):
+            held = mine and (not layers or known.layers == layers)
+            if held and (known.store or not store or len(known.ids) == len(ids)):  # else the rest is not to be stored
                 self._prefixes.move_to_end(number)
+                known.store |= store
                 return
         count = len(ids)
         if states is not None:
@@ -127,10 +149,9 @@ class PrefixStore:
                 continue
             known = self._prefixes[older]
             mine = known.tenant == tenant and len(known.ids) < count and known.ids == ids[: len(known.ids)]
-            if mine and (layers or not known.layers):
+            if mine and (layers or not known.layers) and (store or not known.store):
                 self._drop(older)
-        while self.num_bytes + size > self.max_bytes:
-            self._drop(next(iter(self._prefixes)))
+        self.shrink(self.max_bytes - size)
         prefix = Prefix(
             list(ids),
             [memory[0, :, :count].clone() for memory in row.keys],
@@ -139,13 +160,24 @@ class PrefixStore:
             taps,
             tenant,
             None if states is None else dict(states),
+            store,
         )
+        self._take(prefix)
+
+    def _take(self, prefix: Prefix) -> None:
+        if prefix.num_bytes > self.max_bytes:
+            return
+        self.shrink(self.max_bytes - prefix.num_bytes)
         self._prefixes[self._next] = prefix
         self.num_bytes += prefix.num_bytes
-        self.num_tokens += count
-        for key in keys:
+        self.num_tokens += len(prefix.ids)
+        for key in block_hashes(prefix.ids, prefix.tenant):
             self._blocks[key] = self._next
         self._next += 1
+
+    def to_store(self) -> list[Prefix]:
+        """Prefixes that are yet to be written to disk, the least recently used first. Nothing changes what they hold."""
+        return [prefix for prefix in self._prefixes.values() if prefix.store and not prefix.settled]
 
     def _states_of(self, ids: list[int], keys: list[int], tenant: str | None) -> dict[int, Saved]:
         """States of stored texts that ids continue."""
@@ -172,7 +204,7 @@ class PrefixStore:
         prefix = self._prefixes.pop(number)
         self.num_bytes -= prefix.num_bytes
         self.num_tokens -= len(prefix.ids)
-        for key in _hashes(prefix.ids, prefix.tenant):
+        for key in block_hashes(prefix.ids, prefix.tenant):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
                 # A block shared with another prefix is indexed again when that prefix is next added.
@@ -192,7 +224,14 @@ def _num_bytes(states: Mapping[int, Saved]) -> int:
     return sum(saved.num_bytes for saved in states.values())
 
 
-def _hashes(ids: list[int], tenant: str | None) -> list[int]:
+def reach(positions: Collection[int] | None, count: int, multiple: int = 1) -> int:
+    """See ``Prefix.reach``; positions of its states, None: the model has none."""
+    if positions is None:
+        return count - count % multiple
+    return max([at for at in positions if at <= count and at % multiple == 0], default=0)
+
+
+def block_hashes(ids: Sequence[int], tenant: str | None) -> list[int]:
     """A hash of the first 1, 2, ... whole blocks of a tenant's text."""
     found, key = [], hash(tenant)
     for start in range(0, len(ids) // BLOCK * BLOCK, BLOCK):
@@ -201,7 +240,8 @@ def _hashes(ids: list[int], tenant: str | None) -> list[int]:
     return found
 
 
-def _shared(ids: list[int], other: list[int]) -> int:
+def shared(ids: Sequence[int], other: Sequence[int]) -> int:
+    """With how many equal tokens both begin."""
     count = 0
     for mine, theirs in zip(ids, other, strict=False):
         if mine != theirs:

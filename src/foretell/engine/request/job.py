@@ -62,7 +62,7 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
         job.row.request_id, job.row.method, job.row.choice.depth, job.row.depth_limit, num_unread,
-        job.row.submission.always, job.row.params.heat, job.length,
+        job.row.submission.always, job.row.heat, job.length,
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def observation_of(
         nodes = job.row.num_draft_tokens - job.num_draft_tokens
         known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
         by_light = None if known is None or light is None else light.preferred
-        name, heat = job.row.method, job.row.params.heat
+        name, heat = job.row.method, job.row.heat
         rows.append(RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light, job.length))
     return StepObservation(
         len(jobs), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop,

@@ -8,6 +8,7 @@ from foretell.core.params import SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
+from foretell.planner.acceptance import private
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Row:
     def method(self) -> str:
         """The name of its method."""
         return self.choice.method.name
+
+    @property
+    def heat(self) -> int:
+        """``SamplingParams.heat``, for the planner: of requests that are not to be stored another."""
+        return self.params.heat if self.submission.store else private(self.params.heat)
 
     @property
     def known(self) -> list[int]:
