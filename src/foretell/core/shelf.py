@@ -217,7 +217,7 @@ class Shelf:
         if difference is not None:
             key, old, new = difference
             log.warning(
-                "%s: %d files in %s are not used: they were made with %s = %r, and now %s is %r; they go when room is wanted",
+                "%s: %d files in %s are not used: they were made with %s = %r, and now %s is %r; they go for want of room",
                 self.option, len(others), self.root, key, old, key, new,
             )  # fmt: skip
         return mine, others
