@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from foretell import Engine
-from foretell.train.responses import Responses, pack, target_hash
+from foretell.model.identity import target_hash
+from foretell.train.responses import Responses, pack
 
 
 def main() -> None:

@@ -279,8 +279,8 @@ def test_texts_for_an_instruct_model(invoke: Invoke, models: dict[str, Path], da
 
 def test_answers_that_end_at_once_are_refused(train: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
     """They were trained on without a word."""
+    from foretell.model.identity import target_hash
     from foretell.model.load import load_model
-    from foretell.train.responses import target_hash
 
     model, file = load_model(str(models["target"])), tmp_path / "a.safetensors"
     (end,) = model.spec.eos_token_ids

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -329,3 +330,33 @@ def test_depth_first_keeps_the_tree() -> None:
 def test_options_that_cannot_be(options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SuffixOptions(**options)  # type: ignore[arg-type]
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=9), later=TEXTS, most=st.integers(0, 40),
+    text=st.lists(st.integers(0, 2), max_size=12),
+)  # fmt: skip
+def test_a_library_that_reads_again_what_it_held_is_the_same(
+    texts: Texts, later: Texts, most: int, text: list[int]
+) -> None:
+    """Also afterwards: it forgets the same outputs."""
+
+    def guesses(library: Library) -> list[object]:
+        found = list[object]()
+        for automaton in library.automata:
+            place = SuffixReader(automaton).read(text)
+            limits = {"depth": 4, "size": 6, "width": 9, "least_score": 0.05, "least_match": 1}
+            found.append((place, automaton.num_tokens, best_first(automaton, place, **limits)))  # type: ignore[arg-type]
+        return found
+
+    first, second = Library(most, 3), Library(most, 3)
+    for output in texts:
+        first.add(output)
+    second.recall(first.memory())
+    assert guesses(second) == guesses(first)
+    for output in later:
+        first.add(output)
+        second.add(output)
+    assert guesses(second) == guesses(first)
+    theirs = second.memory()
+    assert all(torch.equal(mine, theirs[key]) for key, mine in first.memory().items())

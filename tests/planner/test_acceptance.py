@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance
+from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance, private
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
@@ -215,3 +215,25 @@ def test_a_problem_of_one_row_is_a_row_of_a_problem_of_many(batch: int) -> None:
     assert problem.draft.shape == (1, 3, batch + 1)
     assert problem.method[0] == 0
     assert offers.of([idle] * batch, 1.1) is None
+
+
+def test_what_was_learned_is_taken_up_where_it_stood_and_of_others_nothing() -> None:
+    known, rng = Acceptance(DEPTH), np.random.default_rng(0)
+    feed(known, "r", [0.9, 0.6, 0.5, 0.1], 60, rng, found=0.8)
+    known.observe("other", "n", 3, 2, 1, nodes=5, heat=2)
+    for _ in range(50):
+        known.tick()
+        known.observe("hidden", "n", 4, 4, 4, heat=private(2))
+    pools, counts = known.memory()
+    assert pools == [("m", 0), ("n", 2)]
+    made = Acceptance(DEPTH)
+    made.tick()
+    made.recall(pools, counts)
+    assert made.curve("m", "new", DEPTH) == known.curve("m", "new", DEPTH)
+    assert made.seen("n", 2) == known.seen("n", 2) == 1.0
+    assert made.seen("n", private(2)) == 0.0 < known.seen("n", private(2))
+    again_pools, again = made.memory()
+    assert again_pools == pools
+    assert np.array_equal(again, counts)
+    with pytest.raises(ValueError, match="shape"):
+        Acceptance(DEPTH + 1).recall(pools, counts)

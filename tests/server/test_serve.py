@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -354,3 +356,44 @@ def test_help_imports_nothing_heavy() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_knows_what_it_has_written(tmp_path: Path) -> None:
+    """A prompt is not read again, texts are guessed from, and what was not to be stored is in no file."""
+    state, prefixes = tmp_path / "state", tmp_path / "prefixes"
+    options = ("--method", "suffix", "--shared-drafts", "all", "--state-dir", str(state), "--prefix-dir", str(prefixes))
+    prompt, hidden = [5 + n % 90 for n in range(400)], [300 + n % 70 for n in range(400)]
+
+    def ask(server: Process, ids: list[int], **fields: Any) -> Any:
+        body = {
+            "prompt": ids,
+            "max_tokens": 40,
+            "temperature": 1,
+            "seed": 1,
+            "ignore_eos": True,
+            "include_metrics": True,
+            **fields,
+        }
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S).raise_for_status().json()
+
+    with serving(*options) as server:
+        first, secret = ask(server, prompt), ask(server, hidden, store=False)
+        ends = time.monotonic() + 60
+        while not (list(state.glob("*.safetensors")) and list(prefixes.glob("*.safetensors"))):
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        time.sleep(random.uniform(0, 0.1))
+        server.handle.kill()
+        server.handle.wait()
+    content = b"".join(file.read_bytes() for folder in (state, prefixes) for file in folder.iterdir())
+    assert struct.pack("<20i", *prompt[:20]) in content
+    assert struct.pack("<20i", *hidden[:20]) not in content
+    with serving(*options) as server:
+        again, hidden_again = ask(server, prompt), ask(server, hidden)
+        assert again["choices"][0]["text"] == first["choices"][0]["text"]
+        assert hidden_again["choices"][0]["text"] == secret["choices"][0]["text"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
+        assert hidden_again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        accepted = [one["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] for one in (first, again)]
+        assert accepted[1] > accepted[0] + 10, "the whole output is known"

@@ -218,8 +218,8 @@ def _drafter(
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
     with told_if_interrupted(lambda: NOTHING), waiting(f"loading {target}", no_color=no_color):
         from foretell.methods.common.teacher import Teacher
+        from foretell.model.identity import target_hash
         from foretell.model.load import load_model
-        from foretell.train.responses import target_hash
 
         model = load_model(target, dtype=dtype, device=local(device), implementation="transformers")
     responses = answers_of(

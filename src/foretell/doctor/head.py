@@ -22,8 +22,9 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.load import load_kind
 from foretell.methods.common.teacher import Teacher
 from foretell.model.checkpoint import resolve
+from foretell.model.identity import target_hash
 from foretell.train.metrics import expected_length
-from foretell.train.responses import Responses, target_hash
+from foretell.train.responses import Responses
 
 
 def diagnose(

@@ -299,6 +299,15 @@ class Method(ABC):
         """How its trained head runs: "native", or "torch" and why; None for methods without such a head."""
         return None
 
+    def memory(self) -> dict[str, Tensor]:
+        """What it has learned from requests, as tensors on the CPU that nothing changes, for a service that keeps it on
+        disk (``ServiceOptions.state_dir``); {}: nothing. Called between steps."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Take up what ``memory`` returned to a method of the same settings, as a ``fresh`` one, before its first request.
+        Raises ValueError or KeyError for what it cannot have returned."""
+
     def fresh(self) -> "Method":
         """A method with the same weights and settings and an empty store, shared with no other method. Must be
         overridden if ``capabilities.learns``; other methods have no store."""

@@ -5,7 +5,7 @@ rejected branches included. Child number j of a node with token t is entry [t, j
 V * K * 4 bytes (1 MB for 32,768 tokens and K = 8) and starts empty: an entry that was never filled is no child.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -244,6 +244,23 @@ class Recycling(Method):
         held = self._matrix
         return 0 if held is None else held.entries.numel() * held.entries.element_size()
 
+    def memory(self) -> dict[str, Tensor]:
+        """``tokens`` [R] int32 that are known, ``entries`` [R, K] int32, their candidates, and ``nothing`` [1]."""
+        held = self._matrix
+        if held is None:
+            return {}
+        entries = held.entries[: held.nothing].cpu()
+        tokens = (entries[:, 0] != held.nothing).nonzero()[:, 0]
+        return {"tokens": tokens.to(torch.int32), "entries": entries[tokens], "nothing": torch.tensor([held.nothing])}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Fill a matrix with what ``memory`` returned; it moves to the requests' device with the first."""
+        if not memory:
+            return
+        nothing, entries = int(memory["nothing"]), memory["entries"]
+        self._matrix = Matrix(nothing, entries.shape[1], torch.device("cpu"))
+        self._matrix.entries[memory["tokens"].long()] = entries
+
     def fresh(self) -> "Recycling":
         """With an empty matrix."""
         return Recycling(num_candidates=self.capabilities.candidates, by_row=self.by_row)
@@ -257,14 +274,15 @@ class Recycling(Method):
         return Recycling(num_candidates=self.capabilities.candidates, by_row=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
-        """The matrix. Allocated at the first batch, and again if vocabulary or device change."""
+        """The matrix. Allocated at the first batch, and again if the vocabulary changes."""
         vocab_size, device = context.processors.vocab_size, context.device
         num_candidates = min(self.capabilities.candidates, vocab_size)
         if self.by_row:
             return RowDrafter(context.num_rows, num_candidates)
         held = self._matrix
-        if held is None or held.entries.shape != (vocab_size + 2, num_candidates) or held.entries.device != device:
+        if held is None or held.entries.shape != (vocab_size + 2, num_candidates):
             self._matrix = held = Matrix(vocab_size, num_candidates, device)
+        held.entries = held.entries.to(device)
         return RecyclingDrafter(held, num_candidates)
 
 

@@ -8,10 +8,14 @@ the higher one is taken. The longer the match, the more guesses are made.
 Everything happens on the host: a token of text costs O(1) amortised, a guess the sorting of the tokens that followed there.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
+
+import torch
+from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
@@ -76,6 +80,7 @@ class Library:
         """window: see ``Automaton``."""
         self.half, self.window = max_tokens // 2, window
         self.automata = [new_automaton(window)]  # the younger, and the older if there is one
+        self.outputs: list[list[array[int]]] = [[]]  # what each has read
 
     def add(self, output: Sequence[int]) -> None:
         """One whole output."""
@@ -84,8 +89,35 @@ class Library:
             return
         if self.automata[0].num_tokens + len(output) > self.half:
             self.automata = [new_automaton(self.window), self.automata[0]]
+            self.outputs = [[], self.outputs[0]]
         self.automata[0].begin()
         self.automata[0].extend(output)
+        self.outputs[0].append(array("i", output))
+
+    def memory(self) -> dict[str, Tensor]:
+        """``tokens`` [T] int32 of all outputs, the oldest first, ``lengths`` [R] of each, and ``young`` [1]: how many of
+        them the younger automaton has read."""
+        young, older = self.outputs[0], self.outputs[1:]
+        outputs = [*(each for outputs in older for each in outputs), *young]
+        joined = array("i")
+        for each in outputs:
+            joined.extend(each)
+        tokens = torch.frombuffer(joined, dtype=torch.int32) if joined else torch.zeros(0, dtype=torch.int32)
+        lengths = torch.tensor([len(each) for each in outputs], dtype=torch.int64)
+        return {"tokens": tokens, "lengths": lengths, "young": torch.tensor([len(young)])}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Read again what ``memory`` returned: the automata become what they were. Raises ValueError where the lengths do
+        not fit the tokens."""
+        lengths = memory["lengths"].tolist()
+        outputs = [each.tolist() for each in torch.split(memory["tokens"], lengths)]
+        older = len(outputs) - int(memory["young"])
+        for number, output in enumerate(outputs):
+            if number == older and number:
+                self.automata, self.outputs = [new_automaton(self.window), *self.automata], [[], *self.outputs]
+            self.automata[0].begin()
+            self.automata[0].extend(output)
+            self.outputs[0].append(array("i", output))
 
 
 @dataclass
@@ -271,8 +303,16 @@ class Suffix(Method):
 
     @property
     def learned_bytes(self) -> int:
-        """Of the automata of the library."""
-        return sum(automaton.num_bytes for automaton in self.library.automata)
+        """Of the automata of the library, and of what they have read."""
+        return sum(automaton.num_bytes + 4 * automaton.num_tokens for automaton in self.library.automata)
+
+    def memory(self) -> dict[str, Tensor]:
+        """See ``Library``."""
+        return self.library.memory()
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """See ``Library``."""
+        self.library.recall(memory)
 
     def fresh(self) -> "Suffix":
         """With an empty library."""

@@ -158,7 +158,7 @@ class Batch:
                 taken = self.pool.rows(index, index + 1)
                 saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
                 states = {} if saved is None else {saved.position: saved}
-                self.prompts.remember(known[:-1], taken, (), [], row.submission.owner, states)
+                self.prompts.remember(known[:-1], taken, (), [], row.submission, states)
         self._settle(gone, [])
 
     def tell_worked(self, rows: Sequence[Row]) -> None:

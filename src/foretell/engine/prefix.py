@@ -8,8 +8,9 @@ it was read with, whose keys and values they are.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,6 +21,11 @@ BLOCK = 16
 """Block size in tokens of the prefix index; the rest of a match is found token by token."""
 Owner = tuple[str | None, str | None] | None
 """See ``Submission.owner``; None: of whoever tells nobody apart."""
+
+
+def adapter_of(owner: Owner) -> str | None:
+    """Whose keys and values they are, of the target itself None."""
+    return None if owner is None else owner[1]
 
 
 @dataclass
@@ -33,12 +39,12 @@ class Prefix:
     taps: Tensor | None  # ... [1, n, T * H]
     owner: Owner = None
     states: dict[int, Saved] | None = None  # recurrent ones, by position; None: the model has none
+    store: bool = True  # whether a request that is to be stored had this text: others' are not written to disk
+    settled: bool = False  # whether it is known to be on disk, or not worth it
 
     def reach(self, count: int, multiple: int = 1) -> int:
         """The largest number of tokens, at most count and a multiple of ``multiple``, after which it can be taken up."""
-        if self.states is None:
-            return count - count % multiple
-        return max([at for at in self.states if at <= count and at % multiple == 0], default=0)
+        return reach(None if self.states is None else self.states.keys(), count, multiple)
 
     @property
     def num_bytes(self) -> int:
@@ -56,11 +62,19 @@ class Prefix:
             memory[0, :, :count] = mine[:, :count]
 
 
+class Further(Protocol):
+    """Where prefixes are that the store does not hold: see ``prefix_files.py``."""
+
+    def find(self, ids: list[int], layers: tuple[int, ...], owner: Owner, least: int) -> Prefix | None:
+        """As ``PrefixStore.find``: one that shares clearly more than ``least`` tokens."""
+        ...
+
+
 class PrefixStore:
     """Prefixes by their blocks, the least recently used forgotten first."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, further: Further | None = None) -> None:
+        self.max_bytes, self.further = max_bytes, further
         self.num_bytes = 0
         self.num_queries = self.num_hits = 0  # tokens
         self._prefixes: OrderedDict[int, Prefix] = OrderedDict()  # the most recently used last
@@ -74,18 +88,27 @@ class PrefixStore:
         layers: target layers whose outputs the caller needs too; prefixes without them are skipped.
         """
         self.num_queries += len(ids)
-        for key in reversed(_hashes(ids, owner)):
+        found = self._held(ids, layers, owner)
+        if self.further is not None:
+            prefix = self.further.find(ids, layers, owner, 0 if found is None else found[1])
+            if prefix is not None:
+                self._take(prefix)
+                found = prefix, prefix.reach(shared(ids, prefix.ids))
+        self.num_hits += 0 if found is None else found[1]
+        return found
+
+    def _held(self, ids: list[int], layers: tuple[int, ...], owner: Owner) -> tuple[Prefix, int] | None:
+        for key in reversed(block_hashes(ids, owner)):
             number = self._blocks.get(key)
             prefix = None if number is None else self._prefixes[number]
             # The owner is part of the key; it is compared too, since hashes can be made to collide.
             if prefix is None or prefix.owner != owner or (layers and prefix.layers != layers):
                 continue
-            count = prefix.reach(_shared(ids, prefix.ids))
+            count = prefix.reach(shared(ids, prefix.ids))
             if not count:
                 continue  # a collision of hashes, or no state is kept so early
             assert number is not None
             self._prefixes.move_to_end(number)
-            self.num_hits += count
             return prefix, count
         return None
 
@@ -97,19 +120,23 @@ class PrefixStore:
         taps: Tensor | None,
         owner: Owner = None,
         states: Mapping[int, Saved] | None = None,
+        *,
+        store: bool = True,
     ) -> None:
         """Keep a copy of slots [0, len(ids)) of a cache of one row. A text that is stored already is not copied again.
         A stored text that this one continues is replaced. states: recurrent ones at some positions, of a model that has
-        them; those of a text that is replaced are kept."""
-        keys = _hashes(ids, owner)
+        them; those of a text that is replaced are kept. store: see ``Submission``."""
+        keys = block_hashes(ids, owner)
         if not keys:
             return
         number = self._blocks.get(keys[-1])
         if number is not None:
             known = self._prefixes[number]
             mine = known.owner == owner and known.ids[: len(ids)] == ids
-            if mine and (not layers or known.layers == layers):
+            held = mine and (not layers or known.layers == layers)
+            if held and (known.store or not store or len(known.ids) == len(ids)):  # else the rest is not to be stored
                 self._prefixes.move_to_end(number)
+                known.store |= store
                 return
         count = len(ids)
         if states is not None:
@@ -129,10 +156,9 @@ class PrefixStore:
                 continue
             known = self._prefixes[older]
             mine = known.owner == owner and len(known.ids) < count and known.ids == ids[: len(known.ids)]
-            if mine and (layers or not known.layers):
+            if mine and (layers or not known.layers) and (store or not known.store):
                 self._drop(older)
-        while self.num_bytes + size > self.max_bytes:
-            self._drop(next(iter(self._prefixes)))
+        self.shrink(self.max_bytes - size)
         prefix = Prefix(
             list(ids),
             [memory[0, :, :count].clone() for memory in row.keys],
@@ -141,13 +167,26 @@ class PrefixStore:
             taps,
             owner,
             None if states is None else dict(states),
+            store,
         )
+        self._take(prefix)
+
+    def _take(self, prefix: Prefix) -> None:
+        if prefix.num_bytes > self.max_bytes:
+            return
+        self.shrink(self.max_bytes - prefix.num_bytes)
         self._prefixes[self._next] = prefix
         self.num_bytes += prefix.num_bytes
-        self.num_tokens += count
-        for key in keys:
+        self.num_tokens += len(prefix.ids)
+        for key in block_hashes(prefix.ids, prefix.owner):
             self._blocks[key] = self._next
         self._next += 1
+
+    def to_store(self) -> list[Prefix]:
+        """Prefixes that are yet to be written to disk, the least recently used first. Nothing changes what they hold.
+        What an adapter has read is not: under its name another one may be loaded after a start."""
+        held = self._prefixes.values()
+        return [one for one in held if one.store and not one.settled and not adapter_of(one.owner)]
 
     def _states_of(self, ids: list[int], keys: list[int], owner: Owner) -> dict[int, Saved]:
         """States of stored texts that ids continue."""
@@ -174,7 +213,7 @@ class PrefixStore:
         prefix = self._prefixes.pop(number)
         self.num_bytes -= prefix.num_bytes
         self.num_tokens -= len(prefix.ids)
-        for key in _hashes(prefix.ids, prefix.owner):
+        for key in block_hashes(prefix.ids, prefix.owner):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
                 # A block shared with another prefix is indexed again when that prefix is next added.
@@ -194,7 +233,14 @@ def _num_bytes(states: Mapping[int, Saved]) -> int:
     return sum(saved.num_bytes for saved in states.values())
 
 
-def _hashes(ids: list[int], owner: Owner) -> list[int]:
+def reach(positions: Collection[int] | None, count: int, multiple: int = 1) -> int:
+    """See ``Prefix.reach``; positions of its states, None: the model has none."""
+    if positions is None:
+        return count - count % multiple
+    return max([at for at in positions if at <= count and at % multiple == 0], default=0)
+
+
+def block_hashes(ids: Sequence[int], owner: Owner | str) -> list[int]:
     """A hash of the first 1, 2, ... whole blocks of an owner's text."""
     found, key = [], hash(owner)
     for start in range(0, len(ids) // BLOCK * BLOCK, BLOCK):
@@ -203,7 +249,8 @@ def _hashes(ids: list[int], owner: Owner) -> list[int]:
     return found
 
 
-def _shared(ids: list[int], other: list[int]) -> int:
+def shared(ids: Sequence[int], other: Sequence[int]) -> int:
+    """With how many equal tokens both begin."""
     count = 0
     for mine, theirs in zip(ids, other, strict=False):
         if mine != theirs:

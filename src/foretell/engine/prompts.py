@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from foretell.draft.base import Drafter, PromptChunk
-from foretell.engine.prefix import Owner, PrefixStore
+from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.row import Row
+from foretell.engine.request.submission import Submission
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.model.cache import KVCache
@@ -91,16 +92,18 @@ class PromptReader:
         """Give the KV of a text that has been read to the prefix store, if all is known that its method reads."""
         layers, known = arrival.row.choice.method.prompt_taps, arrival.row.known[:-1]
         if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
-            self.remember(known, row, layers, arrival.taps, arrival.row.submission.owner, arrival.states)
+            self.remember(known, row, layers, arrival.taps, arrival.row.submission, arrival.states)
 
     def remember(
-        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], owner: Owner,
+        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], asked: Submission,
         states: Mapping[int, Saved],
     ) -> None:  # fmt: skip
-        """Give a text's KV to the prefix store: ids, the row that holds it, hidden states of layers and saved states."""
+        """Give a text's KV to the prefix store: ids, the row that holds it, hidden states of layers and saved states.
+        asked: whose text it is."""
         if self.prefixes is not None:
             known = states if isinstance(row, RecurrentCache) else None
-            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, owner, known)
+            joined = torch.cat(taps, 1) if taps else None
+            self.prefixes.add(ids, row, layers, joined, asked.owner, known, store=asked.store)
 
     def _next(
         self, arrivals: Sequence[Arrival], waiting: Sequence[Arrival], most: int

@@ -19,8 +19,8 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import parse_json
 from foretell.core.platform import lock_file
+from foretell.core.whole import write_bytes
 from foretell.learn.training.student import Origin
-from foretell.train.checkpoint import write_bytes
 
 logger = logging.getLogger(__name__)
 WEIGHTS, LOG, UNUSABLE = "weights.safetensors", "events.jsonl", "unusable.safetensors"

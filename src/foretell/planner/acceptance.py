@@ -41,6 +41,12 @@ class Curves:
     nodes: Array  # expected tree nodes that the k-th position adds to the pass; negative where deeper trees are smaller
 
 
+def private(heat: int) -> int:
+    """The heat at which requests that are not to be stored are counted: their pools are apart, so that what is kept holds
+    nothing of them."""
+    return -1 - heat
+
+
 class _Counts:
     """Faded counts. ``table`` [R, 6 L + 1]: of each position the times it was tried, kept, allowed, found; of each depth
     the proposals that were allowed to be so deep and had a guess, and their nodes beyond one a position; last all
@@ -115,6 +121,26 @@ class Acceptance:
             slot = self._slots.pop(request_id)
             self._free.append(slot)
             self._rows.table[slot] = 0.0
+
+    def memory(self) -> tuple[list[tuple[str, int]], Array]:
+        """(method, heat) of each pool, and their counts [R, 6 L + 2]: a row of ``_Counts.table``, then how many steps ago
+        the latest proposal was. Pools of requests that are not to be stored (``private``) are left out."""
+        self._count()
+        kept = {pool: place for pool, place in self._pool_places.items() if pool[1] >= 0}
+        places = list(kept.values())
+        ages = self._step - self._pools.last[places]
+        return list(kept), np.concatenate([self._pools.table[places], ages[:, None]], axis=1)
+
+    def recall(self, pools: Sequence[tuple[str, int]], counts: Array) -> None:
+        """Go on with what ``memory`` returned, before anything was observed. Raises ValueError where it is of another
+        ``max_depth``."""
+        if counts.shape != (len(pools), 6 * self.max_depth + 2):
+            raise ValueError(f"it has the shape {counts.shape}, not {(len(pools), 6 * self.max_depth + 2)}")
+        for (method, heat), row in zip(pools, counts, strict=True):
+            place = self._pool_of(method, heat)
+            self._pools.table[place], self._pools.last[place] = row[:-1], self._step - row[-1]
+        self._pool_rates.clear()
+        self._lent.clear()
 
     def seen(self, method: str, heat: int = 0) -> float:
         """Proposals at this heat that a method's rates rest on, faded."""

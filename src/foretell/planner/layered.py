@@ -41,6 +41,11 @@ class LayeredPlanner:
         self._widest: list[int] = []  # of the rows of the whole planner's plan: how deep their light parts may guess
 
     @property
+    def acceptances(self) -> dict[str, Acceptance]:
+        """See ``Planner``."""
+        return {"whole": self.whole.acceptance, "light": self.light.acceptance}
+
+    @property
     def costs(self) -> CostTable:
         """The table that is planned by."""
         return self.whole.costs

@@ -65,6 +65,11 @@ class Planner:
         self._decisions.use(self._offers, ledger, self._purse)
 
     @property
+    def acceptances(self) -> dict[str, Acceptance]:
+        """What is known of guesses that were kept, by part of the planner."""
+        return {"whole": self.acceptance}
+
+    @property
     def corrections(self) -> Corrections:
         """Of the cost table."""
         return self._ledger.corrections

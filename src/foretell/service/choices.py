@@ -1,5 +1,6 @@
 """The methods and verifiers that requests of one service may use: loaded ones, and those that need no weights."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,11 @@ class Choices:
         """Names of the methods that a request may ask for."""
         loaded = [choice.config.method for choice in (self.default, *self.also)]
         return sorted({*loaded, *(name for name, kind in METHODS.items() if kind.capabilities.by_request)})
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of each method that was loaded, by name, as text."""
+        return {one.config.method: json.dumps(one.config.resolved(), default=str) for one in self.guessing}
 
     def of(self, config: MethodConfig, *, load: bool = False) -> Speculation:
         """The choice for a configuration. Weights are loaded only with ``load``; otherwise they must be loaded already.

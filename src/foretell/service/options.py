@@ -7,6 +7,7 @@ from foretell.core.places import keyed
 from foretell.core.settings import setting, settle
 
 MODES = ("auto", "on", "off")
+PREFIX_MAX_GIB = 4.0
 SHARED_DRAFTS = ("off", "key", "all")
 """A request learns from itself alone; from requests of its tenant; from all requests."""
 
@@ -39,6 +40,15 @@ class ServiceOptions:
         "of all requests with the same API key. all: of all requests; clients can then see each other's texts.",
         metavar="|".join(SHARED_DRAFTS), panel="Speculation",
     )  # fmt: skip
+    state_dir: str | None = setting(
+        None, "Keep here what guesses have learned from requests, for the next start: texts too, as --shared-drafts says. "
+        "Requests with store: false are never in it.", metavar="DIRECTORY", panel="Speculation",
+    )  # fmt: skip
+    prefix_dir: str | None = setting(
+        None, "Keep here the KV of prompts too, so that after a restart known prompts are not read again.",
+        metavar="DIRECTORY",
+    )  # fmt: skip
+    prefix_max_gib: float | None = setting(None, "Disk space of --prefix-dir.", metavar="GIB", default_text="4")
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 
     def __post_init__(self) -> None:
@@ -56,6 +66,21 @@ class ServiceOptions:
         if self.speculation not in MODES:
             raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
         check_shared(self.shared_drafts)
+        if self.state_dir is not None and self.speculation == "off":
+            raise ConfigError(
+                "state_dir keeps what guesses learned, and with speculation = 'off' there are none: drop one"
+            )
+        if self.prefix_dir is not None and not self.prefix_reuse:
+            raise ConfigError("prefix_dir keeps KV of prompts for reuse, and prefix_reuse is off: drop one")
+        if self.prefix_max_gib is not None and self.prefix_dir is None:
+            raise ConfigError(f"prefix_max_gib = {self.prefix_max_gib} bounds prefix_dir, which is not given")
+        if self.prefix_max_gib is not None and not self.prefix_max_gib > 0:
+            raise ConfigError(f"prefix_max_gib = {self.prefix_max_gib} must be positive")
+
+    @property
+    def prefix_bytes(self) -> int:
+        """What ``prefix_dir`` may hold."""
+        return int((PREFIX_MAX_GIB if self.prefix_max_gib is None else self.prefix_max_gib) * 2**30)
 
 
 def check_shared(value: str) -> None:

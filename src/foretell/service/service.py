@@ -32,6 +32,7 @@ from foretell.service.admission import check_submission
 from foretell.service.choices import Choices
 from foretell.service.drift import Drifts
 from foretell.service.heap import IDLE_S, HeapKeeper
+from foretell.service.keeper import Keeper, Taken
 from foretell.service.learning import Learning, LearnOptions
 from foretell.service.options import ServiceOptions as ServiceOptions
 from foretell.service.processors import GuardedProcessor, StepBudget
@@ -79,7 +80,8 @@ class Service:
             )
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
-        self._tenants = Tenants(options.shared_drafts)
+        self._keeper = Keeper(engine, options)
+        self._tenants = Tenants(options.shared_drafts, keeper=self._keeper)
         self._open_learner: Callable[[], Learning] | None = None
         if learn is not None:  # refuses, before costs are measured, what cannot learn so
             self._open_learner = load_reference(builtin.LEARNER)(engine, self._choices.guessing, learn)
@@ -92,6 +94,7 @@ class Service:
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._number = 0
+        self._kept = 0, 0  # steps and tokens of prompts, when what is kept was last taken
         self._known: set[str] = set()  # request ids that have not ended
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
@@ -132,7 +135,7 @@ class Service:
         options, width = self.options, self.engine.width
         sizes = sizes_of(self.engine, self._choices.guessing, options)
         self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
-        prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
+        prefixes = PrefixStore(sizes.prefix_bytes, self._keeper.prefixes) if options.prefix_reuse else None
         try:
             self._costs = ServicePlanning(
                 self.engine.model, self._choices.plain, self._choices.guessing, self._choices.weightless,
@@ -157,8 +160,28 @@ class Service:
         release_workers()  # costs were measured here
         if not self.engine.model.is_leader:
             return
+        self._keeper.recall_rates(self._costs.planner, self._choices.settings)
         self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
         self._thread.start()
+        self._keeper.start(self._learned_since)
+
+    def _learned_since(self) -> Taken:
+        """What is to be kept, where anything was read or written since the last call."""
+        assert self._loop is not None
+        done = self._loop.recorder.num_steps, self._loop.recorder.num_prompt_tokens
+        if done == self._kept:
+            return Taken()
+        self._kept = done
+        return self._call(self._learned)
+
+    def _learned(self, *, whole: bool = False) -> Taken:
+        """What is to be kept, as it stands between two steps. whole: all of it."""
+        loop, costs = self._loop, self._costs
+        assert loop is not None
+        assert costs is not None
+        stores = self._keeper.stores(self._tenants.learned(at_rest=not self._known, whole=whole))
+        rates = self._keeper.rates(costs.planner, self._choices.settings)
+        return Taken({**stores, **rates}, self._keeper.take_prefixes(loop.prefixes))
 
     def _measure_again(self) -> None:
         """While nothing is to be done: measure costs again where they are in doubt."""
@@ -195,8 +218,11 @@ class Service:
         with self._news:
             self._draining = self._closed = True
             self._news.notify_all()
+        self._keeper.stop()
         if self._thread is not None:
             self._thread.join()
+            self._keeper.write(self._learned(whole=True))
+        self._keeper.close()
         if self._learning is not None:
             self._learning.close()
 

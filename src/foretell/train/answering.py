@@ -10,6 +10,7 @@ from accelerate import PartialState
 from foretell import Engine
 from foretell.core.errors import ConfigError
 from foretell.core.journal import first_difference
+from foretell.model.identity import target_hash
 from foretell.model.target import CausalModel
 from foretell.train import responses as r
 
@@ -56,7 +57,7 @@ def answers_of(
     that the same call goes on after a kill. notice is called with lines about prompts and answers. Raises
     ConfigError, also where more than max_short_share of the answers are too short to learn from.
     """
-    mine, ends = r.target_hash(model), model.spec.eos_token_ids
+    mine, ends = target_hash(model), model.spec.eos_token_ids
     if data.endswith(".safetensors"):
         found = r.Responses.load(data)
         found.check_target(mine, name=f"--data {data}")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +13,10 @@ from foretell.core.errors import ConfigError, TrainError
 from foretell.core.journal import first_difference
 from foretell.core.jsontext import parse_json
 from foretell.core.platform import flush_folder
+from foretell.core.whole import write_bytes as write_bytes
 
 FOLDER = "checkpoints"
 STATE, ABOUT = "state.pt", "checkpoint.json"
-
-
-def write_bytes(file: Path, content: bytes | memoryview) -> None:
-    """Write and flush to the disk. Raises OSError."""
-    with file.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -29,7 +29,7 @@ from foretell.core.prompts import conversation, entries, is_plain, read_text
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.conversation import takes_messages
 from foretell.methods.common.teacher import Batch
-from foretell.model.target import CausalModel
+from foretell.model.identity import target_hash
 from foretell.train.prompts import check_room, entry_ids, text_ids
 
 FILE = "responses.safetensors"
@@ -178,20 +178,6 @@ def pack(texts: Sequence[tuple[Sequence[int], int]], metadata: Mapping[str, Any]
     for row, (ids, _) in enumerate(texts):
         tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return Responses(tokens, length, torch.tensor([start for _, start in texts], dtype=torch.int64), metadata or {})
-
-
-@torch.no_grad()
-def target_hash(model: CausalModel) -> str:
-    """An identifier of a target, independent of its directory, implementation and dtype.
-
-    sha256 of its sizes and of a few embeddings as bfloat16: cheap, and different for any two models that were trained.
-    """
-    spec = model.spec
-    digest = hashlib.sha256(f"{spec.vocab_size} {spec.num_layers} {spec.hidden_size}".encode())
-    ids = torch.arange(0, spec.vocab_size, max(1, spec.vocab_size // 64), device=spec.device)
-    embedded = model.embed(ids[None])[0].bfloat16()
-    digest.update(embedded.cpu().view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def read_prompts(

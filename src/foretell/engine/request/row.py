@@ -8,6 +8,7 @@ from foretell.core.params import HEATS, SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
+from foretell.planner.acceptance import private
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ class Row:
 
     @property
     def heat(self) -> int:
-        """``SamplingParams.heat``, of every adapter other numbers: its texts are others, and so is how well they are
-        guessed."""
-        return self.params.heat + HEATS * self.lora
+        """``SamplingParams.heat``, for the planner: of every adapter, and of requests that are not to be stored, other
+        numbers. An adapter's texts are others, and so is how well they are guessed."""
+        heat = self.params.heat + HEATS * self.lora
+        return heat if self.submission.store else private(heat)
 
     @property
     def known(self) -> list[int]:

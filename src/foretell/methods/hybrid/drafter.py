@@ -8,7 +8,7 @@ Where the second method grows trees, the first tokens of a suffix that promised 
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -59,6 +59,11 @@ class Worth:
     discount: float  # what a token by the second method is worth: its guesses cost time
     second: Mean = field(default_factory=lambda: Mean(1.0))
     suffix: list[Mean] = field(default_factory=lambda: [Mean((k + 0.4) * BIN) for k in range(BINS)])
+
+    @property
+    def means(self) -> list[Mean]:
+        """All of them."""
+        return [self.second, *self.suffix]
 
     def of(self, score: float) -> Mean:
         """The mean of suffix proposals with scores like this one."""
@@ -316,6 +321,25 @@ class Hybrid(Method):
     def runs_as(self) -> str | None:
         """The second method's."""
         return self.second.runs_as
+
+    def memory(self) -> dict[str, Tensor]:
+        """Suffix's, and ``worths`` [R, 1 + 2 (1 + BINS)]: a heat, and value and weight of each mean."""
+        heats = sorted(self._worths.items())
+        worths = [
+            [float(heat), *(x for mean in worth.means for x in (mean.value, mean.weight))] for heat, worth in heats
+        ]
+        return {
+            **self.suffix.memory(),
+            "worths": torch.tensor(worths, dtype=torch.float64).reshape(-1, 1 + 2 * (1 + BINS)),
+        }
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Both."""
+        self.suffix.recall(memory)
+        for heat, *figures in memory["worths"].tolist():
+            worth = self._worths.setdefault(int(heat), Worth(self.discount))
+            for mean, value, weight in zip(worth.means, figures[::2], figures[1::2], strict=True):
+                mean.value, mean.weight = value, weight
 
     def fresh(self) -> "Hybrid":
         """With an empty store."""
