@@ -20,6 +20,7 @@ from tests.model.llama.hybrid import hybrid_config, native_hybrid
 from tests.model.tiny import VOCAB
 
 TEXT = list(range(100))
+A, B = ("a", None), ("b", None)  # owners
 
 
 def files(folder: Path, max_bytes: int = 1 << 24) -> PrefixFiles:
@@ -35,7 +36,7 @@ def again(found: PrefixFiles) -> PrefixFiles:
 def held(*texts: list[int], store: bool = True) -> PrefixStore:
     made = PrefixStore(1 << 24)
     for number, text in enumerate(texts):
-        made.add(text, row(float(number + 1), 512), (), None, "a", store=store)
+        made.add(text, row(float(number + 1), 512), (), None, A, store=store)
     return made
 
 
@@ -49,9 +50,9 @@ def test_a_store_finds_on_disk_what_it_does_not_hold(tmp_path: Path) -> None:
     put(first, held(TEXT))
     known = again(first)
     store = PrefixStore(1 << 24, known)
-    assert store.find([*TEXT[:90], 500, 501], (), "b") is None
-    assert store.find([*TEXT[:60], 500, 501], (), "a") is None, "so few tokens are not worth a file"
-    found = store.find([*TEXT[:90], 500, 501], (), "a")
+    assert store.find([*TEXT[:90], 500, 501], (), B) is None
+    assert store.find([*TEXT[:60], 500, 501], (), A) is None, "so few tokens are not worth a file"
+    found = store.find([*TEXT[:90], 500, 501], (), A)
     assert found is not None
     assert found[1] == 90
     assert store.num_tokens == 100, "it is in memory now"
@@ -61,9 +62,20 @@ def test_a_store_finds_on_disk_what_it_does_not_hold(tmp_path: Path) -> None:
         assert torch.equal(mine[0, :, :90], theirs[0, :, :90])
     assert not store.to_store(), "it is not written again"
     known.shelf.drop(next(iter(known.shelf.entries)))
-    assert store.find(TEXT, (), "a") is not None
-    assert PrefixStore(1 << 24, known).find(TEXT, (), "a") is None, "a file that has gone is not found"
+    assert store.find(TEXT, (), A) is not None
+    assert PrefixStore(1 << 24, known).find(TEXT, (), A) is None, "a file that has gone is not found"
     store.check_integrity()
+
+
+def test_what_an_adapter_has_read_stays_in_memory(tmp_path: Path) -> None:
+    """Under its name another one may be loaded after a start."""
+    store, found = PrefixStore(1 << 24), files(tmp_path)
+    store.add(TEXT, row(1.0, 512), (), None, ("a", "x"))
+    assert not store.to_store()
+    put(found, held(TEXT))
+    after = PrefixStore(1 << 24, again(found))
+    assert after.find(TEXT, (), ("a", "x")) is None
+    assert after.find(TEXT, (), A) is not None
 
 
 def test_what_files_hold_nearly_is_not_written_and_what_goes_on_replaces_it(tmp_path: Path) -> None:
@@ -77,7 +89,7 @@ def test_what_files_hold_nearly_is_not_written_and_what_goes_on_replaces_it(tmp_
     assert len(found.shelf.entries) == 1, "the longer one serves for both"
     put(found, held([*range(400, 480)]))
     assert len(found.shelf.entries) == 2
-    assert again(found).find([*TEXT, *range(200, 280)], (), "a", 100) is not None
+    assert again(found).find([*TEXT, *range(200, 280)], (), A, 100) is not None
 
 
 def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
@@ -86,20 +98,20 @@ def test_the_least_recently_used_file_goes_first(tmp_path: Path) -> None:
     put(one, held(texts[0]))
     found = files(tmp_path / "more", 3 * one.shelf.num_bytes + 100)
     put(found, held(*texts[:3]))
-    assert found.find(texts[0], (), "a", 0) is not None
+    assert found.find(texts[0], (), A, 0) is not None
     put(found, held(texts[3]))
     known = again(found)
-    assert [known.find(text, (), "a", 0) is not None for text in texts] == [True, False, True, True]
+    assert [known.find(text, (), A, 0) is not None for text in texts] == [True, False, True, True]
 
 
 def test_texts_that_are_not_to_be_stored_are_not_written_until_others_have_them() -> None:
     store = held(TEXT, store=False)
     assert not store.to_store()
-    store.add(TEXT[:80], row(1.0, 512), (), None, "a")
+    store.add(TEXT[:80], row(1.0, 512), (), None, A)
     assert [prefix.ids for prefix in store.to_store()] == [TEXT[:80]], "of the longer text the rest is not to be stored"
-    store.add(TEXT, row(1.0, 512), (), None, "a")
+    store.add(TEXT, row(1.0, 512), (), None, A)
     assert TEXT in [prefix.ids for prefix in store.to_store()]
-    store.add([*TEXT, *range(200, 280)], row(1.0, 512), (), None, "a", store=False)
+    store.add([*TEXT, *range(200, 280)], row(1.0, 512), (), None, A, store=False)
     assert TEXT in [prefix.ids for prefix in store.to_store()], "a text that may be written stays until it is"
     store.check_integrity()
 
@@ -107,12 +119,12 @@ def test_texts_that_are_not_to_be_stored_are_not_written_until_others_have_them(
 def test_who_needs_hidden_states_gets_only_files_with_them(tmp_path: Path) -> None:
     store, found = PrefixStore(1 << 24), files(tmp_path)
     taps = torch.randn(1, 100, 8)
-    store.add(TEXT, row(1.0), (0, 2), taps, "a")
+    store.add(TEXT, row(1.0), (0, 2), taps, A)
     put(found, store)
     known = again(found)
-    assert known.find(TEXT, (1,), "a", 0) is None
-    assert known.find(TEXT, (), "a", 0) is not None
-    prefix = known.find(TEXT, (0, 2), "a", 0)
+    assert known.find(TEXT, (1,), A, 0) is None
+    assert known.find(TEXT, (), A, 0) is not None
+    prefix = known.find(TEXT, (0, 2), A, 0)
     assert prefix is not None
     assert prefix.taps is not None
     assert torch.equal(prefix.taps, taps)
