@@ -133,6 +133,14 @@ Weights = Annotated[
         "distribution; 'foretell certify' measures how far that is from the unquantised one.",
     ),
 ]  # fmt: skip
+Kv = Annotated[
+    str,
+    typer.Option(
+        "--kv", envvar="FORETELL_KV", metavar="auto|int8", rich_help_panel=MODELS, callback=checked(names.check_kv),
+        help="How the target's keys and values are held: auto in dtype, int8 rounded, in half the memory of bfloat16, on "
+        "the CPU. The text then follows the distribution of a model that reads them so.",
+    ),
+]  # fmt: skip
 DraftWeights = Annotated[
     str | None,
     typer.Option(
@@ -305,6 +313,7 @@ class Models:
     device_map: DeviceMap = None
     implementation: Implementation = "auto"
     weights: Weights = "auto"
+    kv: Kv = "auto"
     draft_weights: DraftWeights = None
     cuda_graphs: CudaGraphs = "auto"
     width: Width = 0

@@ -215,7 +215,7 @@ def _about(report: "BenchReport") -> list[str]:
     p = report.provenance
     ran = [
         f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"],
-        s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']} cache",
+        s["dtype"] if s["weights"] == s["dtype"] and "kv" not in s else f"{s['weights']} weights, {s.get('kv', s['dtype'])} cache",
         f"{p['machine']['torch_threads']} threads",
         f"{_prompts(s)} x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
         f"seed {s['seed']}",

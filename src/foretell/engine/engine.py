@@ -142,6 +142,7 @@ class Engine:
         drafter_errors: str = "plain",
         cuda_graphs: str = "auto",
         weights: str = "auto",
+        kv: str = "auto",
         trust_remote_code: bool = False,
         progress: bool | Listener = False,
     ) -> "Engine":
@@ -153,8 +154,8 @@ class Engine:
         same for the draft, which may have another vocabulary (see ``DraftModelConfig.vocabulary``). draft: the key
         "model" of speculative, whose method is then draft_model where it is not named.
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
-        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
-        quantised weights the text follows the quantised model's distribution.
+        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4", kv: "auto" or "int8" (see
+        ``load_model``): with quantised ones the text follows the quantised model's distribution.
         trust_remote_code runs the Python code that models come with. progress: True writes to standard error what is
         loaded, its share and the time; a function is called with the first two (a share is 0 to 1).
         """
@@ -172,17 +173,18 @@ class Engine:
                     implementation=implementation,
                     tensor_parallel=tensor_parallel,
                     weights=weights,
+                    kv=kv,
                     trust_remote_code=trust_remote_code,
                 )
                 if tokenizer is None:
                     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
             else:
-                if (dtype, device_map, implementation, tensor_parallel, weights) != (
-                    None, None, "auto", False, "auto",
+                if (dtype, device_map, implementation, tensor_parallel, weights, kv) != (
+                    None, None, "auto", False, "auto", "auto",
                 ) or device != "cpu":  # fmt: skip
                     raise ConfigError(
-                        "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights "
-                        "and tensor_parallel, or give its directory"
+                        "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights, "
+                        "kv and tensor_parallel, or give its directory"
                     )
                 model = as_model(target)
             return cls(
@@ -412,6 +414,7 @@ class Engine:
             "implementation": spec.implementation,
             "dtype": str(spec.dtype).removeprefix("torch."),
             "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
+            **({} if spec.kv == "auto" else {"kv": spec.kv}),
             "device": str(spec.device),
             "width": self.width,
             **({} if graphs is None else {"cuda_graphs": graphs}),

@@ -21,7 +21,7 @@ from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
 from foretell.model.host import drawn_on_host
 from foretell.model.llama.weights import ShapeError
-from foretell.model.names import FAST, check_implementation, check_weights, torch_name
+from foretell.model.names import FAST, check_implementation, check_kv, check_weights, torch_name
 from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
 
@@ -47,6 +47,7 @@ def load_model(
     implementation: str = "auto",
     tensor_parallel: bool = False,
     weights: str = "auto",
+    kv: str = "auto",
     trust_remote_code: bool = False,
 ) -> CausalModel:
     """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
@@ -60,7 +61,9 @@ def load_model(
     weights: "auto" holds matrices as the checkpoint does: those of a quantised GGUF file stay packed and are multiplied as
     they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
     native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
-    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
+    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's. kv: "auto" holds keys and
+    values in dtype; "int8" rounds them, each with a scale of its own, which only the native implementation reads: half the
+    memory of bfloat16, and a distribution of its own (docs/LOG.md says how far off).
 
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
@@ -72,16 +75,19 @@ def load_model(
     launch = _launch(implementation, device_map) if tensor_parallel else None
     where = parse_device(device if launch is None else launch.device(device))
     wanted = _weights_dtype(weights, parse_dtype(dtype))
-    if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
-        raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
+    check_kv(kv)
+    rounds = weights in ("int8", "int4") or kv == "int8"  # what the native implementation alone runs
+    rounded = f"weights={weights!r}" if weights in ("int8", "int4") else f"kv={kv!r}"
+    if rounds and (tensor_parallel or device_map is not None or implementation not in _PACKING):
+        raise ConfigError(f"{rounded} needs the native implementation, on one CPU: drop one of the options")
     path = resolve(name, code=trust_remote_code)
     plain = None if is_file(path) else _plain(path, name=name)
     if plain is None and not is_file(path):
         from foretell.model.hf.code import has_code, load_with_code
 
         if has_code(path, name=name, trusted=trust_remote_code):
-            if weights in ("int8", "int4"):
-                raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+            if rounds:
+                raise ConfigError(f"{rounded} needs the native implementation; {name} runs its own code")
             return load_with_code(
                 path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
                 is_auto_dtype=dtype == "auto",
@@ -118,21 +124,19 @@ def load_model(
         reason = unsupported(implementation, config, wanted, where)
         if reason is not None:
             raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
-        return _load_fast(implementation, path, wanted, where, name, weights)
-    if weights in ("int8", "int4"):
+        return _load_fast(implementation, path, wanted, where, name, weights, kv)
+    if rounds:
         reason = unsupported("native", config, wanted, where)
         if reason is not None:
-            raise ConfigError(
-                f"weights={weights!r} needs the native implementation, which {name} has not here: {reason}"
-            )
-        return _load_fast("native", path, wanted, where, name, weights)
+            raise ConfigError(f"{rounded} needs the native implementation, which {name} has not here: {reason}")
+        return _load_fast("native", path, wanted, where, name, weights, kv)
     if implementation == "auto" and device_map is None:
         reasons: dict[str, str] = {}
         for kind in FAST:
             reason = unsupported(kind, config, wanted, where)
             if reason is None:
                 try:
-                    model = _load_fast(kind, path, wanted, where, name, weights)
+                    model = _load_fast(kind, path, wanted, where, name, weights, kv)
                     _tell_slower(name, kind, reasons, where)
                     return model
                 except ShapeError:
@@ -300,11 +304,13 @@ def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | Non
     return asked
 
 
-def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str) -> CausalModel:
+def _load_fast(
+    kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str, kv: str
+) -> CausalModel:
     begun = monotonic()
     tell(name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.{kind}")
-    options = {"weights": weights} if kind == "native" else {}
+    options = {"weights": weights, "kv": kv} if kind == "native" else {}
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
     _tell_loaded(name, kind, begun)
     return model

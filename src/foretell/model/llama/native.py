@@ -76,9 +76,10 @@ class NativeModel(CausalModel):
     """See the module's docstring. Logits, hidden states and taps are float32 whatever the weights are."""
 
     def __init__(
-        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto"
-    ) -> None:
-        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
+        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto",
+        kv: str = "auto",
+    ) -> None:  # fmt: skip
+        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``; kv: one of ``names.KV``."""
         if (reason := _other_heads(shape)) is not None:  # attention would read behind its rows
             raise ModelError(f"{name}: {reason}; load it as 'lean'")
         self.native = native_functions()
@@ -100,6 +101,7 @@ class NativeModel(CausalModel):
             torch.device("cpu"),
             weight_bytes=self._bytes_of_a_pass(),
             weights=self.matrices.label,
+            kv=kv,
         )
         self.address = ctypes.addressof(self._view)
 
@@ -112,24 +114,25 @@ class NativeModel(CausalModel):
         device: torch.device | str = "cpu",
         name: str | None = None,
         weights: str = "auto",
+        kv: str = "auto",
     ) -> "NativeModel":
         """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
         run."""
         assert torch.device(device).type == "cpu"
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         source = open_weights(path, name=name)
-        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
+        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights, kv=kv)
         model._threads(1, remembered=True)  # here, and not within the first request
         ahead.choose(model, model.native)
         return model
 
     @classmethod
-    def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto") -> "NativeModel":
+    def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto", kv: str = "auto") -> "NativeModel":
         """The equivalent of a loaded transformers module on the CPU; linears and embedding are shared with it, not
         copied."""
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
-        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights)
+        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights, kv=kv)
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NativeModel":
         """See ``CausalModel.rebuilt``; quantised matrices are rounded again, to 4 bits or to 8."""
@@ -137,11 +140,12 @@ class NativeModel(CausalModel):
         label = spec.weights if spec.weights in ("int4", "int8") else "int8"
         weights = label if spec.is_quantised else "auto"
         cast = {name: tensor.to(spec.dtype).contiguous() for name, tensor in tensors.items()}
-        return NativeModel(self.shape, TensorWeights(cast), dtype=spec.dtype, name=spec.name, weights=weights)
+        source = TensorWeights(cast)
+        return NativeModel(self.shape, source, dtype=spec.dtype, name=spec.name, weights=weights, kv=spec.kv)
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
-        made = (self.shape, self.spec.dtype, self.rotations(capacity), self._move)
+        made = (self.shape, self.spec.kv_dtype, self.rotations(capacity), self._move)
         if self.shape.mixers:
             return HybridCache(*made, self._fold, num_rows, capacity)
         return NativeCache(*made, num_rows, capacity)
