@@ -313,8 +313,8 @@ class Models:
     device_map: DeviceMap = None
     implementation: Implementation = "auto"
     weights: Weights = "auto"
-    kv: Kv = "auto"
     draft_weights: DraftWeights = None
+    kv: Kv = "auto"
     cuda_graphs: CudaGraphs = "auto"
     width: Width = 0
 

@@ -26,5 +26,5 @@ def to_codes(x: Tensor) -> Tensor:
 
 def from_codes(slots: Tensor, dtype: torch.dtype) -> Tensor:
     """[..., d] of slots [..., d + SCALE_BYTES] int8: scales and codes are multiplied in float32."""
-    scale = slots[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    scale = slots[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return (slots[..., :-SCALE_BYTES].float() * scale).to(dtype)
