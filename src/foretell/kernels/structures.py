@@ -102,6 +102,8 @@ class Layer(ctypes.Structure):
         ("mixer", ctypes.POINTER(Mixer)),
         ("gates", Matrix),
         ("gates_bias", ctypes.c_void_p),
+        ("spread", ctypes.c_void_p),
+        ("unspread", ctypes.c_void_p),
     ]
 
 

@@ -11,6 +11,18 @@ SCALE_BYTES = 4
 _TINY = 1e-30
 
 
+def spread_of(bias: Tensor, heads: int) -> Tensor:
+    """[heads, d] float32: what queries are multiplied by, and keys divided, before the latter are rounded.
+
+    A bias makes some numbers of all keys hundreds of times as large as others, which one scale would round away (Qwen2.5:
+    up to 158). Rotation mixes number i with i + d / 2, so both have one factor: the root of the mean square of their
+    biases and of 1, what a normed stream's products come to. bias [heads * d] of the keys' matrix. Sums are float64 and the
+    factors bf16, so that they are the same on every machine.
+    """
+    squares = bias.double().view(heads, 2, -1).square().mean(1, keepdim=True) + 1.0
+    return squares.sqrt().expand(-1, 2, -1).reshape(heads, -1).bfloat16().float()
+
+
 def to_codes(x: Tensor) -> Tensor:
     """x [..., d] as [..., d + SCALE_BYTES] int8: scale = largest / 127, ties to even. Where x is not finite the scale is
     not either."""

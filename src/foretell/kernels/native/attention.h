@@ -63,6 +63,11 @@ static Slots slots_of(const Pass *p, int64_t b, int64_t kv_head, int index) {
   return s;
 }
 
+/* x [dim] times factors. */
+static void scale_row(float *x, const float *by, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 16) v_store(x + d, v_mul(v_load(x + d), v_load(by + d)));
+}
+
 /* Put a key, rotated for its position, and a value into a slot. */
 static void remember(Pass *p, const Layer *layer, int index, int64_t b, int64_t kv_head, int64_t slot, int64_t position,
                      const float *k, const float *v) {
@@ -70,6 +75,7 @@ static void remember(Pass *p, const Layer *layer, int index, int64_t b, int64_t 
   float turned[MAX_DIM];
   rotate(p, layer->rope, k, layer->k_norm, position, turned);
   if (s.coded) {
+    if (layer->unspread) scale_row(turned, layer->unspread + kv_head * s.dim, s.dim);
     code_slot(turned, s.dim, (char *)s.keys + slot * s.bytes), code_slot(v, s.dim, (char *)s.values + slot * s.bytes);
     return;
   }
@@ -401,6 +407,7 @@ static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, 
       const int64_t row = tile.b * p->nodes + tile.first + q / tile.heads, head = tile.head + q % tile.heads;
       float turned[MAX_DIM];
       rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
+      if (s.coded && layer->spread) scale_row(turned, layer->spread + tile.kv_head * s.dim, s.dim);
       put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
       w.joined[q * w.ld + s.dim + 1] = 0.0f;
     }

@@ -111,6 +111,7 @@ typedef struct {
   const Mixer *mixer;                       /* before attention, on the same input, or NULL */
   Matrix gates;                             /* [heads * dim, hidden]: their sigmoid is a factor on what attention mixed */
   const float *gates_bias;
+  const float *spread, *unspread;           /* [kv_heads * dim] or NULL: factors on queries, and on keys that are coded */
 } Layer;
 
 typedef struct {

@@ -107,7 +107,7 @@ class LeanModel(CausalModel):
         scale = shape.traits.embedding_scale
         # The factor is rounded to the weights' dtype first, as the modules do.
         self._scale = None if scale == 1.0 else self._embedding.new_tensor(scale)
-        reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed)
+        reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed, kv)
         self._layers = []
         for index in range(shape.num_layers):
             tell(name, index / shape.num_layers)
@@ -317,6 +317,9 @@ class LeanModel(CausalModel):
         qk = torch.addcmul(qk * cos, swapped, sin)
         if layer.rope in shared.growths:
             qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
+        if layer.spread is not None:
+            spread = torch.cat((layer.spread.repeat_interleave(self._group, 0), 1.0 / layer.spread))
+            qk = (qk * spread).to(qk.dtype)
         return self._after(layer, x, self._mix(index, qk, value, shared, cache), shared)
 
     def _seen(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:

@@ -27,6 +27,7 @@ from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
+from foretell.model.codes import spread_of
 from foretell.model.llama import ahead, mixers
 from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
@@ -93,7 +94,7 @@ class NativeModel(CausalModel):
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
-        self._view = self._read(source, dtype, weights, name)
+        self._view = self._read(source, dtype, weights, kv, name)
         self.spec = shape.spec(
             name,
             "native",
@@ -361,7 +362,7 @@ class NativeModel(CausalModel):
         chosen = experts * mixture.num_chosen // mixture.num_experts if mixture else 0
         return sum(read.values()) - experts + chosen
 
-    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, name: str) -> structures.Model:
+    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, kv: str, name: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
         if shape.hybrid:
             source = hybrid_weights(source, shape, name=name)
@@ -405,6 +406,10 @@ class NativeModel(CausalModel):
                 bias = vector(bias_name(index)) if shape.mixture.has_bias else None
                 self._experts.append(view_of(shape.mixture, index, read, bias))
                 layer.experts = ctypes.pointer(self._experts[-1])
+            if kv == "int8" and "k" in contents.biases and shape.attends(index):
+                bias = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
+                self._tensors += [spread := spread_of(bias, shape.num_kv_heads), unspread := 1.0 / spread]
+                layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
             mixer = shape.mixer(index)
