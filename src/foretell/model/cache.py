@@ -114,7 +114,7 @@ class KVCache:
         return to_codes(x) if self._dtype == torch.int8 else x.to(self._dtype)
 
     def read(self, layer: int, span: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, heads, span, head_dim] of slots [0, span): a view, or a copy in ``dtype`` where they are codes."""
+        """Keys and values [B, heads, span, head_dim] of slots [0, span): views; of codes copies, in ``dtype``."""
         keys, values = self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
         return (from_codes(keys, dtype), from_codes(values, dtype)) if self._dtype == torch.int8 else (keys, values)
 

@@ -61,9 +61,10 @@ def load_model(
     weights: "auto" holds matrices as the checkpoint does: those of a quantised GGUF file stay packed and are multiplied as
     they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
     native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
-    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's. kv: "auto" holds keys and
-    values in dtype; "int8" rounds them, each with a scale of its own, which only the native implementation reads: half the
-    memory of bfloat16, and a distribution of its own (docs/LOG.md says how far off).
+    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
+
+    kv: "auto" holds keys and values in dtype; "int8" rounds each of a head's with a scale of its own, which only the native
+    implementation reads: about half the memory of bfloat16, and the distribution of a model that reads them so.
 
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.

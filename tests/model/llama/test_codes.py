@@ -112,9 +112,7 @@ def test_bits_of_several_segments(sizes: dict[str, Any], monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("coded")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", variants())
-def test_every_variant_gives_the_same_bits(
-    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_variant_gives_the_same_bits(variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     plain_tests.test_every_variant_gives_the_same_bits_at_any_width(variant, dtype, monkeypatch)
     plain_tests.test_every_variant_gives_the_same_bits_at_every_head_dimension(variant, dtype, monkeypatch)
 

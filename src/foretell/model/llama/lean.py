@@ -86,8 +86,8 @@ class LeanModel(CausalModel):
         self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, device: torch.device, name: str,
         pack: bool | None = None, kv: str = "auto",
     ) -> None:  # fmt: skip
-        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' twin). kv "int8", on
-        the CPU alone, is the twin of the native one: what is read is converted in every pass."""
+        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' twin). kv="int8",
+        on the CPU alone, is the native one's twin, and slow: every pass converts all that it reads."""
         assert kv == "auto" or device.type == "cpu"
         self.shape = shape
         self.spec = shape.spec(name, "lean", dtype, device, kv=kv)

@@ -407,8 +407,8 @@ class NativeModel(CausalModel):
                 self._experts.append(view_of(shape.mixture, index, read, bias))
                 layer.experts = ctypes.pointer(self._experts[-1])
             if kv == "int8" and "k" in contents.biases and shape.attends(index):
-                bias = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
-                self._tensors += [spread := spread_of(bias, shape.num_kv_heads), unspread := 1.0 / spread]
+                biases = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
+                self._tensors += [spread := spread_of(biases, shape.num_kv_heads), unspread := 1.0 / spread]
                 layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
