@@ -189,6 +189,7 @@ def test_auto_takes_the_fastest_that_supports_the_model(monkeypatch: pytest.Monk
         "device": torch.device("cpu"),
         "name": str(saved),
         "weights": "auto",
+        "kv": "auto",
     }
     native.reason = "needs AVX-512"
     assert load_model(str(saved)) is lean

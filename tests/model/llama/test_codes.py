@@ -121,6 +121,7 @@ def test_all_that_moves_slots_carries_their_scales() -> None:
     """Kept and joined rows, prefixes and views go on as rows that were read so."""
     model = NativeModel.from_hf(make_model("llama"), kv="int8")
     assert model.new_cache(1, 8).bytes_per_slot == sum(2 * 2 * (16 + SCALE_BYTES) for _ in range(3))
+    assert model.spec.described != NativeModel.from_hf(make_model("llama")).spec.described  # measured costs are its own
     prompts, tokens = prompts_of((20, 17, 9)), tokens_of(3, 4, seed=8)
     whole = model.new_cache(3, CAPACITY)
     length = prefill(model, whole, prompts, chunk=8)
