@@ -124,11 +124,11 @@ def test_the_recommended_command_runs_the_same_target() -> None:
     """An option that is not repeated there would recommend what was not measured."""
     assert flags_of(Models("a/b", draft="c", draft_weights="int8", dtype="auto")) == []
     chosen = Models(
-        "a/b", "v1", True, None, "cuda", "bfloat16", '{"": 0}', "lean", "int8", None, cuda_graphs="off", width=4
+        "a/b", "v1", True, None, "cuda", "bfloat16", '{"": 0}', "lean", "int8", None, "int8", cuda_graphs="off", width=4
     )  # fmt: skip
     assert flags_of(chosen) == [
         "--revision", "v1", "--trust-remote-code", "--device", "cuda", "--dtype", "bfloat16", "--device-map", '{"": 0}',
-        "--implementation", "lean", "--weights", "int8", "--cuda-graphs", "off", "--width", "4",
+        "--implementation", "lean", "--weights", "int8", "--kv", "int8", "--cuda-graphs", "off", "--width", "4",
     ]  # fmt: skip
 
 

@@ -127,13 +127,14 @@ def passes() -> list[Call]:
     """Two prompts, then trees behind them: norms, rotations, attention, activations and mixtures; heads of 16 and of 80
     numbers."""
     made: list[Call] = []
-    for kind, dtype, held, sizes in (
-        ("llama", torch.float32, "auto", {"head_dim": 80}),
-        ("gemma2", torch.bfloat16, "auto", {}),
-        ("mistral-window", torch.bfloat16, "int4", {}),
-        ("qwen3moe", torch.float32, "int8", {}),
+    for kind, dtype, held, kv, sizes in (
+        ("llama", torch.float32, "auto", "auto", {"head_dim": 80}),
+        ("gemma2", torch.bfloat16, "auto", "auto", {}),
+        ("mistral-window", torch.bfloat16, "int4", "auto", {}),
+        ("qwen3moe", torch.float32, "int8", "int8", {}),
+        ("llama-mha-bias", torch.bfloat16, "auto", "int8", {"head_dim": 80}),
     ):
-        model = NativeModel.from_hf(make_model(kind, **sizes).to(dtype), weights=held)
+        model = NativeModel.from_hf(make_model(kind, **sizes).to(dtype), weights=held, kv=kv)
 
         def record(*arguments: Any, forward: Any = model.native.forward) -> int:
             call = recorded("foretell_forward", arguments, arguments[21] or arguments[17])
@@ -156,7 +157,7 @@ def passes() -> list[Call]:
 def test_passes_have_the_bits_of_avx2(variant: str, here: ctypes.CDLL, cross: Path) -> None:
     environment = os.environ.pop("CC")
     calls = passes()
-    assert len(calls) == 8
+    assert len(calls) == 10
     os.environ["CC"] = environment
     check(calls, [F32, BF16, Q8, Q4], variant, here, cross)
 

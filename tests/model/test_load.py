@@ -189,6 +189,7 @@ def test_auto_takes_the_fastest_that_supports_the_model(monkeypatch: pytest.Monk
         "device": torch.device("cpu"),
         "name": str(saved),
         "weights": "auto",
+        "kv": "auto",
     }
     native.reason = "needs AVX-512"
     assert load_model(str(saved)) is lean
@@ -251,6 +252,24 @@ def test_rounded_weights_are_run_natively_or_refused(
     for options in ({"implementation": "lean"}, {"implementation": "transformers"}, {"device_map": "auto"}):
         with pytest.raises(ConfigError, match=f"weights='{weights}' needs the native implementation"):
             load_model(str(saved), weights=weights, **options)
+
+
+def test_rounded_keys_and_values_are_read_natively_or_refused(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+    """By no other implementation, on no accelerator; and never in silence as something else."""
+    native, lean = FakeTwin(None), FakeTwin(None)
+    install(monkeypatch, native=native, lean=lean)
+    assert load_model(str(saved), kv="int8", weights="int4") is native
+    assert (native.options["kv"], native.options["weights"]) == ("int8", "int4")
+    assert load_model(str(saved)) is native
+    assert native.options["kv"] == "auto"
+    native.reason = "needs AVX2"
+    with pytest.raises(ConfigError, match=r"kv='int8' needs the native implementation.*needs AVX2"):
+        load_model(str(saved), kv="int8")
+    for options in ({"implementation": "lean"}, {"implementation": "transformers"}, {"device_map": "auto"}):
+        with pytest.raises(ConfigError, match="kv='int8' needs the native implementation"):
+            load_model(str(saved), kv="int8", **options)
+    with pytest.raises(ConfigError, match="kv 'int4' is unknown"):
+        load_model(str(saved), kv="int4")
 
 
 def test_plain_weights_are_a_dtype(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:

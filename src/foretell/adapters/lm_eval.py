@@ -24,7 +24,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.request.conversation import render, template_of
 
 logger = logging.getLogger(__name__)
-LOADED = ("draft", "dtype", "device", "implementation", "weights", "trust_remote_code")
+LOADED = ("draft", "dtype", "device", "implementation", "weights", "kv", "trust_remote_code")
 """Options that ``Engine.load`` takes as they are; what is in no list is a key of the speculative configuration."""
 
 

@@ -186,6 +186,7 @@ def show(certificate: "Certificate", *, no_color: bool) -> None:
     if certificate.weights_distance is not None:
         console.print(escape(certificate.weights_distance.words), soft_wrap=True)
     held = s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']}"
+    held += f", {s['kv']} keys and values" if "kv" in s else ""
     ran = f"{s['target']} ({s['implementation']}, {held}) · {s['speculative']['method']} · "
     ran += f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens at temperatures "
     ran += f"{', '.join(f'{value:g}' for value in s['temperatures'])} · seed {s['seed']} · {certificate.seconds:.0f} s"

@@ -107,6 +107,7 @@ WEIGHTS = (
     "device_map",
     "implementation",
     "weights",
+    "kv",
     "cuda_graphs",
     "width",
     "threads",

@@ -358,7 +358,7 @@ def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
 def _about(found: "Checkup") -> Iterator[str]:
     m = found.machine
     where = m.accelerator or f"{m.processor}, {m.threads} of {m.cores} cores"
-    held = m.dtype if m.weights == m.dtype else f"{m.weights} weights, {m.dtype} cache"
+    held = m.dtype if m.weights == m.dtype == m.kv else f"{m.weights} weights, {m.kv} cache"
     yield f"machine: {where}"
     ran = f"{m.implementation} ({m.kernels})" if m.kernels else m.implementation
     yield f"target:  {found.target}, {ran}, {held}, {m.weight_bytes / 1e6:.0f} MB a pass"

@@ -51,7 +51,10 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
 def _held(config: Mapping[str, Any]) -> str:
     """How the target is held: a quantised one is another distribution, which is said."""
     dtype, weights = (SHORT.get(config[key], config[key]) for key in ("dtype", "weights"))
-    return str(dtype) if weights == dtype else f"{weights} weights, {dtype} cache: the quantised model's distribution"
+    kv = config.get("kv", dtype)
+    return (
+        str(dtype) if weights == dtype == kv else f"{weights} weights, {kv} cache: the quantised model's distribution"
+    )
 
 
 def as_object(completion: "Completion", params: "SamplingParams") -> dict[str, Any]:

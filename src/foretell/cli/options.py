@@ -147,6 +147,14 @@ Loras = Annotated[
         help="A LoRA adapter in peft's files, chosen by a request's model; may be repeated.",
     ),
 ]  # fmt: skip
+Kv = Annotated[
+    str,
+    typer.Option(
+        "--kv", envvar="FORETELL_KV", metavar="auto|int8", rich_help_panel=MODELS, callback=checked(names.check_kv),
+        help="How the target's keys and values are held: auto in dtype, int8 rounded, in half the memory of bfloat16, on "
+        "the CPU. The text then follows the distribution of a model that reads them so.",
+    ),
+]  # fmt: skip
 DraftWeights = Annotated[
     str | None,
     typer.Option(
@@ -320,6 +328,7 @@ class Models:
     implementation: Implementation = "auto"
     weights: Weights = "auto"
     draft_weights: DraftWeights = None
+    kv: Kv = "auto"
     cuda_graphs: CudaGraphs = "auto"
     width: Width = 0
 

@@ -78,6 +78,7 @@ def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any
             device_map=device_map(models.device_map),
             implementation=models.implementation,
             weights=models.weights,
+            kv=models.kv,
             cuda_graphs=models.cuda_graphs,
             width=models.width,
             trust_remote_code=models.trust_remote_code,

@@ -212,10 +212,10 @@ def _macro(method: "MethodReport") -> dict[str, str]:
 
 def _about(report: "BenchReport") -> list[str]:
     s: dict[str, Any] = report.settings
-    p = report.provenance
+    p, kv = report.provenance, s.get("kv", s["dtype"])
     ran = [
         f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"],
-        s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']} cache",
+        s["dtype"] if s["weights"] == s["dtype"] == kv else f"{s['weights']} weights, {kv} cache",
         f"{p['machine']['torch_threads']} threads",
         f"{_prompts(s)} x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
         f"seed {s['seed']}",

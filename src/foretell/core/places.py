@@ -24,7 +24,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     _REQUEST: ("prediction", "speculative"),
     _LOAD: (
         "target", "draft", "draft_tokenizer", "tokenizer", "device", "dtype", "device_map", "implementation",
-        "tensor_parallel", "width", "prefix_memory_gib", "speculation", "drafter_errors", "weights", "progress",
+        "tensor_parallel", "width", "prefix_memory_gib", "speculation", "drafter_errors", "weights", "kv", "progress",
         "cuda_graphs", "trust_remote_code",
     ),
     _METHOD: (

@@ -34,6 +34,7 @@ class Machine:
     reads_again: str  # see ``ModelSpec``
     dtype: str
     weights: str
+    kv: str  # how keys and values are held
     weight_bytes: int  # that a pass reads
     bytes_per_second: float | None  # that memory gives, measured; None where it was not
 
@@ -65,6 +66,7 @@ def look(engine: Engine) -> Machine:
         reads_again=spec.reads_again,
         dtype=dtype,
         weights=spec.weights or dtype,
+        kv=dtype if spec.kv == "auto" else spec.kv,
         weight_bytes=spec.weight_bytes,
         bytes_per_second=None,
     )

@@ -146,6 +146,7 @@ class Engine:
         drafter_errors: str = "plain",
         cuda_graphs: str = "auto",
         weights: str = "auto",
+        kv: str = "auto",
         trust_remote_code: bool = False,
         lora: LoraGiven = None,
         progress: bool | Listener = False,
@@ -158,8 +159,8 @@ class Engine:
         same for the draft, which may have another vocabulary (see ``DraftModelConfig.vocabulary``). draft: the key
         "model" of speculative, whose method is then draft_model where it is not named.
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
-        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
-        quantised weights the text follows the quantised model's distribution.
+        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4", kv: "auto" or "int8" (see
+        ``load_model``): with quantised ones the text follows the quantised model's distribution.
         lora: adapters of the target as peft saves them, {name: directory, ...}, of which each request may name one
         (``generate(..., lora=name)``), or the directory of a single one for all requests, merged where that is exact (see
         ``load_model``).
@@ -180,18 +181,19 @@ class Engine:
                     implementation=implementation,
                     tensor_parallel=tensor_parallel,
                     weights=weights,
+                    kv=kv,
                     trust_remote_code=trust_remote_code,
                     lora=lora,
                 )
                 if tokenizer is None:
                     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
             else:
-                if (dtype, device_map, implementation, tensor_parallel, weights) != (
-                    None, None, "auto", False, "auto",
+                if (dtype, device_map, implementation, tensor_parallel, weights, kv) != (
+                    None, None, "auto", False, "auto", "auto",
                 ) or device != "cpu":  # fmt: skip
                     raise ConfigError(
-                        "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights "
-                        "and tensor_parallel, or give its directory"
+                        "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights, "
+                        "kv and tensor_parallel, or give its directory"
                     )
                 model = as_model(target)
                 if lora is not None:
@@ -434,6 +436,7 @@ class Engine:
             "implementation": spec.implementation,
             "dtype": str(spec.dtype).removeprefix("torch."),
             "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
+            **({} if spec.kv == "auto" else {"kv": spec.kv}),
             "device": str(spec.device),
             "width": self.width,
             **({} if graphs is None else {"cuda_graphs": graphs}),

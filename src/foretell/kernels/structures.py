@@ -113,6 +113,8 @@ class Layer(ctypes.Structure):
         ("gates", Matrix),
         ("gates_bias", ctypes.c_void_p),
         ("loras", ctypes.POINTER(LowRank)),
+        ("spread", ctypes.c_void_p),
+        ("unspread", ctypes.c_void_p),
     ]
 
 
@@ -138,7 +140,7 @@ class Model(ctypes.Structure):
 
 
 class Cache(ctypes.Structure):
-    """Addresses of keys and values by layer, and of the tables of rotations."""
+    """Addresses of keys and values by layer, and of the tables of rotations; coded: keys and values are int8."""
 
     _fields_ = [
         ("keys", ctypes.POINTER(ctypes.c_void_p)),
@@ -148,4 +150,5 @@ class Cache(ctypes.Structure):
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
         ("states", ctypes.c_void_p),
+        ("coded", ctypes.c_int64),
     ]

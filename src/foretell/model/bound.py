@@ -33,8 +33,9 @@ class BoundCache(KVCache):
         self._keys = pointers(*(key.data_ptr() for key in self.keys))
         self._values = pointers(*(value.data_ptr() for value in self.values))
         self.view = structures.Cache(
-            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr()
-        )
+            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr(),
+            coded=self._dtype == torch.int8,
+        )  # fmt: skip
         self.address = ctypes.addressof(self.view)
 
     def _show(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from foretell.core.errors import CapacityError
 from foretell.core.platform import anonymous_memory, discard
 from foretell.core.upload import sent
+from foretell.model.codes import SCALE_BYTES, from_codes, to_codes
 
 _WORTH = 1 << 18  # bytes
 SPARE = 64
@@ -42,15 +43,16 @@ class KVCache:
         """shapes holds (kv heads, head_dim) of each layer, devices where each layer lives.
 
         value_dims is given where values have another head_dim than keys (multi-head latent attention). reserve: how many
-        rows there is room for (at least num_rows).
+        rows there is room for (at least num_rows). dtype int8: slots hold codes and their scale (``codes``).
         """
         self.num_rows = num_rows
         self.capacity = capacity
         self.loras = [0] * num_rows
         """Of each row in use the adapter (of ``CausalModel.loras``, from 1 on) that its keys and values are of; 0: none."""
         dims = [dim for _, dim in shapes] if value_dims is None else value_dims
+        more = SCALE_BYTES if dtype == torch.int8 else 0
         self._layouts = [
-            (heads, key_dim, value_dim, device)
+            (heads, key_dim + more, value_dim + more, device)
             for (heads, key_dim), value_dim, device in zip(shapes, dims, devices, strict=True)
         ]
         self._dtype = dtype
@@ -94,19 +96,29 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
         slots = slots.to(self.keys[layer].device)  # layers may live on several devices
+        keys, values = self._held(keys), self._held(values)
         if self.num_rows == 1:  # one index is cheaper than two, which is measurable with small models
-            self.keys[layer].index_copy_(2, slots[0], keys.to(self.keys[layer].dtype))
-            self.values[layer].index_copy_(2, slots[0], values.to(self.values[layer].dtype))
+            self.keys[layer].index_copy_(2, slots[0], keys)
+            self.values[layer].index_copy_(2, slots[0], values)
             return
         rows = torch.arange(self.num_rows, device=slots.device)[:, None]  # [B, 1]
         # Advanced indices around a slice put their axes first: [B, n, heads, head_dim].
-        self.keys[layer][rows, :, slots] = keys.transpose(1, 2).to(self.keys[layer].dtype)
-        self.values[layer][rows, :, slots] = values.transpose(1, 2).to(self.values[layer].dtype)
+        self.keys[layer][rows, :, slots] = keys.transpose(1, 2)
+        self.values[layer][rows, :, slots] = values.transpose(1, 2)
 
     def write_packed(self, layer: int, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """The same for T nodes of any rows: rows [T], slots [T], keys and values [T, heads, head_dim]."""
-        self.keys[layer][rows, :, slots] = keys.to(self.keys[layer].dtype)
-        self.values[layer][rows, :, slots] = values.to(self.values[layer].dtype)
+        self.keys[layer][rows, :, slots] = self._held(keys)
+        self.values[layer][rows, :, slots] = self._held(values)
+
+    def _held(self, x: Tensor) -> Tensor:
+        """Keys or values as slots hold them."""
+        return to_codes(x) if self._dtype == torch.int8 else x.to(self._dtype)
+
+    def read(self, layer: int, span: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, span, head_dim] of slots [0, span): views; of codes copies, in ``dtype``."""
+        keys, values = self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
+        return (from_codes(keys, dtype), from_codes(values, dtype)) if self._dtype == torch.int8 else (keys, values)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [B, D] onto dst [B, D] in every layer; all are read before any is written."""

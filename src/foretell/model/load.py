@@ -22,7 +22,7 @@ from foretell.model.gguf.tokenizer import read_tokenizer
 from foretell.model.host import drawn_on_host
 from foretell.model.llama.weights import ShapeError
 from foretell.model.lora import Lora, LoraError, read_loras
-from foretell.model.names import FAST, check_implementation, check_weights, torch_name
+from foretell.model.names import FAST, check_implementation, check_kv, check_weights, torch_name
 from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
 
@@ -50,6 +50,7 @@ def load_model(
     implementation: str = "auto",
     tensor_parallel: bool = False,
     weights: str = "auto",
+    kv: str = "auto",
     trust_remote_code: bool = False,
     lora: LoraGiven = None,
 ) -> CausalModel:
@@ -65,6 +66,9 @@ def load_model(
     they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
     native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
     by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
+
+    kv: "auto" holds keys and values in dtype; "int8" rounds each of a head's with a scale of its own, which only the native
+    implementation reads: about half the memory of bfloat16, and the distribution of a model that reads them so.
 
     lora: adapters in directories of peft. {name: directory, ...} holds them beside the weights (``CausalModel.loras``).
     One directory is merged into weights that are floats before they are rounded; beside those that stay quantised it is
@@ -86,16 +90,19 @@ def load_model(
     launch = _launch(implementation, device_map) if tensor_parallel else None
     where = parse_device(device if launch is None else launch.device(device))
     wanted = _weights_dtype(weights, parse_dtype(dtype))
-    if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
-        raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
+    check_kv(kv)
+    rounds = weights in ("int8", "int4") or kv == "int8"  # what the native implementation alone runs
+    rounded = f"weights={weights!r}" if weights in ("int8", "int4") else f"kv={kv!r}"
+    if rounds and (tensor_parallel or device_map is not None or implementation not in _PACKING):
+        raise ConfigError(f"{rounded} needs the native implementation, on one CPU: drop one of the options")
     path = resolve(name, code=trust_remote_code)
     plain = None if is_file(path) else _plain(path, name=name)
     if plain is None and not is_file(path):
         from foretell.model.hf.code import has_code, load_with_code
 
         if has_code(path, name=name, trusted=trust_remote_code):
-            if weights in ("int8", "int4"):
-                raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+            if rounds:
+                raise ConfigError(f"{rounded} needs the native implementation; {name} runs its own code")
             if loras:
                 raise ConfigError(f"lora needs the native or the lean implementation; {name} runs its own code")
             return load_with_code(
@@ -133,7 +140,7 @@ def load_model(
     merged = None
     if not isinstance(lora, Mapping) and (weights in ("fp32", "bf16") or not files.is_quantised):
         (merged,), loras = loras.values() or (None,), {}
-    load = partial(_load_fast, path=path, dtype=wanted, device=where, name=name, weights=weights, merged=merged)
+    load = partial(_load_fast, path=path, dtype=wanted, device=where, name=name, weights=weights, kv=kv, merged=merged)
 
     def adapted(model: CausalModel) -> CausalModel:
         if loras:
@@ -145,12 +152,10 @@ def load_model(
         if reason is not None:
             raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
         return adapted(load(implementation))
-    if weights in ("int8", "int4"):
+    if rounds:
         reason = unsupported("native", config, wanted, where)
         if reason is not None:
-            raise ConfigError(
-                f"weights={weights!r} needs the native implementation, which {name} has not here: {reason}"
-            )
+            raise ConfigError(f"{rounded} needs the native implementation, which {name} has not here: {reason}")
         return adapted(load("native"))
     if implementation == "auto" and device_map is None:
         reasons: dict[str, str] = {}
@@ -337,12 +342,20 @@ def named_loras(lora: LoraGiven) -> Mapping[str, str | PathLike[str]]:
 
 
 def _load_fast(
-    kind: str, *, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str, merged: Lora | None
+    kind: str,
+    *,
+    path: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+    weights: str,
+    kv: str,
+    merged: Lora | None,
 ) -> CausalModel:
     begun = monotonic()
     tell(name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.{kind}")
-    options: dict[str, Any] = {"weights": weights} if kind == "native" else {}
+    options: dict[str, Any] = {"weights": weights, "kv": kv} if kind == "native" else {}
     if merged is not None:
         options["merged"] = merged
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)

@@ -7,6 +7,8 @@ FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference,
 IMPLEMENTATIONS = ("auto", "transformers", *FAST)
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 """How matrices may be held: see ``load_model``."""
+KV = ("auto", "int8")
+"""How keys and values may be held: in dtype, or rounded."""
 CUDA_GRAPHS = ("auto", "off")
 """Whether steps are launched as captured graphs, on devices that have them."""
 DEVICES = (
@@ -55,6 +57,12 @@ def check_weights(name: str, option: str = "weights") -> None:
     """Raise ConfigError for a way to hold matrices that is unknown. option: as messages call it."""
     if name not in WEIGHTS:
         raise ConfigError(f"{option} {name!r} is unknown{nearest(name, WEIGHTS)}")
+
+
+def check_kv(name: str) -> None:
+    """Raise ConfigError for a way to hold keys and values that is unknown."""
+    if name not in KV:
+        raise ConfigError(f"kv {name!r} is unknown{nearest(name, KV)}; in another type than int8 they are by dtype")
 
 
 def check_device(name: str) -> None:

@@ -43,6 +43,7 @@ class ModelSpec:
     reads_again: str = ""  # why its recurrent layers read accepted guesses again, which costs time; "" where none does
     cuda_graphs: bool = True  # whether steps may be launched as captured graphs, on a device that has them
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
+    kv: str = "auto"  # how keys and values are held: one of ``names.KV``
 
     @property
     def display_name(self) -> str:
@@ -65,7 +66,13 @@ class ModelSpec:
             "num_layers": self.num_layers,
             "vocab_size": self.vocab_size,
             **({} if self.cuda_graphs else {"cuda_graphs": "off"}),
+            **({} if self.kv == "auto" else {"kv": self.kv}),
         }
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the cache's memory."""
+        return torch.int8 if self.kv == "int8" else self.dtype
 
     @property
     def is_quantised(self) -> bool:

@@ -149,9 +149,11 @@ def hybrid_module(case: str, *, dtype: torch.dtype = torch.float32, seed: int = 
     return module.to(dtype).eval()
 
 
-def native_hybrid(case: str, dtype: torch.dtype = torch.float32, weights: str = "auto", **options: Any) -> NativeModel:
+def native_hybrid(
+    case: str, dtype: torch.dtype = torch.float32, weights: str = "auto", kv: str = "auto", **options: Any
+) -> NativeModel:
     """The native model of ``hybrid_module``."""
-    return NativeModel.from_hf(hybrid_module(case, dtype=dtype, **options), name=case, weights=weights)
+    return NativeModel.from_hf(hybrid_module(case, dtype=dtype, **options), name=case, weights=weights, kv=kv)
 
 
 @torch.no_grad()

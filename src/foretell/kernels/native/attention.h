@@ -23,6 +23,8 @@ typedef struct {
  * sum]. */
 typedef struct {
   float *turned, *queries, *scores, *states, *joined, *keys, *values;
+  float *key_scales, *value_scales; /* of a segment's slots, where they are coded ... */
+  char *opened;                     /* ... and some of these, opened */
   int64_t ld, ld_queries;
 } Work;
 
@@ -32,6 +34,8 @@ static Work work_of(Pass *p, int t) {
   w.turned = (float *)(p->attending + t * attending_bytes(p)), w.queries = w.turned + n * w.ld_queries;
   w.scores = w.queries + n * w.ld_queries, w.states = w.scores + n * LD_SCORES, w.joined = w.states + n * w.ld;
   w.keys = w.joined + n * w.ld, w.values = w.keys + PANEL * w.ld_queries;
+  w.key_scales = w.values + 2 * PANEL * w.ld_queries, w.value_scales = w.key_scales + LD_SCORES;
+  w.opened = (char *)(w.values + PANEL * w.ld_queries);
   return w;
 }
 
@@ -52,10 +56,16 @@ static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile
 
 static Slots slots_of(const Pass *p, int64_t b, int64_t kv_head, int index) {
   const Model *m = p->model;
-  Slots s = {.capacity = p->cache->capacity, .dim = m->dim, .is_bf16 = (int)m->bf16, .bytes = m->dim * (m->bf16 ? 2 : 4)};
+  Slots s = {.capacity = p->cache->capacity, .dim = m->dim, .is_bf16 = (int)m->bf16, .bytes = slot_bytes(m, p->cache)};
+  s.coded = (int)p->cache->coded;
   const int64_t at = (b * m->kv_heads + kv_head) * s.capacity * s.bytes;
   s.keys = (const char *)p->cache->keys[index] + at, s.values = (const char *)p->cache->values[index] + at;
   return s;
+}
+
+/* x [dim] times factors. */
+static void scale_row(float *x, const float *by, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 16) v_store(x + d, v_mul(v_load(x + d), v_load(by + d)));
 }
 
 /* Put a key, rotated for its position, and a value into a slot. */
@@ -64,6 +74,11 @@ static void remember(Pass *p, const Layer *layer, int index, int64_t b, int64_t 
   const Slots s = slots_of(p, b, kv_head, index);
   float turned[MAX_DIM];
   rotate(p, layer->rope, k, layer->k_norm, position, turned);
+  if (s.coded) {
+    if (layer->unspread) scale_row(turned, layer->unspread + kv_head * s.dim, s.dim);
+    code_slot(turned, s.dim, (char *)s.keys + slot * s.bytes), code_slot(v, s.dim, (char *)s.values + slot * s.bytes);
+    return;
+  }
   for (int64_t d = 0; d < s.dim; d += 16) {
     store_as(s.is_bf16, (char *)s.keys + slot * s.bytes, d, 0xffff, v_load(turned + d));
     store_as(s.is_bf16, (char *)s.values + slot * s.bytes, d, 0xffff, v_load(v + d));
@@ -88,8 +103,9 @@ static void put_query(const Slots *s, const float *x, float *turned, float *quer
     turned[d ^ 1] = from_bf16(((const bf16 *)query)[d]);
 }
 
-/* Scores at positions [from, to) of a segment become weights, exp(score - largest); returns their sum. */
-static float weigh(const Model *m, int is_bf16, float *scores, int64_t from, int64_t to, float *largest) {
+/* Scores at positions [from, to) of a segment become weights, exp(score - largest), times the scales of values where there
+ * are some; returns the sum without these. */
+static float weigh(const Model *m, int is_bf16, float *scores, const float *scales, int64_t from, int64_t to, float *largest) {
   const float scale = score_scale(m), cap = (float)m->score_cap;
   const vec by = v_all(cap != 0.0f ? 1.0f : scale);
   vec top = v_all(-INFINITY), sum = v_zero();
@@ -101,9 +117,10 @@ static float weigh(const Model *m, int is_bf16, float *scores, int64_t from, int
   *largest = v_largest(top);
   for (int64_t j = from / 16 * 16; j < to; j += 16) {
     vec e = v_keep(SEEN_LANES, exp16(v_mul(v_sub(v_load(scores + j), v_all(*largest)), by)));
+    if (scales) sum = v_add(sum, e), e = v_mul(e, v_load_some(SEEN_LANES, scales + j));
     if (is_bf16) e = round_bf16(e);
     if (PAIRED && is_bf16) h_store_some((bf16 *)scores + j, 0xffff, high_half(e)); /* what is overwritten has been read */
-    sum = v_add(sum, e);
+    if (!scales) sum = v_add(sum, e);
     if (!PAIRED || !is_bf16) v_store(scores + j, e);
   }
 #undef SEEN_LANES
@@ -127,18 +144,20 @@ static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t sta
   const int64_t ld = 16 * w->ld_queries;
   for (int64_t j0 = a / 16 * 16; j0 < e; j0 += PANEL) {
     const int64_t groups = MIN(PANEL / 16, (e - j0 + 15) / 16);
+    const Slots run = open_run(s, j0, 16 * groups, w->opened, 0);
     if (count <= FEW_QUERIES) {
       for (int64_t i = 0; i < count; i++)
-        for (int64_t j = j0; j < j0 + 16 * groups; j += 16) {
+        for (int64_t j = 0; j < 16 * groups; j += 16) {
           const char *at[16];
-          const int tail = j + 16 > s->capacity;
-          for (int64_t c = 0; tail && c < 16; c++) at[c] = s->keys + MIN(j + c, s->capacity - 1) * s->bytes;
-          v_store(w->scores + i * LD_SCORES + j - start,
-                  scores16(s, w->queries + i * w->ld_queries, s->keys + j * s->bytes, tail ? at : 0));
+          const int tail = j + 16 > run.capacity;
+          for (int64_t c = 0; tail && c < 16; c++) at[c] = run.keys + MIN(j + c, run.capacity - 1) * run.bytes;
+          vec x = scores16(&run, w->queries + i * w->ld_queries, run.keys + j * run.bytes, tail ? at : 0);
+          if (s->coded) x = v_mul(x, v_load(w->key_scales + j0 - start + j));
+          v_store(w->scores + i * LD_SCORES + j0 - start + j, x);
         }
       continue;
     }
-    for (int64_t g = 0; g < groups; g++) turn_keys(s, j0 + 16 * g, w->keys + g * ld);
+    for (int64_t g = 0; g < groups; g++) turn_keys(&run, 16 * g, w->keys + g * ld);
     for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
       const int64_t parts = (left + CHAINED - 1) / CHAINED;
       const float *queries[CHAINED];
@@ -151,6 +170,11 @@ static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t sta
         score_turned(s, (int)R, (int)G, w->keys + g * ld, ld, queries, to);
         for (int64_t r = 0; r < R; r++) to[r] += 16 * G;
       }
+      for (int64_t r = 0; s->coded && r < R; r++)
+        for (int64_t j = j0 - start; j < j0 - start + 16 * groups; j += 16) {
+          float *scores = w->scores + (i + r) * LD_SCORES + j;
+          v_store(scores, v_mul(v_load(scores), v_load(w->key_scales + j)));
+        }
     }
   }
 }
@@ -160,28 +184,44 @@ static void weigh_node(Pass *p, const Slots *s, const Work *w, const Tile *tile,
   const Seen *one = &seen[node];
   const int64_t low = MAX(start, one->low), behind = MAX(low, one->high), total = MIN(start + SEGMENT, one->total), dim = s->dim;
   int64_t slots[SEGMENT];
+  float scales[LD_SCORES]; /* of values, by position */
+  Slots opened = *s;
   if (behind < total) find_slots(p, tile, one, behind / 16 * 16, total, slots);
-  for (int64_t h = 0; h < tile->heads; h++) {
-    const int64_t q = node * tile->heads + h;
-    float *state = w->states + q * w->ld, *scores = w->scores + q * LD_SCORES;
-    for (int64_t j = behind / 16 * 16; behind < total && j < total; j += 16) {
-      const char *keys[16];
-      for (int64_t c = 0; c < 16; c++) keys[c] = s->keys + s->bytes * slots[MIN(j + c, total - 1) - behind / 16 * 16];
-      v_store(scores + j - start, scores16(s, w->queries + q * w->ld_queries, 0, keys));
+  if (s->coded) {
+    opened.coded = 0;
+    memcpy(scales, w->value_scales, MAX(0, MIN(behind, total) - start) * sizeof(float));
+    for (int64_t j = behind; j < total; j++) scales[j - start] = scale_of(s, s->values + s->bytes * slots[j - behind / 16 * 16]);
+  }
+  for (int64_t j = behind / 16 * 16; behind < total && j < total; j += 16) {
+    const char *keys[16];
+    float of_keys[16];
+    for (int64_t c = 0; c < 16; c++) {
+      keys[c] = s->keys + s->bytes * slots[MIN(j + c, total - 1) - behind / 16 * 16];
+      if (!s->coded) continue;
+      of_keys[c] = scale_of(s, keys[c]);
+      keys[c] = w->opened + c * open_slot(s, keys[c], w->opened + c * s->dim * (s->is_bf16 ? 2 : 4));
     }
+    for (int64_t q = node * tile->heads; q < (node + 1) * tile->heads; q++) {
+      const vec x = scores16(&opened, w->queries + q * w->ld_queries, 0, keys);
+      v_store(w->scores + q * LD_SCORES + j - start, s->coded ? v_mul(x, v_load(of_keys)) : x);
+    }
+  }
+  for (int64_t q = node * tile->heads; q < (node + 1) * tile->heads; q++) {
+    float *state = w->states + q * w->ld, *scores = w->scores + q * LD_SCORES;
     memset(state, 0, (dim + 2) * sizeof(float));
-    if (low < total) state[dim + 1] = weigh(p->model, s->is_bf16, scores, low - start, total - start, state + dim);
+    if (low < total)
+      state[dim + 1] = weigh(p->model, s->is_bf16, scores, s->coded ? scales : 0, low - start, total - start, state + dim);
   }
 }
 
 /* Values of slots [a, e) of a segment that begins at `start`, mixed for all queries of the tile. */
 static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t start, int64_t a, int64_t e) {
-  const int64_t count = tile->nodes * tile->heads, panel = count > 2 * TILED ? PANEL : SEGMENT;
+  const int64_t count = tile->nodes * tile->heads, panel = count > 2 * TILED || s->coded ? PANEL : SEGMENT;
   for (int64_t j0 = a / 2 * 2; j0 < e; j0 += panel) {
     const int64_t j1 = MIN(e, j0 + panel);
-    const char *values = s->values + j0 * s->bytes;
+    const Slots run = open_run(s, j0, j1 - j0, w->opened, 1);
     const int made = s->is_bf16 && count > 2 * TILED; /* else converting again is as fast */
-    const int64_t made_bytes = made ? make_panel(s, values, j1 - j0, w->values) : 0;
+    const int64_t made_bytes = made ? make_panel(&run, run.values, j1 - j0, w->values) : 0;
     for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
       const int64_t parts = (left + TILED - 1) / TILED;
       R = (left + parts - 1) / parts;
@@ -195,13 +235,13 @@ static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen
       from = (from + 1) / 2 * 2, to = MAX(from, to / 2 * 2);
       for (int64_t r = 0; r < R; r++) {
         const Seen *one = &seen[(i + r) / tile->heads];
-        mix_one(s, weights + r * LD_SCORES, values, MAX(j0, one->low) - j0, MIN(from, MIN(j1, end_of_run(one))) - j0, mixed + r * w->ld);
+        mix_one(&run, weights + r * LD_SCORES, run.values, MAX(j0, one->low) - j0, MIN(from, MIN(j1, end_of_run(one))) - j0, mixed + r * w->ld);
       }
       if (made) mix_whole((int)R, 1, MADE, weights, (const char *)w->values, made_bytes, from - j0, to - j0, s->dim, mixed, w->ld);
-      else mix_whole((int)R, s->is_bf16, TWO, weights, values, s->bytes, from - j0, to - j0, s->dim, mixed, w->ld);
+      else mix_whole((int)R, s->is_bf16, TWO, weights, run.values, run.bytes, from - j0, to - j0, s->dim, mixed, w->ld);
       for (int64_t r = 0; r < R; r++) {
         const Seen *one = &seen[(i + r) / tile->heads];
-        mix_one(s, weights + r * LD_SCORES, values, MAX(to, MAX(j0, one->low)) - j0, MIN(j1, end_of_run(one)) - j0, mixed + r * w->ld);
+        mix_one(&run, weights + r * LD_SCORES, run.values, MAX(to, MAX(j0, one->low)) - j0, MIN(j1, end_of_run(one)) - j0, mixed + r * w->ld);
       }
     }
   }
@@ -220,11 +260,17 @@ static void mix_ancestors(Pass *p, const Slots *s, const Work *w, const Tile *ti
     R = MIN(TILED, tile->heads - h);
     for (int64_t j = from; j < to; j += 2 - j % 2) {
       const float *weights = weights_at(s, w->scores + q * LD_SCORES, j / 2 * 2 - start);
+      const int alone = j % 2 || j + 1 == to;
       const char *row = s->values + slots[j - from] * s->bytes;
-      if (j % 2 || j + 1 == to) {
+      int64_t apart = alone ? 0 : (slots[j + 1 - from] - slots[j - from]) * s->bytes;
+      if (s->coded) {
+        const int64_t bytes = open_slot(s, row, w->opened);
+        if (!alone) open_slot(s, row + apart, w->opened + bytes), apart = bytes;
+        row = w->opened;
+      }
+      if (alone) {
         mix_whole((int)R, s->is_bf16, ONE, weights, row, 0, j % 2, j % 2 + 1, s->dim, mixed, w->ld);
       } else {
-        const int64_t apart = (slots[j + 1 - from] - slots[j - from]) * s->bytes;
         mix_whole((int)R, s->is_bf16, TWO, weights, row, apart, 0, 2, s->dim, mixed, w->ld);
       }
     }
@@ -236,6 +282,10 @@ static void attend_segment(Pass *p, const Slots *s, const Work *w, const Tile *t
   const int64_t start = segment * SEGMENT, end = start + SEGMENT;
   int64_t a = end, e = start; /* the runs of all */
   for (int64_t i = 0; i < tile->nodes; i++) a = MIN(a, MAX(start, seen[i].low)), e = MAX(e, MIN(end, seen[i].high));
+  for (int64_t j = a / 16 * 16; s->coded && j < MIN((e + 15) / 16 * 16, s->capacity); j++) {
+    w->key_scales[j - start] = scale_of(s, s->keys + j * s->bytes);
+    w->value_scales[j - start] = scale_of(s, s->values + j * s->bytes);
+  }
   score_runs(s, w, tile->nodes * tile->heads, start, a, e);
   for (int64_t i = 0; i < tile->nodes; i++) weigh_node(p, s, w, tile, seen, i, start);
   mix_runs(s, w, tile, seen, start, a, e);
@@ -357,6 +407,7 @@ static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, 
       const int64_t row = tile.b * p->nodes + tile.first + q / tile.heads, head = tile.head + q % tile.heads;
       float turned[MAX_DIM];
       rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
+      if (s.coded && layer->spread) scale_row(turned, layer->spread + tile.kv_head * s.dim, s.dim);
       put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
       w.joined[q * w.ld + s.dim + 1] = 0.0f;
     }

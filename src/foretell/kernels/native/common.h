@@ -26,6 +26,7 @@ enum {
   QUERIES = 128,        /* attention queries that share a pass over K and V at most */
   SEGMENT = 256,        /* positions that make one state of a query: bits depend on it */
   PANEL = 64,           /* slots whose keys, or values, stay near as floats */
+  SCALE = 4,            /* bytes behind a slot's codes: their scale, a float */
   MAX_DIM = 256,        /* largest head dimension */
   MAX_EXPERTS = 1024,   /* of a layer */
   GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
@@ -118,6 +119,7 @@ typedef struct {
   Matrix gates;                             /* [heads * dim, hidden]: their sigmoid is a factor on what attention mixed */
   const float *gates_bias;
   const LowRank *loras;                     /* of each adapter, NUM_KINDS of lora.h, or NULL */
+  const float *spread, *unspread;           /* [kv_heads * dim] or NULL: factors on queries, and on keys that are coded */
 } Layer;
 
 typedef struct {
@@ -139,11 +141,15 @@ typedef struct {
 } Model;
 
 typedef struct {
-  void **keys, **values; /* per layer, [rows, kv heads, capacity, dim] */
+  void **keys, **values; /* per layer, [rows, kv heads, capacity, dim]; where they are coded dim + SCALE bytes: see slots.h */
   int64_t rows, capacity;
   const float *cos, *sin; /* [rotations, capacity, dim / 2] */
   const MixerState *states; /* per layer, or NULL: no layer has a mixer */
+  int64_t coded;            /* keys and values are int8, else in the model's type */
 } Cache;
+
+/* Bytes of a key, or of a value, in its slot. */
+INLINE int64_t slot_bytes(const Model *m, const Cache *c) { return c->coded ? m->dim + SCALE : m->dim * (m->bf16 ? 2 : 4); }
 
 INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }
 INLINE int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }

@@ -168,7 +168,7 @@ int64_t foretell_pack(int64_t format, int64_t kind, const uint8_t *rows, int64_t
 /* Copy slots src [rows, count] onto dst in every layer, of mixers their terms; all of a row's are read before any is
  * written. */
 int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const int64_t *src, const int64_t *dst) {
-  const int64_t bytes = m->dim * (m->bf16 ? 2 : 4);
+  const int64_t bytes = slot_bytes(m, cache);
   int64_t held_bytes = bytes;
   for (int64_t l = 0; cache->states && l < m->num_layers; l++)
     if (m->layers[l].mixer) held_bytes = MAX(held_bytes, m->layers[l].mixer->held * (int64_t)sizeof(float));

@@ -60,7 +60,7 @@ INLINE int64_t most_queries(const Pass *p) { return MIN(QUERIES, p->rows * (p->m
 INLINE int64_t num_segments(const Pass *p) { return ((p->cache ? p->cache->capacity : 0) + SEGMENT - 1) / SEGMENT; }
 INLINE int64_t attending_bytes(const Pass *p) {
   const int64_t each = 2 * padded_dim(p) + LD_SCORES + 2 * state_size(p);
-  return aligned((most_queries(p) * each + 2 * PANEL * padded_dim(p)) * 4);
+  return aligned((most_queries(p) * each + 3 * PANEL * padded_dim(p) + 2 * LD_SCORES) * 4);
 }
 
 static void barrier(Pass *p, unsigned *phase) {

@@ -3,7 +3,11 @@
  * A score is summed in 16 lanes, which one tree adds up (v_dot_bf16, sums16). Of few queries each meets 16 keys so. Of many,
  * keys are turned first, so that a vector has one number of each of 16 keys: a lane's sum is then a chain of products and the
  * tree adds chains, with the same bits. Weights of bf16 values are rounded as these are; of two positions, an even one and the
- * next, the second is added first: what AVX512_BF16 does. */
+ * next, the second is added first: what AVX512_BF16 does.
+ *
+ * Coded slots hold `dim` codes of int8 and behind them a float, the scale: number i is scale * code i. Codes are whole
+ * numbers below 128, so bf16 holds them exactly: slots are opened as codes in the model's type, once for all queries that
+ * meet them, and are then read as any others. A score is multiplied by its key's scale, a weight by its value's. */
 #ifndef FORETELL_SLOTS_H
 #define FORETELL_SLOTS_H
 #include "core.h"
@@ -12,8 +16,54 @@
 typedef struct {
   const char *keys, *values;
   int64_t bytes, capacity, dim;
-  int is_bf16;
+  int is_bf16, coded;
 } Slots;
+
+/* Codes of one slot in the model's type: returns bytes of these. */
+INLINE int64_t open_slot(const Slots *s, const char *slot, char *to) {
+  if (!s->is_bf16) {
+    for (int64_t d = 0; d < s->dim; d += 16) v_store((float *)to + d, v_int8(slot + d));
+    return 4 * s->dim;
+  }
+  int64_t d = 0;
+#ifdef __AVX512BF16__
+  for (; d + 32 <= s->dim; d += 32)
+    _mm512_storeu_si512(to + 2 * d, (__m512i)_mm512_cvtne2ps_pbh(v_int8(slot + d + 16), v_int8(slot + d)));
+#endif
+  for (; d < s->dim; d += 16) h_store_some((bf16 *)to + d, 0xffff, high_half(v_int8(slot + d)));
+  return 2 * s->dim;
+}
+
+INLINE float scale_of(const Slots *s, const char *slot) {
+  float scale;
+  memcpy(&scale, slot + s->dim, SCALE);
+  return scale;
+}
+
+/* n slots, of which the first is now slot 0; coded ones are opened to `to`. Behind the capacity the last is taken again. */
+static Slots open_run(const Slots *s, int64_t first, int64_t n, char *to, int of_values) {
+  Slots run = *s;
+  run.keys += first * s->bytes, run.values += first * s->bytes, run.capacity -= first;
+  if (!s->coded) return run;
+  const char *from = of_values ? run.values : run.keys;
+  run.keys = run.values = to, run.coded = 0, run.bytes = s->dim * (s->is_bf16 ? 2 : 4);
+  for (int64_t i = 0; i < n; i++) open_slot(s, from + MIN(i, run.capacity - 1) * s->bytes, to + i * run.bytes);
+  run.capacity = n;
+  return run;
+}
+
+/* Round a key or a value to codes: scale = largest / 127, ties to even. What is not finite gives a scale that is not. */
+static void code_slot(const float *x, int64_t dim, char *slot) {
+  vec most = v_zero();
+  for (int64_t d = 0; d < dim; d += 16) {
+    const float largest = v_largest_bits(v_load(x + d), most);
+    most = v_all(largest);
+  }
+  const float largest = v_largest_bits(most, most);
+  const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = largest <= 1e-30f ? 0.0f : largest / 127.0f;
+  for (int64_t d = 0; d < dim; d += 16) i_store_int8((int8_t *)slot + d, i_round(v_mul(v_load(x + d), v_all(inverse))));
+  memcpy(slot + dim, &scale, SCALE);
+}
 
 enum { LANES = 16 / PARTS, TILED = 6 /* queries of a tile of values at most */ };
 

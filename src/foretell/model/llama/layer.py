@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.model.codes import spread_of
 from foretell.model.llama import shape as llama
 from foretell.model.llama.experts import Experts, GatedMLP
 from foretell.model.llama.mixture import bias_name, expert_names, router_names
@@ -31,6 +32,7 @@ class Layer:
     mlp_after: Tensor | None  # [H]
     rope: int  # which of the model's rotations
     window: int | None
+    spread: Tensor | None = None  # [kv heads, head_dim] of keys that are rounded: see ``codes.spread_of``
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class LayerReader:
     dtype: torch.dtype
     device: torch.device
     packed: bool
+    kv: str = "auto"
 
     def norm(self, name: str) -> Tensor:
         """The factors of a norm; in float32 where an offset would be rounded."""
@@ -79,7 +82,14 @@ class LayerReader:
             norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
             norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
+            self._spread(names),
         )  # fmt: skip
+
+    def _spread(self, names: Mapping[str, str]) -> Tensor | None:
+        if self.kv != "int8" or "k" not in self.biases:
+            return None
+        bias = self.source.read(llama.bias_name(names["k"]), torch.float32, self.device)
+        return spread_of(bias, self.shape.num_kv_heads)
 
     def _bias(self, keys: Sequence[str], names: Mapping[str, str]) -> Tensor | None:
         """Of linears below each other; zero for those that have none, None where no one has."""

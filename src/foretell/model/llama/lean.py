@@ -86,11 +86,13 @@ class LeanModel(CausalModel):
 
     def __init__(
         self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, device: torch.device, name: str,
-        pack: bool | None = None,
+        pack: bool | None = None, kv: str = "auto",
     ) -> None:  # fmt: skip
-        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' twin)."""
+        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' twin). kv="int8",
+        on the CPU alone, is the native one's twin, and slow: every pass converts all that it reads."""
+        assert kv == "auto" or device.type == "cpu"
         self.shape = shape
-        self.spec = shape.spec(name, "lean", dtype, device)
+        self.spec = shape.spec(name, "lean", dtype, device, kv=kv)
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
         own = dtype != torch.float64 and shape.traits.qk_norm != "all"
         self._gpu = ops(device.type) if own else None  # Triton's kernels between the products
@@ -107,7 +109,7 @@ class LeanModel(CausalModel):
         scale = shape.traits.embedding_scale
         # The factor is rounded to the weights' dtype first, as the modules do.
         self._scale = None if scale == 1.0 else self._embedding.new_tensor(scale)
-        reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed)
+        reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed, kv)
         self._layers = []
         for index in range(shape.num_layers):
             tell(name, index / shape.num_layers)
@@ -122,28 +124,30 @@ class LeanModel(CausalModel):
     @classmethod
     def load(
         cls, path_or_name: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu",
-        name: str | None = None, pack: bool | None = None, merged: Lora | None = None,
+        name: str | None = None, pack: bool | None = None, kv: str = "auto", merged: Lora | None = None,
     ) -> "LeanModel":  # fmt: skip
         """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. merged: an adapter that is added to
         the weights. Raises ModelError where it cannot be run."""
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         shape = llama.read_local(path, name=name)
         source = merged_weights(open_weights(path, name=name), merged)
-        return cls(shape, source, dtype=dtype, device=torch.device(device), name=name, pack=pack)
+        return cls(shape, source, dtype=dtype, device=torch.device(device), name=name, pack=pack, kv=kv)
 
     @classmethod
-    def from_hf(cls, model: Any, *, name: str | None = None, pack: bool | None = None) -> "LeanModel":
+    def from_hf(cls, model: Any, *, name: str | None = None, pack: bool | None = None, kv: str = "auto") -> "LeanModel":
         """The equivalent of a loaded transformers module; unpacked, unfused weights are shared with it, not copied."""
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
-        return cls(shape, ModuleWeights(model), dtype=model.dtype, device=model.device, name=name, pack=pack)
+        source = ModuleWeights(model)
+        return cls(shape, source, dtype=model.dtype, device=model.device, name=name, pack=pack, kv=kv)
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "LeanModel":
         """See ``CausalModel.rebuilt``."""
         spec = self.spec
         return LeanModel(
-            self.shape, TensorWeights(tensors), dtype=spec.dtype, device=spec.device, name=spec.name, pack=self.packed
-        )
+            self.shape, TensorWeights(tensors), dtype=spec.dtype, device=spec.device, name=spec.name, pack=self.packed,
+            kv=spec.kv,
+        )  # fmt: skip
 
     def add_loras(self, loras: Mapping[str, Lora]) -> None:
         """See ``CausalModel.add_loras``."""
@@ -165,9 +169,9 @@ class LeanModel(CausalModel):
         self.loras = tuple(loras)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """An empty cache in the model's dtype on its device."""
+        """An empty cache on the model's device."""
         shapes = [(self.shape.num_kv_heads, self.shape.head_dim)] * self.shape.num_layers
-        return KVCache(num_rows, capacity, shapes, self.spec.dtype, [self.spec.device] * self.shape.num_layers)
+        return KVCache(num_rows, capacity, shapes, self.spec.kv_dtype, [self.spec.device] * self.shape.num_layers)
 
     @torch.no_grad()
     def forward(
@@ -336,6 +340,9 @@ class LeanModel(CausalModel):
         qk = torch.addcmul(qk * cos, swapped, sin)
         if layer.rope in shared.growths:
             qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
+        if layer.spread is not None:
+            spread = torch.cat((layer.spread.repeat_interleave(self._group, 0), 1.0 / layer.spread))
+            qk = (qk * spread).to(qk.dtype)
         return self._after(layer, x, self._mix(index, qk, value, shared, cache), shared)
 
     def _seen(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
@@ -396,7 +403,7 @@ class LeanModel(CausalModel):
         """[B, n, heads * head_dim] of queries [B, kv heads, G * n, head_dim] over the slots of one layer."""
         num_rows, kv_heads, length, dim = query.shape
         num_nodes = length // self._group
-        keys, values = cache.keys[index][:, :, : shared.span], cache.values[index][:, :, : shared.span]
+        keys, values = cache.read(index, shared.span, query.dtype)
         mask, traits = shared.masks[self._layers[index].window], self.shape.traits
         if traits.score_cap is None:
             mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)

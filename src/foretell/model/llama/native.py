@@ -27,6 +27,7 @@ from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
+from foretell.model.codes import spread_of
 from foretell.model.llama import ahead, mixers
 from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
@@ -78,9 +79,10 @@ class NativeModel(CausalModel):
     """See the module's docstring. Logits, hidden states and taps are float32 whatever the weights are."""
 
     def __init__(
-        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto"
-    ) -> None:
-        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
+        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto",
+        kv: str = "auto",
+    ) -> None:  # fmt: skip
+        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``; kv: one of ``names.KV``."""
         if (reason := _other_heads(shape)) is not None:  # attention would read behind its rows
             raise ModelError(f"{name}: {reason}; load it as 'lean'")
         self.native = native_functions()
@@ -95,7 +97,7 @@ class NativeModel(CausalModel):
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
-        self._view = self._read(source, dtype, weights, name)
+        self._view = self._read(source, dtype, weights, kv, name)
         self.spec = shape.spec(
             name,
             "native",
@@ -103,6 +105,7 @@ class NativeModel(CausalModel):
             torch.device("cpu"),
             weight_bytes=self._bytes_of_a_pass(),
             weights=self.matrices.label,
+            kv=kv,
         )
         self.address = ctypes.addressof(self._view)
 
@@ -115,6 +118,7 @@ class NativeModel(CausalModel):
         device: torch.device | str = "cpu",
         name: str | None = None,
         weights: str = "auto",
+        kv: str = "auto",
         merged: Lora | None = None,
     ) -> "NativeModel":
         """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. merged: an adapter that is added to
@@ -122,18 +126,18 @@ class NativeModel(CausalModel):
         assert torch.device(device).type == "cpu"
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         source = merged_weights(open_weights(path, name=name), merged)
-        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
+        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights, kv=kv)
         model._threads(1, remembered=True)  # here, and not within the first request
         ahead.choose(model, model.native)
         return model
 
     @classmethod
-    def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto") -> "NativeModel":
+    def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto", kv: str = "auto") -> "NativeModel":
         """The equivalent of a loaded transformers module on the CPU; linears and embedding are shared with it, not
         copied."""
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
-        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights)
+        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights, kv=kv)
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NativeModel":
         """See ``CausalModel.rebuilt``; quantised matrices are rounded again, to 4 bits or to 8."""
@@ -141,7 +145,8 @@ class NativeModel(CausalModel):
         label = spec.weights if spec.weights in ("int4", "int8") else "int8"
         weights = label if spec.is_quantised else "auto"
         cast = {name: tensor.to(spec.dtype).contiguous() for name, tensor in tensors.items()}
-        return NativeModel(self.shape, TensorWeights(cast), dtype=spec.dtype, name=spec.name, weights=weights)
+        source = TensorWeights(cast)
+        return NativeModel(self.shape, source, dtype=spec.dtype, name=spec.name, weights=weights, kv=spec.kv)
 
     def add_loras(self, loras: Mapping[str, Lora]) -> None:
         """See ``CausalModel.add_loras``. A and B are held in the type of activations."""
@@ -161,7 +166,7 @@ class NativeModel(CausalModel):
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
-        made = (self.shape, self.spec.dtype, self.rotations(capacity), self._move)
+        made = (self.shape, self.spec.kv_dtype, self.rotations(capacity), self._move)
         if self.shape.mixers:
             return HybridCache(*made, self._fold, num_rows, capacity)
         return NativeCache(*made, num_rows, capacity)
@@ -378,7 +383,7 @@ class NativeModel(CausalModel):
         chosen = experts * mixture.num_chosen // mixture.num_experts if mixture else 0
         return sum(read.values()) - experts + chosen
 
-    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, name: str) -> structures.Model:
+    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, kv: str, name: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
         if shape.hybrid:
             source = hybrid_weights(source, shape, name=name)
@@ -422,6 +427,10 @@ class NativeModel(CausalModel):
                 bias = vector(bias_name(index)) if shape.mixture.has_bias else None
                 self._experts.append(view_of(shape.mixture, index, read, bias))
                 layer.experts = ctypes.pointer(self._experts[-1])
+            if kv == "int8" and "k" in contents.biases and shape.attends(index):
+                biases = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
+                self._tensors += [spread := spread_of(biases, shape.num_kv_heads), unspread := 1.0 / spread]
+                layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
             mixer = shape.mixer(index)

@@ -93,6 +93,7 @@ class LlamaShape:
         *,
         weight_bytes: int | None = None,
         weights: str = "",
+        kv: str = "auto",
     ) -> ModelSpec:
         """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads, of experts
         those of one token; by default in dtype."""
@@ -114,6 +115,7 @@ class LlamaShape:
             device=device,
             weight_bytes=num_weights * dtype.itemsize if weight_bytes is None else weight_bytes,
             weights=weights,
+            kv=kv,
             eos_token_ids=self.eos_token_ids,
         )
 
