@@ -34,7 +34,7 @@ def write_whole(file: Path, pieces: Iterable[Bytes]) -> None:
 
 
 def part_of(file: Path) -> Path:
-    """Where ``write_whole`` writes: what lies there after a kill belongs to nobody."""
+    """Where ``write_whole`` writes: what lies there after a kill may be deleted."""
     return file.with_name(f".{file.name}.part")
 
 

@@ -53,7 +53,7 @@ class Keeper:
         model that several processes share."""
         self._state: Shelf | None = None
         self._prefixes: PrefixFiles | None = None
-        self._stopped = threading.Event()
+        self._stopped, self._ending = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._left: dict[str, Content] = {}  # of stores that were dropped since the last beat
@@ -178,11 +178,16 @@ class Keeper:
         """Texts of a store that may be written."""
         return [] if store is None or self._prefixes is None else store.to_store()
 
-    def stop(self) -> None:
-        """Wait until the thread writes no more."""
+    def finish(self, take: Callable[[], Taken] | None) -> None:
+        """Wait until the thread writes no more, write what take() returns, and close. Idempotent, and whoever calls it
+        meanwhile waits."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
+        with self._ending:
+            if take is not None and (self._state or self._prefixes) is not None:
+                self.write(take())
+            self.close()
 
     def close(self) -> None:
         """Leave the directories to others. Idempotent."""

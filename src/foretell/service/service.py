@@ -218,11 +218,9 @@ class Service:
         with self._news:
             self._draining = self._closed = True
             self._news.notify_all()
-        self._keeper.stop()
         if self._thread is not None:
             self._thread.join()
-            self._keeper.write(self._learned(whole=True))
-        self._keeper.close()
+        self._keeper.finish(None if self._thread is None else lambda: self._learned(whole=True))
         if self._learning is not None:
             self._learning.close()
 
