@@ -42,7 +42,7 @@ def attend_kernel(
         there, where = used, slot
         if HAS_TABLE:  # a block of slots lies together; padding has none
             begin = tl.load(table + row * table_row + first // SLOTS)
-            there, where = used & (begin >= 0), begin + tl.arange(0, SLOTS)
+            there, where = slot < tl.where(begin < 0, 0, stop), begin + tl.arange(0, SLOTS)
         place = where[:, None].to(tl.int64) * dim + at
         k = tl.load(keys + row * key_row + kv_head * key_head + place, there[:, None] & held, 0.0)
         in_tree = slot - length

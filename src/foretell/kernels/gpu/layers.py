@@ -40,10 +40,10 @@ def place_kernel(
     slot = tl.load(slots + item)
     if HAS_TABLE:
         slot = tl.load(table + row * table_row + slot // SLOTS) + slot % SLOTS
-    placed = slot >= 0  # what belongs to no block is written nowhere
+    written = at < tl.where(slot < 0, 0, dim)  # nothing of what has no block
     if head >= heads + kv_heads:
         place = values + row * value_row + (head - heads - kv_heads) * value_head + slot * dim
-        tl.store(place + at, x, inside & placed)
+        tl.store(place + at, x, written)
     else:
         half = dim // 2
         other = tl.where(at < half, at + half, at - half)
@@ -60,7 +60,7 @@ def place_kernel(
         kept = (x.to(tl.float32) * turn).to(x.dtype)
         x = (kept.to(tl.float32) + swapped.to(tl.float32) * across).to(x.dtype)
         if head >= heads:
-            tl.store(keys + row * key_row + (head - heads) * key_head + slot * dim + at, x, inside & placed)
+            tl.store(keys + row * key_row + (head - heads) * key_head + slot * dim + at, x, written)
         else:
             if HAS_GROWTH:
                 x = (x.to(tl.float32) * tl.load(growth + item).to(tl.float32)).to(x.dtype)
