@@ -141,7 +141,7 @@ class Loop:
     @property
     def used_tokens(self) -> int:
         """KV slots that running requests may use in their next step, whole blocks where rows take such."""
-        return sum(map(self._slots, self.running.values()))
+        return sum(map(self._slots, list(self.running.values())))  # any thread may ask
 
     def _slots(self, job: Job) -> int:
         return round_up(job.num_slots, self.batch.pool.block)

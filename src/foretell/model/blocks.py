@@ -16,8 +16,8 @@ from foretell.model.cache import SPARE, KVCache
 
 BLOCK = BLOCK_SLOTS
 """Slots of a block."""
-_FREE = -BLOCK
-"""In the table: no block. What is written there is lost: into the first block of the memory, which nobody reads."""
+_FREE = -(1 << 20)
+"""In the table: no block, whatever is added. What is written there is lost: into the first block of the memory, which nobody reads."""
 _FIRST = 2
 """Blocks before those of rows. The second is always zero, and read where a row has no block: masked, but finite."""
 
@@ -37,6 +37,7 @@ class BlockCache(KVCache):
     ) -> None:  # fmt: skip
         """Blocks for ``slots`` slots of all rows together, None or more than they can use: for all; enough for one whole row
         in any case. shapes: (kv heads, head_dim) of each layer."""
+        self.block = BLOCK
         whole = -(-capacity // BLOCK)
         every = num_rows * whole
         self.num_blocks = every if slots is None else max(whole, min(every, slots // BLOCK))
@@ -44,12 +45,10 @@ class BlockCache(KVCache):
         self._device = device
         super().__init__(num_rows, capacity, shapes, dtype, [device] * len(shapes))
 
-    block = BLOCK
-
     def _allocate(self, reserve: int) -> None:
         self.reserve, self._is_view = reserve, False
         self.memory = self._next_memory()
-        count = (_FIRST + self.num_blocks) * BLOCK
+        count = (_FIRST + self.num_blocks) * self.block
         made = [
             [torch.zeros(heads, count, dim, dtype=self._dtype, device=device) for dim in (key_dim, value_dim)]
             for heads, key_dim, value_dim, device in self._layouts
@@ -57,7 +56,7 @@ class BlockCache(KVCache):
         self._all_keys, self._all_values = [keys for keys, _ in made], [values for _, values in made]
         self._host = torch.full((reserve, self._columns), _FREE)
         self.table = sent(self._host, self._device)
-        self._within = sent(torch.arange(BLOCK), self._device)
+        self._within = sent(torch.arange(self.block), self._device)
         self._taken: list[list[int]] = [[] for _ in range(reserve)]  # blocks of each row
         self._free = list(range(_FIRST + self.num_blocks - 1, _FIRST - 1, -1))  # the last is given first
         self._show()
@@ -74,21 +73,21 @@ class BlockCache(KVCache):
     @property
     def num_bytes(self) -> int:
         """Bytes of the blocks that rows have."""
-        return (self.num_blocks - len(self._free)) * BLOCK * self.bytes_per_slot
+        return (self.num_blocks - len(self._free)) * self.block * self.bytes_per_slot
 
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def fit(self, needs: Sequence[int], first: int = 0) -> None:
         """Rows first, first + 1, ... have blocks for needs[0], needs[1], ... slots from now on. They keep what they have
         taken. Raises CapacityError, and gives none, where there are too few."""
-        wanted = [-(-min(need, self.capacity) // BLOCK) for need in needs]
+        wanted = [-(-min(need, self.capacity) // self.block) for need in needs]
         grown = [row for row, count in enumerate(wanted, first) if count > len(self._taken[row])]
         if not grown:
             return
         missing = sum(wanted[row - first] - len(self._taken[row]) for row in grown)
         if missing > len(self._free):
             raise CapacityError(
-                f"rows need {missing} more blocks of {BLOCK} slots, and {len(self._free)} of {self.num_blocks} are free: "
+                f"rows need {missing} more blocks of {self.block} slots, and {len(self._free)} of {self.num_blocks} are free: "
                 "admit fewer requests, or give more KV memory"
             )
         for row in grown:
@@ -102,7 +101,7 @@ class BlockCache(KVCache):
             return
         for row in rows:
             taken = self._taken[row]
-            self._host[row, : len(taken)] = torch.tensor(taken, dtype=torch.int64) * BLOCK
+            self._host[row, : len(taken)] = torch.tensor(taken, dtype=torch.int64) * self.block
             self._host[row, len(taken) :] = _FREE
         index = torch.tensor(rows)
         packed = sent(torch.cat((index[:, None], self._host[index]), 1), self._device)
@@ -136,11 +135,24 @@ class BlockCache(KVCache):
     def release(self, row: int) -> None:
         """Nothing: ``keep`` has freed its blocks."""
 
+    def check_integrity(self) -> None:
+        """Check the invariants, and the table on the device. Raises RuntimeError where one is violated."""
+        taken = [block for row in self._taken for block in row]
+        if sorted(taken + self._free) != list(range(_FIRST, _FIRST + self.num_blocks)):
+            raise RuntimeError(f"blocks {sorted(taken)} are taken and {sorted(self._free)} free, of {self.num_blocks}")
+        if any(self._taken[self.num_rows :]):
+            raise RuntimeError("a row that is not in use has blocks")
+        expected = torch.full_like(self._host, _FREE)
+        for row, blocks in enumerate(self._taken):
+            expected[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int64) * self.block
+        if not torch.equal(self.table.cpu(), expected):
+            raise RuntimeError("the table on the device is not what rows have taken")
+
     def scrub(self, row: int) -> None:
         """See ``KVCache.scrub``."""
         if self._taken[row]:
             view = self.rows(row, row + 1)
-            places = view.sight(len(self._taken[row]) * BLOCK)
+            places = view.sight(len(self._taken[row]) * self.block)
             for memory in (*self._all_keys, *self._all_values):
                 memory.index_fill_(1, places, 0.0)
 
@@ -161,12 +173,12 @@ class BlockCache(KVCache):
 
     def places(self, slots: Tensor) -> Tensor:
         """See ``KVCache.places``: slots [..., B, n] of this memory."""
-        starts = self.table[: slots.shape[-2]].expand(*slots.shape[:-2], -1, -1).gather(-1, slots // BLOCK)
-        return (starts + slots % BLOCK).clamp_(min=0)
+        starts = self.table[: slots.shape[-2]].expand(*slots.shape[:-2], -1, -1).gather(-1, slots // self.block)
+        return (starts + slots % self.block).clamp_(min=0)
 
     def sight(self, span: int) -> Tensor:
         """[B * S] places of each row's slots, S being span rounded up to whole blocks."""
-        starts = self.table[: self.num_rows, : -(-span // BLOCK)].clamp(min=BLOCK)
+        starts = self.table[: self.num_rows, : -(-span // self.block)].clamp(min=self.block)
         return (starts[:, :, None] + self._within).flatten()
 
     def seen(self, layer: int, span: int, sight: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -28,10 +28,8 @@ class KVCache:
     allocated when they are written, and ``release`` frees them. (On an accelerator: ``blocks.BlockCache``.)
     """
 
-    block = 1
-    """Slots that a row takes or gives back together."""
-    table: Tensor | None = None
-    """Where blocks lie, where rows are not whole."""
+    block: int = 1  # slots that a row takes or gives back together
+    table: Tensor | None = None  # where blocks lie, where rows are not whole
 
     def __init__(
         self,
