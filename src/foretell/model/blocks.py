@@ -17,26 +17,29 @@ from foretell.model.cache import SPARE, KVCache
 BLOCK = BLOCK_SLOTS
 """Slots of a block."""
 _FREE = -(1 << 20)
-"""In the table: no block, whatever is added. What is written there is lost: into the first block of the memory, which nobody reads."""
+"""In the table: no block, whatever is added. What is written there goes to the first block of the memory, which nobody
+reads, and a kernel does not write it."""
 _FIRST = 2
 """Blocks before those of rows. The second is always zero, and read where a row has no block: masked, but finite."""
 
 
 class BlockCache(KVCache):
-    """Keys and values of every layer, [heads, blocks * BLOCK, head_dim] each, and ``table`` [rows, columns] int64: slot s of
-    row b lies at ``table[b, s // BLOCK] + s % BLOCK``.
+    """Keys and values of every layer, [heads, blocks * BLOCK, head_dim] each, and ``table`` [rows, columns] int64: slot s
+    of row b lies at ``table[b, s // BLOCK] + s % BLOCK``.
 
     ``keys`` and ``values`` show each layer's memory as [B, heads, blocks * BLOCK, head_dim], the same for every row. Rows
     take blocks by ``fit`` alone: the caller asks for them before it writes. A view (``rows``) reads and writes, and takes
     none.
     """
 
+    table: Tensor
+
     def __init__(
         self, num_rows: int, capacity: int, slots: int | None, shapes: Sequence[tuple[int, int]], dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        """Blocks for ``slots`` slots of all rows together, None or more than they can use: for all; enough for one whole row
-        in any case. shapes: (kv heads, head_dim) of each layer."""
+        """Blocks for ``slots`` slots of all rows together (None: for all that they can use), and for one whole row in any
+        case. shapes: (kv heads, head_dim) of each layer."""
         self.block = BLOCK
         whole = -(-capacity // BLOCK)
         every = num_rows * whole
@@ -87,8 +90,8 @@ class BlockCache(KVCache):
         missing = sum(wanted[row - first] - len(self._taken[row]) for row in grown)
         if missing > len(self._free):
             raise CapacityError(
-                f"rows need {missing} more blocks of {self.block} slots, and {len(self._free)} of {self.num_blocks} are free: "
-                "admit fewer requests, or give more KV memory"
+                f"rows need {missing} more blocks of {self.block} slots, and {len(self._free)} of {self.num_blocks} are "
+                "free: admit fewer requests, or give more KV memory"
             )
         for row in grown:
             while len(self._taken[row]) < wanted[row - first]:

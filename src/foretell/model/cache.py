@@ -113,7 +113,7 @@ class KVCache:
         return self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
 
     def saved(self, count: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of each layer's keys and values [heads, count, head_dim] in the first count slots of a cache of one row."""
+        """Copies of each layer's keys and values [heads, count, head_dim], the first count slots of a cache of one row."""
         keys, values = ([each[0, :, :count].clone() for each in memory] for memory in (self.keys, self.values))
         return keys, values
 

@@ -110,7 +110,7 @@ class CausalModel(ABC):
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache for num_rows sequences of at most capacity slots each."""
 
-    has_blocks = False
+    has_blocks: bool = False
     """Whether rows of ``new_pool`` take blocks of its memory as their texts grow; else each has its capacity."""
 
     def new_pool(self, num_rows: int, capacity: int, slots: int | None) -> KVCache:

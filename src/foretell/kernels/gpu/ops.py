@@ -182,7 +182,8 @@ def _place(
         _kernels("layers").place_kernel[(num_rows * num_nodes, heads + 2 * kv_heads)](
             qkv, qkv if weight is None else weight, cos.contiguous(), sin.contiguous(),
             qkv if growth is None else growth.contiguous(), slots, slots if table is None else table, queries, keys, values,
-            0 if table is None else table.stride(0), num_nodes, width, heads, kv_heads, dim, eps, *keys.stride()[:2], *values.stride()[:2],
+            0 if table is None else table.stride(0), num_nodes, width, heads, kv_heads, dim, eps,
+            *keys.stride()[:2], *values.stride()[:2],
             HAS_NORM=weight is not None, HAS_GROWTH=growth is not None, HAS_TABLE=table is not None, SLOTS=BLOCK_SLOTS,
             BLOCK=_at_least(dim),
         )  # fmt: skip
@@ -211,11 +212,12 @@ def _attend(
     rows = min(max(16, _at_least(num_queries)), 64)
     kernels, wide = _kernels("attention"), max(16, _at_least(dim))
     kernels.attend_kernel[(num_rows * kv_heads, num_parts, -(-num_queries // rows))](
-        query, length if table is None else table, keys, values, ancestry.view(torch.uint8), length.contiguous(), positions, tree_positions, partial, sums,
-        0 if table is None else table.stride(0), kv_heads, group, num_nodes, ancestry.shape[2], dim, SLOTS_EACH, window,
-        scale, cap,
+        query, length if table is None else table, keys, values, ancestry.view(torch.uint8), length.contiguous(), positions,
+        tree_positions, partial, sums, 0 if table is None else table.stride(0), kv_heads, group,
+        num_nodes, ancestry.shape[2], dim, SLOTS_EACH, window, scale, cap,
         *keys.stride()[:2], *values.stride()[:2], *ancestry.stride()[:2], positions.stride(0), tree_positions.stride(0),
-        HAS_TABLE=table is not None, HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        HAS_TABLE=table is not None, HAS_WINDOW=window > 0, HAS_CAP=cap > 0,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         ROWS=rows, SLOTS=BLOCK_SLOTS, DIM=wide,
     )  # fmt: skip
     kernels.join_kernel[(num_rows * kv_heads, num_queries)](

@@ -91,6 +91,7 @@ class LeanModel(CausalModel):
         """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' twin)."""
         self.shape = shape
         self.spec = shape.spec(name, "lean", dtype, device)
+        self.has_blocks = device.type != "cpu"
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
         own = dtype != torch.float64 and shape.traits.qk_norm != "all"
         self._gpu = ops(device.type) if own else None  # Triton's kernels between the products
@@ -147,11 +148,6 @@ class LeanModel(CausalModel):
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache in the model's dtype on its device."""
         return KVCache(num_rows, capacity, self._heads, self.spec.dtype, [self.spec.device] * self.shape.num_layers)
-
-    @property
-    def has_blocks(self) -> bool:
-        """On accelerators."""
-        return self.spec.device.type != "cpu"
 
     def new_pool(self, num_rows: int, capacity: int, slots: int | None) -> KVCache:
         """See ``CausalModel.new_pool``."""
