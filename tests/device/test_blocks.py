@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-from foretell import SamplingParams
+from foretell import SamplingParams, ServiceOptions
 from foretell.core import graphs
+from foretell.core.errors import ConfigError
 from foretell.engine import engine as engines
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.kernels.gpu import ops as operators
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
+from foretell.model.cache import SPARE
+from foretell.service.memory import bytes_per_token
+from foretell.service.sizes import sizes_of
 from tests.device.counting import Run, engine_on, requests, run
 from tests.device.pretend import METER, NAME, PretendRecorder
-from tests.device.test_tokens import FAST, SLOW
+from tests.device.test_tokens import DRAFT, FAST, SLOW
 
 LONG = SamplingParams(max_new_tokens=16, ignore_eos=True)
 FILTERED = replace(LONG, temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=12)
@@ -88,3 +92,24 @@ def test_captured_graphs_read_the_table(monkeypatch: pytest.MonkeyPatch, name: s
     """It changes between their launches."""
     monkeypatch.setitem(graphs.RECORDERS, NAME, PretendRecorder)
     assert_same(monkeypatch, name)
+
+
+def test_a_service_takes_no_more_than_it_is_given() -> None:
+    """Blocks of the target for some texts at full length, and whole rows of the drafter for as many requests as half of the
+    memory holds."""
+    engine, options = engine_on(NAME, DRAFT), ServiceOptions(max_num_seqs=8, max_model_len=1000)
+    choice, own = engine.choice(), bytes_per_token(engine.model, [])
+    whole = sizes_of(engine, [choice], replace(options, kv_memory_gib=1.0))
+    row = (whole.capacity + SPARE) * choice.method.bytes_per_token
+    assert (whole.max_rows, whole.kv_tokens) == (8, 8 * whole.capacity)
+    for share, rows in ((2.0, 1), (5.0, 2), (18.0, 8)):  # of a row of the drafter, which is smaller than the target's
+        budget = int(share * row) + whole.capacity * own
+        sizes = sizes_of(engine, [choice], replace(options, kv_memory_gib=budget / 2**30))
+        assert rows <= sizes.max_rows <= 8
+        assert whole.capacity <= sizes.kv_tokens < sizes.max_rows * whole.capacity or sizes.max_rows == 1
+        assert sizes.kv_tokens * own + sizes.max_rows * row <= budget
+        pool = engine.model.new_pool(sizes.max_rows, sizes.capacity, sizes.kv_tokens)
+        assert isinstance(pool, BlockCache)
+        assert pool.num_blocks == sizes.kv_tokens // 64
+    with pytest.raises(ConfigError, match="give a smaller max_model_len, or more with kv_memory_gib"):
+        sizes_of(engine, [choice], replace(options, kv_memory_gib=whole.capacity * own / 2**30))

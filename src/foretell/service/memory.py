@@ -46,10 +46,10 @@ def budget_bytes(device: torch.device, given_gib: float | None) -> int:
     return int(free_bytes(device) * SHARE) if given_gib is None else int(given_gib * 2**30)
 
 
-def whole_rows(budget: int, bytes_per_row: int, most: int) -> int:
-    """Rows, at most ``most`` and at least one, whose bytes_per_row take half of the budget or less: the other half is for
-    what grows with their texts."""
-    return max(1, min(most, budget // 2 // max(1, bytes_per_row)))
+def whole_rows(budget: int, bytes_per_row: int, most: int, text: int) -> int:
+    """Rows, at most ``most`` and at least one, whose bytes_per_row take half of the budget or less, and leave the bytes of
+    one whole ``text``: the rest is for what grows with texts."""
+    return max(1, min(most, min(budget // 2, budget - text) // max(1, bytes_per_row)))
 
 
 def kv_budget(

@@ -38,7 +38,7 @@ def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOp
     if engine.model.has_blocks:  # those are the target's: a drafter's rows are whole
         own = bytes_per_token(engine.model, [])
         slot, states = own, states + (slot - own) * (capacity + SPARE)
-        rows = whole_rows(budget_bytes(spec.device, options.kv_memory_gib), states, rows)
+        rows = whole_rows(budget_bytes(spec.device, options.kv_memory_gib), states, rows, capacity * own)
     kv_tokens = kv_budget(
         engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=rows, bytes_per_row=states
     )
