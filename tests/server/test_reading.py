@@ -1,6 +1,9 @@
 """Tokens, texts, hidden states: what clients ask beside answers; and figures of tokens within answers."""
 
+import asyncio
 import base64
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +15,7 @@ from torch.nn import functional as F
 
 from foretell import Engine
 from foretell.core.tree import chain_parent, layout
+from foretell.server.embeddings import _read
 from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
@@ -120,6 +124,44 @@ def test_embeddings_are_the_last_hidden_states(client: openai.OpenAI, bundled: S
             wanted = F.normalize(states.mean(0) if pooling == "mean" else states[-1], dim=0)
             assert torch.allclose(torch.tensor(one.embedding), wanted, atol=1e-6)
     assert made.usage.total_tokens == sum(len(tokenizer.encode(text)) for text in texts)
+
+
+def test_a_client_that_leaves_ends_the_reading_at_its_next_pass(bundled: Service) -> None:
+    """No other text is read beside the rest of it."""
+    backend: Any = SimpleNamespace(service=bundled)
+    passes: list[int] = []
+    model = bundled.engine.model
+    normed = type(model).normed
+
+    def counted(self: Any, hidden: Any) -> Any:
+        passes.append(hidden.shape[1])
+        time.sleep(0.2)
+        return normed(self, hidden)
+
+    async def leave() -> None:
+        task = asyncio.ensure_future(_read(backend, [1] * 1500, "mean"))
+        while not passes:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(passes) == 1
+        await asyncio.sleep(0.3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "normed", counted)
+        asyncio.run(leave())
+    assert len(passes) == 1
+    assert passes[0] < 1500
+
+
+def test_no_text_is_read_while_the_server_stops(bundled: Service, http: httpx.Client) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Service, "state", property(lambda self: "draining"))
+        reply = http.post("/v1/embeddings", json={"input": "a"})
+    assert reply.status_code == 503
+    assert "starting or stopping" in reply.json()["error"]["message"]
+    assert post(http, "/v1/embeddings", input="a")["usage"]["prompt_tokens"] == 1
 
 
 def test_embeddings_as_base64_and_of_ids(http: httpx.Client, bundled: Service) -> None:

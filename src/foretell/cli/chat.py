@@ -52,6 +52,7 @@ def chat(
     engine = settings.load_engine(
         models, speculative, no_color=no_color, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation
     )
+    engine = settings.careful(engine, no_color=no_color)
     begin: list[Message] = [{"role": "system", "content": system}] if system is not None else []
     engine.chat_prompt([*begin, {"role": "user", "content": "a"}])  # a model without a template is refused at once
     _talk(engine, begin, params, quiet=quiet, no_color=no_color)

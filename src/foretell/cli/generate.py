@@ -88,6 +88,7 @@ def generate(
         raise ConfigError("--logprobs: log probabilities are written by --json: add it, or drop --logprobs")
     speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
+    engine = settings.careful(engine, no_color=no_color)
     ids_or_text: Any = text
     if chat or system is not None:
         messages = [{"role": "system", "content": system}] if system is not None else []

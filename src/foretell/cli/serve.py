@@ -148,6 +148,12 @@ def _serve(
             text = f"every client that reaches {options['host']} may use this server; --api-key asks for a key"
             log(text, level="warning", always=True)
         engine = settings.load_engine(models, speculative, no_color=options["no_color"])
+        engine, seen = settings.with_kept_text(engine, no_color=options["no_color"])
+        if seen is not None:
+            log(str(seen), level="error" if seen.fault else "info", always=True)
+            if seen.fault:
+                also, learn = [], None
+                service_options = replace(service_options, speculation="off", prefix_reuse=False, max_num_seqs=1)
         service = Service(engine, service_options, also=also, learn=learn)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         url = run.url_of(made)

@@ -25,6 +25,7 @@ from foretell.model.names import check_device
 
 if TYPE_CHECKING:
     from foretell import Engine, MethodConfig
+    from foretell.engine.selfcheck import SelfCheck
 
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
@@ -85,6 +86,29 @@ def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any
     if more.get("speculation") == "auto":
         with waiting("measuring what passes cost here, once", no_color=no_color):
             engine.measure()
+    return engine
+
+
+def with_kept_text(engine: "Engine", *, no_color: bool) -> "tuple[Engine, SelfCheck | None]":
+    """The engine, or one that does not guess where guesses do not keep the text on this machine; and what was seen, None
+    where nothing is guessed anyway."""
+    from foretell.engine.selfcheck import self_check
+
+    if engine.speculative.method == "none" or engine.model.is_shared:  # processes that share it make the same passes
+        return engine, None
+    with waiting("checking that guesses keep the text, once", no_color=no_color):
+        found = self_check(engine.model)
+    if not found.fault:
+        return engine, found
+    return engine.with_method("none", speculation="on"), found
+
+
+def careful(engine: "Engine", *, no_color: bool) -> "Engine":
+    """``with_kept_text`` of a command: what was seen is said on stderr, what is as it should be on terminals alone."""
+    engine, found = with_kept_text(engine, no_color=no_color)
+    if found is not None and (found.fault or found.error or sys.stderr.isatty()):
+        with suppress(OSError):
+            print(found, file=sys.stderr)
     return engine
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,14 +27,18 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def command() -> Iterator[None]:
-    """This process runs one command and ends after it: what then is left goes with it, and is not searched for cycles."""
+    """This process runs one command and ends after it: what then is left goes with it, and is not searched for cycles,
+    unless Triton is there, which writes a page about its objects that nobody has collected."""
     global _command
     _command = True
     try:
         yield
     finally:
         _command = False
-        gc.freeze()
+        if "triton" in sys.modules:
+            gc.unfreeze()
+        else:
+            gc.freeze()
 
 
 def let_idle_threads_sleep() -> None:

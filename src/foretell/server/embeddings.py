@@ -6,6 +6,7 @@ Texts are read one after the other, in passes of PREFILL_CHUNK tokens between wh
 
 import asyncio
 import base64
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,12 +16,13 @@ from starlette.responses import Response
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.core.errors import ServiceClosedError
 from foretell.model.prefill import feed
 from foretell.model.target import Target
 from foretell.server.answer import in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.completions import prompts_of
-from foretell.server.errors import bad
+from foretell.server.errors import bad, of_engine
 from foretell.server.protocol.requests import EmbeddingRequest
 from foretell.server.stream import JsonReply, while_connected
 
@@ -34,6 +36,8 @@ async def embeddings(request: Request) -> Response:
     if body.model:
         backend.check_model(body.model)
     size = backend.service.engine.model.spec.hidden_size
+    if backend.service.state != "ready":
+        raise of_engine(ServiceClosedError("the service takes no requests now"))
     if body.dimensions not in (None, size):
         raise bad(f"dimensions: the hidden states of this model have {size} numbers: leave it out", "dimensions")
     return JsonReply(await while_connected(request.receive, _made(backend, body)))
@@ -51,7 +55,7 @@ async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
     data = []
     async with backend.embedding:  # one text at a time: its keys and values are memory beside the rows'
         for index, ids in enumerate(texts):
-            vector = await asyncio.to_thread(embed, backend, ids, pooling)
+            vector = await _read(backend, ids, pooling)
             numbers: Any = vector.tolist()
             if body.encoding_format == "base64":
                 numbers = base64.b64encode(vector.numpy().tobytes()).decode()
@@ -61,15 +65,35 @@ async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": backend.name, "pooling": pooling, "usage": usage}
 
 
+async def _read(backend: Backend, ids: Sequence[int], pooling: Pooling) -> Tensor:
+    """``embed`` in a thread. Where the client leaves, it ends after the pass that runs: no other begins beside it."""
+    left = threading.Event()
+    reading = asyncio.ensure_future(asyncio.to_thread(embed, backend, ids, pooling, left))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        left.set()
+        await asyncio.gather(reading, return_exceptions=True)
+        raise
+
+
+class _LeftError(Exception):
+    """Nobody waits for the vector any more."""
+
+
 @torch.inference_mode()
-def embed(backend: Backend, ids: Sequence[int], pooling: Pooling) -> Tensor:
-    """[H] float32 on the CPU: the normed last hidden states of a text, pooled, as a vector of length 1."""
+def embed(backend: Backend, ids: Sequence[int], pooling: Pooling, left: threading.Event) -> Tensor:
+    """[H] float32 on the CPU: the normed last hidden states of a text, pooled, as a vector of length 1. left: asked after
+    each pass; where it is set, _LeftError is raised."""
     model = backend.service.engine.model
     target, last = Target(model, 1, len(ids)), model.spec.num_layers - 1
     found: list[Tensor] = []
-    feed(
-        target, [ids], [0], head=False, taps=(last,),
-        on_chunk=lambda start, counts, taps: found.append(model.normed(taps[0, : counts[0]]).float().cpu()),
-    )  # fmt: skip
+
+    def keep(start: list[int], counts: list[int], taps: Tensor) -> None:
+        found.append(model.normed(taps[0, : counts[0]]).float().cpu())
+        if left.is_set():
+            raise _LeftError
+
+    feed(target, [ids], [0], head=False, taps=(last,), on_chunk=keep)
     states = torch.cat(found)
     return F.normalize(states.mean(0) if pooling == "mean" else states[-1], dim=0)
