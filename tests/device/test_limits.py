@@ -1,6 +1,6 @@
 """Limits of a step on an accelerator: the host reads once, and never waits for a copy to the device.
 
-(``greedy_block`` reads its powers, ``kangaroo`` the slots of dynamic trees, ``hybrid`` a tree that it grafts guesses into.)
+(``greedy_block`` reads its powers.)
 """
 
 from dataclasses import replace
@@ -13,18 +13,22 @@ from foretell import SamplingParams
 from foretell.core.noise import Noise
 from foretell.core.spec import method_words
 from foretell.core.tree import DrawnBy, TokenTree
+from foretell.methods.hybrid import graft as grafting
+from foretell.methods.hybrid.drafter import Worth
+from foretell.methods.hybrid.graft import graft_there
 from foretell.verify import VERIFIERS
 from foretell.verify.base import Evidence
 from foretell.verify.lossy.base import Lossy
 from foretell.verify.multidraft import KSeq, MultiDraft
 from foretell.verify.selection import Importance, Transport
-from tests.device.counting import Run, engine_on, requests, run
+from tests.device.counting import Run, both, engine_on, requests, run
 from tests.device.pretend import NAME, device
 
 LONG = SamplingParams(max_new_tokens=18, ignore_eos=True)
 FAST = ("none", "draft_model:4", "eagle3:eagle2/size=8", "draft_model:transport:static/branching=3x1", "hybrid")
 SLOW = (
-    "eagle1", "eagle3", "medusa", "dflash", "kangaroo", "early_exit", "ngram", "suffix", "recycling", "prediction",
+    "eagle1", "eagle3", "medusa", "dflash", "kangaroo", "kangaroo:eagle2/size=8", "early_exit:dyspec/size=8", "early_exit",
+    "ngram", "suffix", "recycling", "prediction",
     "draft_model:dyspec/size=8", "draft_model:opt_tree", "draft_model:eagle2", "draft_model:sequoia", "draft_model:delayed",
     "draft_model:adaptive", "draft_model:specdec", "draft_model:k_seq:static", "draft_model:importance:static",
     "draft_model:traversal:static", "draft_model:block", "draft_model:gumbel_list", "draft_model:judge",
@@ -47,6 +51,25 @@ def test_one_read_and_no_upload(words: str) -> None:
     other = replace(longer, temperature=0.7, top_k=30, top_p=0.9, presence_penalty=0.3)
     rows = [LONG] if words in FAST else [longer, other]
     assert_lean(run(engine_on(NAME, config), requests(rows)))
+
+
+def test_grafts_ask_nothing_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens of every suffix stand in a head's tree, whatever they are worth: the tokens are the CPU's."""
+    grafted: list[int] = []
+
+    def counted(tree: TokenTree, guesses: list[list[int]]) -> TokenTree:
+        grafted.append(sum(map(len, guesses)))
+        return graft_there(tree, guesses)
+
+    monkeypatch.setattr(grafting, "graft_there", counted)
+    monkeypatch.setattr(Worth, "num_grafted", lambda self, score: 2)
+    monkeypatch.setattr(Worth, "prefers_suffix", lambda self, score: False)
+    config = {"method": "hybrid", "second_shape": "eagle2/size=8"}
+    given = requests([replace(LONG, temperature=0.0)], ["x = 1; x = 1; x = 1; x"])
+    expected, found = both(config, given)
+    assert found.tokens == expected.tokens
+    assert_lean(found)
+    assert sum(grafted) > 0
 
 
 def test_rows_of_several_methods() -> None:

@@ -18,6 +18,8 @@ from foretell.core.spec import method_words
 from foretell.core.tree import Plan
 from foretell.engine import step as stepping
 from foretell.engine.event import StepEvent
+from foretell.model import blocks
+from foretell.model.blocks import BlockCache
 from foretell.model.prefill import round_up
 from foretell.verify.base import Evidence, Verdict
 from tests.device.counting import engine_on, requests
@@ -31,8 +33,19 @@ ROWS = [LONG, replace(LONG, temperature=0.0)]
     "words",
     ["none", "draft_model:4", pytest.param("eagle3:4", marks=pytest.mark.slow), "draft_model:static/branching=2x1"],
 )
-def test_steps_of_a_kind_are_the_same_kernels(words: str) -> None:
-    """In order, with the same shapes, strides and dtypes."""
+def test_steps_of_a_kind_are_the_same_kernels(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """In order, with the same shapes, strides and dtypes. (Blocks are given between steps.)"""
+    tell, taken = BlockCache._tell, 0
+
+    def between(self: BlockCache, rows: list[int]) -> None:
+        nonlocal taken
+        taken, count = taken + 1, len(METER.calls or [])
+        tell(self, rows)
+        if METER.calls is not None:
+            del METER.calls[count:]
+
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(BlockCache, "_tell", between)
     engine = engine_on(NAME, method_words(words)[0])
     kinds: dict[Any, list[list[Any]]] = defaultdict(list)
     num_steps = read = 0  # known tokens that the drafter reads, at most
@@ -59,6 +72,7 @@ def test_steps_of_a_kind_are_the_same_kernels(words: str) -> None:
         # Of EAGLE there are many kinds: one row, and a text that ends before its span does.
         rows = [replace(LONG, max_new_tokens=40)] if words.startswith("eagle") else ROWS
         engine.generate_batch(requests(rows))
+    assert taken > 6
     repeated = [lists for lists in kinds.values() if len(lists) > 1]
     assert repeated
     for lists in repeated:

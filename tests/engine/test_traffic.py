@@ -2,6 +2,11 @@
 
 import pytest
 
+from foretell.model import blocks
+from foretell.model.blocks import BlockCache
+from foretell.model.cache import KVCache
+from foretell.model.table import TableLM
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, table
 from tests.engine.traffic import Traffic
 from tests.stress import size
 
@@ -32,6 +37,41 @@ def test_preempted_requests_go_on_where_they_were() -> None:
     assert traffic.loop.recorder.num_preemptions > 2
     preempted = [told for told in traffic.told.values() if told.last and told.last.completion.num_preemptions]
     assert len(preempted) > 2
+
+
+class BlockTable(TableLM):
+    """A table whose batches hold their rows in blocks."""
+
+    has_blocks = True
+
+    def new_pool(self, num_rows: int, capacity: int, slots: int | None) -> KVCache:
+        """Of two layers, as its caches are."""
+        shapes = [(1, 1)] * self.spec.num_layers
+        return BlockCache(num_rows, capacity, slots, shapes, self.spec.dtype, self.spec.device)
+
+
+@pytest.mark.parametrize("most", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_rows_in_blocks_are_given_back(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Memory for one text at full length, or many short ones: requests wait, are preempted, cancelled, and end; in the end
+    all of it is free. A table notices what is not where it was written."""
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    target = BlockTable(VOCAB, seed=1, eos_token_ids=(EOS,), num_layers=2)
+    traffic = Traffic(
+        13, kv_tokens=192, models=(target, table(2, blur=0.3)), tokenizer=ToyTokenizer(), max_new_tokens=(1, 20, 45, 60)
+    )
+    pool = traffic.loop.batch.pool
+    assert isinstance(pool, BlockCache)
+    assert pool.num_blocks == 24 < 6 * 192 // 8
+    least = pool.num_blocks
+    while len(traffic.told) < most:
+        traffic.round()
+        least = min(least, pool.num_free)
+    traffic.finish()
+    assert traffic.check() > most // 2
+    assert traffic.loop.recorder.num_preemptions > most // 50
+    assert traffic.loop.recorder.num_cached_prompt_tokens > 0
+    assert least < 3
+    assert pool.num_free == pool.num_blocks
 
 
 @pytest.mark.slow

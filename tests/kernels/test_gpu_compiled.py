@@ -17,7 +17,7 @@ from foretell.kernels.gpu import attention, draws, layers
 KINDS = {"probs": "*fp32", "logits": "*fp32", "warps": "*fp32", "uniforms": "*fp64", "eps": "fp32", "weight": "*bf16",
          "scale": "fp32", "cap": "fp32", "ancestry": "*u8", "partial": "*fp32", "sums": "*fp32",
          **dict.fromkeys(("x", "qkv", "cos", "sin", "growth", "query", "queries", "keys", "values"), "*bf16")}
-INTEGERS = {"seeds", "positions", "index", "parents", "drawn", "tokens", "slots", "lengths", "tree_positions"}
+INTEGERS = {"seeds", "positions", "index", "parents", "drawn", "tokens", "slots", "lengths", "tree_positions", "table"}
 SIZES = {"BLOCK": 1024, "ROWS": 64, "SLOTS": 64, "DIM": 128, "PARTS": 8, "PRECISION": "tf32"}
 count = 0
 for module, capability, ones in itertools.product((draws, layers, attention), (80, 90), (False, True)):

@@ -41,11 +41,12 @@ class Batch:
         *,
         max_rows: int,
         capacity: int,
+        slots: int | None = None,
         prefixes: PrefixStore | None = None,
         width: int = 0,
         failures: DrafterFailures | None = None,
     ) -> None:
-        """Room for max_rows rows of capacity slots each.
+        """Room for max_rows rows of capacity slots each, which use ``slots`` at most together, where that is given.
 
         width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
         so that a request's passes do not depend on the other requests.
@@ -54,7 +55,7 @@ class Batch:
         """
         self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
-        self.pool: KVCache = model.new_cache(max_rows, capacity)
+        self.pool: KVCache = model.new_pool(max_rows, capacity, slots)
         self.pool.clear()
         self.target = Target.of(model, self.pool)
         self.members: list[Row] = []  # being decoded; another list wherever they change
@@ -94,6 +95,7 @@ class Batch:
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
+            self.pool.fit([_need(row)], place)
             drafter = self._open_drafter(row, state, target)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
@@ -159,6 +161,9 @@ class Batch:
                 saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
                 states = {} if saved is None else {saved.position: saved}
                 self.prompts.remember(known[:-1], taken, (), [], row.submission, states)
+        failed = [index for index, row in enumerate(self.members) if id(row) in gone and row.error is not None]
+        for place in failed:
+            self.pool.scrub(place)
         self._settle(gone, [])
 
     def tell_worked(self, rows: Sequence[Row]) -> None:
@@ -252,6 +257,8 @@ class Batch:
         assert state is not None
         state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
         state.limit(caps, paid)
+        if self.pool.block > 1:
+            self.pool.fit([_need(row) for row in self.members])
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,
@@ -276,6 +283,11 @@ class Batch:
         for group in self.groups:
             found += group.drafter.num_unread(group.context(self.state))
         return found
+
+
+def _need(row: Row) -> int:
+    """Slots of a row that its next step may use."""
+    return len(row.prompt_ids) + len(row.token_ids) + row.choice.num_nodes
 
 
 def _failed(method: str, error: str) -> str:

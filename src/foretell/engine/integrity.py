@@ -3,6 +3,7 @@
 from foretell.engine.batch import Batch
 from foretell.engine.loop import Loop
 from foretell.engine.state import State
+from foretell.model.blocks import BlockCache
 
 
 def check_loop(loop: Loop) -> None:
@@ -41,6 +42,8 @@ def check_batch(batch: Batch) -> None:
         raise RuntimeError(
             f"{batch.pool.num_rows} rows of the pool for {len(batch.members)} members, {len(batch.arrivals)} arrivals"
         )
+    if isinstance(batch.pool, BlockCache):
+        batch.pool.check_integrity()
     stop = 0
     for group in batch.groups:
         if group.start != stop or group.stop <= group.start:

@@ -24,7 +24,7 @@ from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.speculation import Speculation
 from foretell.engine.threads import thread_limit
-from foretell.model.prefill import PREFILL_CHUNK
+from foretell.model.prefill import PREFILL_CHUNK, round_up
 from foretell.model.target import CausalModel
 from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowView
@@ -82,6 +82,7 @@ class Loop:
             model,
             max_rows=limits.max_rows,
             capacity=limits.capacity,
+            slots=limits.kv_tokens,
             prefixes=prefixes,
             width=width,
             failures=failures,
@@ -139,8 +140,11 @@ class Loop:
 
     @property
     def used_tokens(self) -> int:
-        """KV slots that running requests may use in their next step."""
-        return sum(job.num_slots for job in self.running.values())
+        """KV slots that running requests may use in their next step, whole blocks where rows take such."""
+        return sum(map(self._slots, list(self.running.values())))  # any thread may ask
+
+    def _slots(self, job: Job) -> int:
+        return round_up(job.num_slots, self.batch.pool.block)
 
     # -- one round -------------------------------------------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class Loop:
         others = self.used_tokens
         while self.waiting and len(self.running) < self.limits.max_rows:
             job = self.waiting[0]
-            if others and others + job.num_slots + HEADROOM > self.limits.kv_tokens:
+            if others and others + self._slots(job) + HEADROOM > self.limits.kv_tokens:
                 return
             self.waiting.popleft()
             now = self.clock()
@@ -211,7 +215,7 @@ class Loop:
                 continue
             job.row.seconds_prefill += self.clock() - now
             self.running[id(job.row)] = job
-            others += job.num_slots
+            others += self._slots(job)
             if job.row.num_preemptions == 0:
                 self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
                 self.recorder.num_cached_prompt_tokens += job.row.num_cached_tokens

@@ -58,8 +58,7 @@ class Prefix:
         if self.states is not None:
             assert isinstance(row, RecurrentCache)
             row.load(self.states[count])
-        for memory, mine in zip((*row.keys, *row.values), (*self.keys, *self.values), strict=True):
-            memory[0, :, :count] = mine[:, :count]
+        row.restore(self.keys, self.values, count)
 
 
 class Further(Protocol):
@@ -161,8 +160,7 @@ class PrefixStore:
         self.shrink(self.max_bytes - size)
         prefix = Prefix(
             list(ids),
-            [memory[0, :, :count].clone() for memory in row.keys],
-            [memory[0, :, :count].clone() for memory in row.values],
+            *row.saved(count),
             layers if taps is not None else (),
             taps,
             owner,

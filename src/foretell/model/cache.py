@@ -26,8 +26,11 @@ class KVCache:
 
     The rows in use are the first ``num_rows`` of a reserve, so that rows can be added (``join``) and removed (``keep``)
     while a batch is being decoded. On a CPU a reserve beyond the first rows costs address space alone: pages are
-    allocated when they are written, and ``release`` frees them.
+    allocated when they are written, and ``release`` frees them. (On an accelerator: ``blocks.BlockCache``.)
     """
+
+    block: int = 1  # slots that a row takes or gives back together
+    table: Tensor | None = None  # where blocks lie, where rows are not whole
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class KVCache:
 
     def _allocate(self, reserve: int) -> None:
         self.reserve, self._is_view = reserve, False
-        self.memory = next(_numbers)  # another number wherever it lies elsewhere
+        self.memory = self._next_memory()
         shapes = [
             (reserve, heads, self.capacity + (0 if device.type == "cpu" else SPARE), key_dim, value_dim, device)
             for heads, key_dim, value_dim, device in self._layouts
@@ -72,6 +75,11 @@ class KVCache:
             _lazy_zeros(*shape, value_dim, dtype=self._dtype, device=device) for *shape, _, value_dim, device in shapes
         ]
         self._show()
+
+    @staticmethod
+    def _next_memory() -> int:
+        """Another number wherever it lies elsewhere."""
+        return next(_numbers)
 
     def _show(self) -> None:
         """Bind ``keys`` and ``values``, what the models read, to the rows in use."""
@@ -92,6 +100,32 @@ class KVCache:
     def bytes_per_row(self) -> int:
         """Bytes of a row that do not depend on its length."""
         return 0
+
+    def fit(self, needs: Sequence[int], first: int = 0) -> None:
+        """Rows first, first + 1, ... will use needs[0], needs[1], ... slots: those of whole rows are there."""
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Where the rows' slots [B, n] lie, as ``write`` reads it."""
+        return slots
+
+    def sight(self, span: int) -> Tensor | None:
+        """Where the first span slots of all rows lie, as ``seen`` reads it: the same for all layers of a pass."""
+        return None
+
+    def seen(self, layer: int, span: int, sight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, span, head_dim] of a layer's first span slots: views; of codes copies, in dtype."""
+        keys, values = self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
+        return (from_codes(keys, dtype), from_codes(values, dtype)) if self._dtype == torch.int8 else (keys, values)
+
+    def saved(self, count: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of each layer's keys and values [heads, count, head_dim], the first count slots of a cache of one row."""
+        keys, values = ([each[0, :, :count].clone() for each in memory] for memory in (self.keys, self.values))
+        return keys, values
+
+    def restore(self, keys: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
+        """Write the first count of those into a cache of one row."""
+        for memory, known in zip((*self.keys, *self.values), (*keys, *values), strict=True):
+            memory[0, :, :count] = known[:, :count]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
@@ -114,11 +148,6 @@ class KVCache:
     def _held(self, x: Tensor) -> Tensor:
         """Keys or values as slots hold them."""
         return to_codes(x) if self._dtype == torch.int8 else x.to(self._dtype)
-
-    def read(self, layer: int, span: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, heads, span, head_dim] of slots [0, span): views; of codes copies, in ``dtype``."""
-        keys, values = self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
-        return (from_codes(keys, dtype), from_codes(values, dtype)) if self._dtype == torch.int8 else (keys, values)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [B, D] onto dst [B, D] in every layer; all are read before any is written."""
@@ -185,6 +214,11 @@ class KVCache:
         view._all_values = [memory[start:stop] for memory in self._all_values]
         view._show()
         return view
+
+    def scrub(self, row: int) -> None:
+        """Zero a row that failed: it may hold what is no number, which no mask hides from the row that comes there."""
+        for memory in (*self._all_keys, *self._all_values):
+            memory[row] = 0.0
 
     def release(self, row: int) -> None:
         """Return the memory of an unused row to the system where possible; what it then holds is finite."""

@@ -155,9 +155,9 @@ class TableLM(CausalModel):
     def _layer(self, layer: int, hidden: Tensor, plan: Plan, cache: KVCache) -> Tensor:
         """Write token ids and positions, then read the context of every node back through the mask."""
         keys, values = hidden[..., 0], plan.positions.to(hidden.dtype)  # [B, n]
-        cache.write(layer, plan.slots, keys[:, None, :, None], values[:, None, :, None])
-        held_ids = cache.keys[layer][:, 0, : plan.span, 0]  # [B, S]
-        held_positions = cache.values[layer][:, 0, : plan.span, 0]
+        cache.write(layer, cache.places(plan.slots), keys[:, None, :, None], values[:, None, :, None])
+        held_keys, held_values = cache.seen(layer, plan.span, cache.sight(plan.span), hidden.dtype)
+        held_ids, held_positions = held_keys[:, 0, :, 0], held_values[:, 0, :, 0]  # [B, S]
         sight = plan.mask[:, 0]  # [B, n, S]
         distance = plan.positions[:, :, None] - plan.key_positions[:, None, :]  # [B, n, S]; the node itself: 0
         # One bin per distance, a last one for all that is out of the window or not seen.

@@ -137,6 +137,13 @@ class CausalModel(ABC):
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache for num_rows sequences of at most capacity slots each."""
 
+    has_blocks: bool = False
+    """Whether rows of ``new_pool`` take blocks of its memory as their texts grow; else each has its capacity."""
+
+    def new_pool(self, num_rows: int, capacity: int, slots: int | None) -> KVCache:
+        """The same for the rows of a batch, which use ``slots`` slots at most together (``KVCache.fit``); None: any."""
+        return self.new_cache(num_rows, capacity)
+
     @abstractmethod
     def forward(
         self,

@@ -41,6 +41,17 @@ def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:
     return model.new_cache(0, 1).bytes_per_row + max(drafters, default=0)
 
 
+def budget_bytes(device: torch.device, given_gib: float | None) -> int:
+    """Bytes that rows may take together: given_gib, or ``SHARE`` of what is free."""
+    return int(free_bytes(device) * SHARE) if given_gib is None else int(given_gib * 2**30)
+
+
+def whole_rows(budget: int, bytes_per_row: int, most: int, text: int) -> int:
+    """Rows, at most ``most`` and at least one, whose bytes_per_row take half of the budget or less, and leave the bytes of
+    one whole ``text``: the rest is for what grows with texts."""
+    return max(1, min(most, min(budget // 2, budget - text) // max(1, bytes_per_row)))
+
+
 def kv_budget(
     model: CausalModel,
     bytes_per_token: int,
@@ -52,8 +63,7 @@ def kv_budget(
 ) -> int:
     """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free, without bytes_per_row of
     each row; no more than max_rows rows of row_tokens can use. Raises ConfigError where not even one such row fits."""
-    budget = int(given_gib * 2**30) if given_gib is not None else int(free_bytes(model.spec.device) * SHARE)
-    budget = max(0, budget - max_rows * bytes_per_row)
+    budget = max(0, budget_bytes(model.spec.device, given_gib) - max_rows * bytes_per_row)
     tokens = min(budget // bytes_per_token, max_rows * row_tokens)
     if tokens < row_tokens:
         raise ConfigError(

@@ -9,7 +9,7 @@ from foretell.engine.speculation import Speculation
 from foretell.model.cache import SPARE
 from foretell.model.prefill import round_up
 from foretell.service.choices import MARGIN
-from foretell.service.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
+from foretell.service.memory import SHARE, budget_bytes, bytes_per_row, bytes_per_token, kv_budget, whole_rows
 from foretell.service.options import ServiceOptions
 
 logger = logging.getLogger(__name__)
@@ -34,13 +34,16 @@ def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOp
     capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
     methods = [choice.method for choice in guessing]
     slot, states = bytes_per_token(engine.model, methods), bytes_per_row(engine.model, methods)
-    kv_tokens = kv_budget(
-        engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity,
-        max_rows=options.max_num_seqs, bytes_per_row=states,
-    )  # fmt: skip
-    kv_tokens = engine.model.share(kv_tokens)
     rows = options.max_num_seqs
-    if spec.device.type != "cpu":  # a pool is allocated whole there
+    if engine.model.has_blocks:  # those are the target's: a drafter's rows are whole
+        own = bytes_per_token(engine.model, [])
+        slot, states = own, states + (slot - own) * (capacity + SPARE)
+        rows = whole_rows(budget_bytes(spec.device, options.kv_memory_gib), states, rows, capacity * own)
+    kv_tokens = kv_budget(
+        engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=rows, bytes_per_row=states
+    )
+    kv_tokens = engine.model.share(kv_tokens)
+    if spec.device.type != "cpu" and not engine.model.has_blocks:  # a pool is allocated whole there
         rows = max(1, min(rows, kv_tokens // (capacity + SPARE)))
     logger.info(
         "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",

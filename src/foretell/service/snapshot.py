@@ -68,7 +68,7 @@ def snapshot_of(
         num_running=len(loop.batch.members),
         num_prefilling=len(loop.batch.arrivals),
         num_waiting=len(loop.waiting) + len(loop.scoring) + num_inbox,
-        kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
+        kv_used_tokens=loop.used_tokens,
         kv_capacity_tokens=kv_tokens,
         prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
         is_speculating=recorder.guessed,

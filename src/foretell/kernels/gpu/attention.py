@@ -12,10 +12,10 @@ import triton.language as tl
 
 @triton.jit
 def attend_kernel(
-    query, keys, values, ancestry, lengths, positions, tree_positions, partial, sums,
-    kv_heads, group, num_nodes, num_tree, dim, slots_each, window, scale, cap,
+    query, table, keys, values, ancestry, lengths, positions, tree_positions, partial, sums,
+    table_row, kv_heads, group, num_nodes, num_tree, dim, slots_each, window, scale, cap,
     key_row, key_head, value_row, value_head, anc_row, anc_node, pos_row, tree_row,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_TABLE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, SLOTS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """One program a part of the slots, for some of the queries of a key-value head: their sums so far, the largest score
@@ -39,15 +39,19 @@ def attend_kernel(
     for first in range(start, stop, SLOTS):
         slot = first + tl.arange(0, SLOTS)
         used = slot < stop
-        place = slot[:, None] * dim + at
-        k = tl.load(keys + row * key_row + kv_head * key_head + place, used[:, None] & held, 0.0)
+        there, where = used, slot
+        if HAS_TABLE:  # a block of slots lies together; padding has none
+            begin = tl.load(table + row * table_row + first // SLOTS)
+            there, where = slot < tl.where(begin < 0, 0, stop), begin + tl.arange(0, SLOTS)
+        place = where[:, None].to(tl.int64) * dim + at
+        k = tl.load(keys + row * key_row + kv_head * key_head + place, there[:, None] & held, 0.0)
         in_tree = slot - length
         guessed = used & (in_tree >= 0)
         above = tl.load(ancestry + row * anc_row + node[:, None] * anc_node + in_tree, guessed[None, :], 0)
         sees = (used & (in_tree < 0))[None, :] | (above != 0)
         if HAS_WINDOW:
-            there = tl.where(guessed, tl.load(tree_positions + row * tree_row + in_tree, guessed, 0), slot)
-            sees = sees & (here[:, None] - there < window)
+            its = tl.where(guessed, tl.load(tree_positions + row * tree_row + in_tree, guessed, 0), slot)
+            sees = sees & (here[:, None] - its < window)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if HAS_CAP:
             # tanh by the exponential of what is at most 0: nothing overflows.
@@ -58,7 +62,7 @@ def attend_kernel(
         safe = tl.where(most == float("-inf"), 0.0, most)  # a query that has seen nothing yet
         shrunk = tl.exp(best - safe)
         p = tl.exp(score - safe[:, None])
-        v = tl.load(values + row * value_row + kv_head * value_head + place, used[:, None] & held, 0.0)
+        v = tl.load(values + row * value_row + kv_head * value_head + place, there[:, None] & held, 0.0)
         weight = weight * shrunk + tl.sum(p, 1)
         mixed = mixed * shrunk[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         best = most

@@ -23,9 +23,9 @@ def norm_kernel(x, weight, out, size, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_kernel(
-    qkv, weight, cos, sin, growth, slots, queries, keys, values,
-    num_nodes, by_node, heads, kv_heads, dim, eps, key_row, key_head, value_row, value_head,
-    HAS_NORM: tl.constexpr, HAS_GROWTH: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, weight, cos, sin, growth, slots, table, queries, keys, values,
+    table_row, num_nodes, by_node, heads, kv_heads, dim, eps, key_row, key_head, value_row, value_head,
+    HAS_NORM: tl.constexpr, HAS_GROWTH: tl.constexpr, HAS_TABLE: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a head of a node: a query or key is normed and turned; keys and values go to their slot, queries below
     the others of their key-value head."""
@@ -37,10 +37,13 @@ def place_kernel(
     inside = at < dim
     vector = qkv + item * by_node + head * dim
     x = tl.load(vector + at, inside, 0.0)
+    slot = tl.load(slots + item)
+    if HAS_TABLE:
+        slot = tl.load(table + row * table_row + slot // SLOTS) + slot % SLOTS
+    written = at < tl.where(slot < 0, 0, dim)  # nothing of what has no block
     if head >= heads + kv_heads:
-        slot = tl.load(slots + item)
         place = values + row * value_row + (head - heads - kv_heads) * value_head + slot * dim
-        tl.store(place + at, x, inside)
+        tl.store(place + at, x, written)
     else:
         half = dim // 2
         other = tl.where(at < half, at + half, at - half)
@@ -57,8 +60,7 @@ def place_kernel(
         kept = (x.to(tl.float32) * turn).to(x.dtype)
         x = (kept.to(tl.float32) + swapped.to(tl.float32) * across).to(x.dtype)
         if head >= heads:
-            slot = tl.load(slots + item)
-            tl.store(keys + row * key_row + (head - heads) * key_head + slot * dim + at, x, inside)
+            tl.store(keys + row * key_row + (head - heads) * key_head + slot * dim + at, x, written)
         else:
             if HAS_GROWTH:
                 x = (x.to(tl.float32) * tl.load(growth + item).to(tl.float32)).to(x.dtype)

@@ -19,6 +19,9 @@ BLOCK = 1024
 SLOTS_EACH = 512
 """Slots that a program of attention reads: a row of 4,096 and 8 key-value heads keeps 64 programs busy."""
 
+BLOCK_SLOTS = 64
+"""Slots that lie side by side where a table says where they lie, and that a program of attention reads at once."""
+
 MOST_NODES = 64
 """Above this a pass is a prompt's, and torch's attention serves it better."""
 
@@ -34,8 +37,8 @@ _SIGNATURES = {
     "draw": "(Tensor logits, Tensor warps, Tensor keys, int impossible) -> Tensor",
     "norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "place": "(Tensor qkv, Tensor? weight, float eps, Tensor cos, Tensor sin, Tensor? growth, Tensor slots,"
-    " Tensor(a!) keys, Tensor(b!) values) -> Tensor",
-    "attend": "(Tensor query, Tensor keys, Tensor values, Tensor ancestry, Tensor length, Tensor positions,"
+    " Tensor? table, Tensor(a!) keys, Tensor(b!) values) -> Tensor",
+    "attend": "(Tensor query, Tensor? table, Tensor keys, Tensor values, Tensor ancestry, Tensor length, Tensor positions,"
     " Tensor tree_positions, int span, int window, float scale, float cap) -> Tensor",
     "walk": "(Tensor drawn, Tensor tokens, Tensor parents) -> Tensor",
 }
@@ -162,10 +165,10 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _place(
     qkv: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, growth: Tensor | None, slots: Tensor,
-    keys: Tensor, values: Tensor,
+    table: Tensor | None, keys: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
     """[B, heads, n, D] queries of qkv [B, n, (heads + 2 kv heads) * D], turned; keys and values [B, kv heads, S, D] of one
-    layer are written at slots [B, n].
+    layer are written at slots [B, n]; with a table, where that says (``model.blocks``).
 
     weight: [heads + kv heads, D] of a norm of each head, or None. cos and sin: [B, n, 1, D], the first half of sin
     negated. growth: a factor of queries [B, n, 1, 1], or None.
@@ -178,18 +181,21 @@ def _place(
     if qkv.numel():
         _kernels("layers").place_kernel[(num_rows * num_nodes, heads + 2 * kv_heads)](
             qkv, qkv if weight is None else weight, cos.contiguous(), sin.contiguous(),
-            qkv if growth is None else growth.contiguous(), slots, queries, keys, values,
-            num_nodes, width, heads, kv_heads, dim, eps, *keys.stride()[:2], *values.stride()[:2],
-            HAS_NORM=weight is not None, HAS_GROWTH=growth is not None, BLOCK=_at_least(dim),
+            qkv if growth is None else growth.contiguous(), slots, slots if table is None else table, queries, keys, values,
+            0 if table is None else table.stride(0), num_nodes, width, heads, kv_heads, dim, eps,
+            *keys.stride()[:2], *values.stride()[:2],
+            HAS_NORM=weight is not None, HAS_GROWTH=growth is not None, HAS_TABLE=table is not None, SLOTS=BLOCK_SLOTS,
+            BLOCK=_at_least(dim),
         )  # fmt: skip
     return queries
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, ancestry: Tensor, length: Tensor, positions: Tensor,
+    query: Tensor, table: Tensor | None, keys: Tensor, values: Tensor, ancestry: Tensor, length: Tensor, positions: Tensor,
     tree_positions: Tensor, span: int, window: int, scale: float, cap: float,
 ) -> Tensor:  # fmt: skip
-    """[B, n, heads * D] of queries [B, heads, n, D] over the first ``span`` slots of keys and values [B, kv heads, S, D].
+    """[B, n, heads * D] of queries [B, heads, n, D] over the first ``span`` slots of keys and values [B, kv heads, S, D],
+    which with a table lie where that says.
 
     The rest is a ``Plan``'s: ancestry [B, n, N], length [B], positions [B, n], tree_positions [B, N]. window: how many
     positions a query sees, 0: all; cap: scores pass cap * tanh(score / cap), 0: none.
@@ -206,11 +212,13 @@ def _attend(
     rows = min(max(16, _at_least(num_queries)), 64)
     kernels, wide = _kernels("attention"), max(16, _at_least(dim))
     kernels.attend_kernel[(num_rows * kv_heads, num_parts, -(-num_queries // rows))](
-        query, keys, values, ancestry.view(torch.uint8), length.contiguous(), positions, tree_positions, partial, sums,
-        kv_heads, group, num_nodes, ancestry.shape[2], dim, SLOTS_EACH, window, scale, cap,
+        query, length if table is None else table, keys, values, ancestry.view(torch.uint8), length.contiguous(), positions,
+        tree_positions, partial, sums, 0 if table is None else table.stride(0), kv_heads, group,
+        num_nodes, ancestry.shape[2], dim, SLOTS_EACH, window, scale, cap,
         *keys.stride()[:2], *values.stride()[:2], *ancestry.stride()[:2], positions.stride(0), tree_positions.stride(0),
-        HAS_WINDOW=window > 0, HAS_CAP=cap > 0, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        ROWS=rows, SLOTS=64, DIM=wide,
+        HAS_TABLE=table is not None, HAS_WINDOW=window > 0, HAS_CAP=cap > 0,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        ROWS=rows, SLOTS=BLOCK_SLOTS, DIM=wide,
     )  # fmt: skip
     kernels.join_kernel[(num_rows * kv_heads, num_queries)](
         partial, sums, out, kv_heads, group, num_nodes, num_parts, dim, PARTS=_at_least(num_parts), DIM=wide

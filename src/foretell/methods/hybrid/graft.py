@@ -12,10 +12,12 @@ from foretell.core.upload import tensor_on
 def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
     """The tree with a line of FIXED guesses in each row, along nodes that carry the same tokens as far as there are some.
 
-    tree: [B, N] on the host. guesses: of each row the tokens, from the root on. New nodes stand behind column N - 1, hence
+    guesses: of each row the tokens, from the root on. New nodes stand behind column N - 1, hence
     behind drawn siblings, and where the tree's drafter knows that it grew none; where a token stands twice below a node,
     the first is followed.
     """
+    if not tree.tokens.is_cpu:
+        return graft_there(tree, guesses)
     rows: list[tuple[list[int], list[int]]] = []
     for tokens, parents, guess in zip(tree.tokens.tolist(), tree.parent.tolist(), guesses, strict=True):
         children: dict[tuple[int, int], int] = {}
@@ -37,6 +39,35 @@ def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
         tree,
         tokens=tensor_on(tree.tokens.device, [tokens + [0] * (width - len(tokens)) for tokens, _ in rows]),
         parent=tensor_on(tree.tokens.device, [parents + [-1] * (width - len(parents)) for _, parents in rows]),
+        drawn_by=pad(tree.drawn_by, (0, more)),
+        q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
+        max_children=None,
+    )
+
+
+def graft_there(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
+    """The same without a read by the host: as many columns as the longest guess has tokens are added, of which some may be
+    padding. ``graft`` is the slow twin."""
+    before, device = tree.num_nodes, tree.tokens.device
+    more, pad = max(map(len, guesses)), torch.nn.functional.pad
+    wanted = tensor_on(device, [[*guess, *[-1] * (more - len(guess))] for guess in guesses])  # [B, W]
+    tokens, parent = pad(tree.tokens, (0, more)), pad(tree.parent, (0, more), value=-1)
+    index = torch.arange(before + more, device=device)
+    at = torch.zeros_like(wanted[:, :1])  # [B, 1] the node that the guess has come to
+    free = at + before  # the first column that is padding yet
+    for token in wanted.unbind(1):
+        child = (parent == at) & (tokens == token[:, None])
+        found = torch.where(child, index, before + more).amin(1, keepdim=True)
+        real, new = token[:, None] >= 0, found == before + more
+        put = (index == free) & real & new
+        tokens = torch.where(put, token[:, None], tokens)
+        parent = torch.where(put, at, parent)
+        at = torch.where(real, torch.where(new, free, found), at)
+        free = free + (real & new)
+    return replace(
+        tree,
+        tokens=tokens,
+        parent=parent,
         drawn_by=pad(tree.drawn_by, (0, more)),
         q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
         max_children=None,

@@ -53,6 +53,7 @@ class EarlyExitDrafter(Drafter):
         self.leaves: list[list[int]] = [
             [] for _ in context.depth_limit
         ]  # of each row: nodes whose guess was not computed
+        self.slots: Tensor | None = None  # [B, N] on a device, which say the same (``Grown``)
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]  # [B, 1]
 
     # -- from a shallow state to logits ----------------------------------------------------------------------------
@@ -69,21 +70,19 @@ class EarlyExitDrafter(Drafter):
         """[B, W, H] -> logits [B, W, V]."""
         return self.target.model.logits(features)
 
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        """Slots [B, D] of a tree that was just grown have changed."""
-        self.target.commit(src, dst)
+    def move_own(self, src: Tensor, dst: Tensor) -> None:
+        """Slots [B, D] of a tree that was just grown have changed. (Of the target's cache they are seen to.)"""
 
     # -- growing ---------------------------------------------------------------------------------------------------
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree with the shallow states of all its nodes, the root's even where no row has room for a guess."""
         limits = context.depth_limit
-        self.states = None
+        self.states = self.slots = None
         if any(limits):
             self.num_states = max(shape.max_guesses, shape.max_grown) + 1
             grown = grow.grow(self, context, limits, shape, draws, noise)
-            tree = grown.tree
-            self._settle(grown, context)
+            tree = self._settle(grown, context)
         else:
             self.num_states = 1
             self.leaves = [[] for _ in limits]
@@ -113,19 +112,34 @@ class EarlyExitDrafter(Drafter):
         self.states[self.rows, plan.slots - plan.length[:, None]] = hidden
         return hidden
 
-    def _settle(self, grown: Grown, context: Context) -> None:
-        """Bring what was read into the tree's order, and read its leaves."""
+    def _settle_all(self, grown: Grown, context: Context) -> TokenTree:
+        """``_settle`` where only the device knows which nodes were read: the lower layers read all of them, in the tree's
+        order. Which nodes are leaves comes to the host with the verdict."""
+        tree, start = grown.tree, context.length[:, None]
+        index = torch.arange(tree.num_nodes, device=context.device)
+        self.move_own(start + torch.where(grown.slots < 0, index, grown.slots), start + index)
+        span = span_for(self, context, tree.num_nodes)
+        self._shallow(tree.tokens, layout(tree.parent, context.length, self.capacity, span=span))
+        self.slots = grown.slots
+        return replace(tree, notes=grown.slots)
+
+    def _settle(self, grown: Grown, context: Context) -> TokenTree:
+        """Bring what was read into the tree's order, and read its leaves: the tree, which may have notes for the host."""
         tree, num_nodes, device = grown.tree, grown.tree.num_nodes, context.device
+        if not grown.slots.is_cpu:
+            return self._settle_all(grown, context)
         slots: list[list[int]] = grown.slots.tolist()
         if any(slot >= 0 and slot != node for row in slots for node, slot in enumerate(row)):
             index = chain_parent(num_nodes, device) + 1
             source = torch.where(grown.slots < 0, index, grown.slots.to(device))  # [B, N]
-            self.move(context.length[:, None] + source, context.length[:, None] + index)
+            moves = context.length[:, None] + source, context.length[:, None] + index
+            self.target.commit(*moves)
+            self.move_own(*moves)
             assert self.states is not None
             self.states = self.states[self.rows, source]
         leaves = self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
         if not any(leaves):
-            return
+            return tree
         plan = layout(tree.parent, context.length, self.capacity, span=span_for(self, context, num_nodes))
         if all(row == leaves[0] for row in leaves):
             first, last = leaves[0][0], leaves[0][-1]
@@ -134,7 +148,7 @@ class EarlyExitDrafter(Drafter):
             else:
                 nodes = tensor_on(device, leaves[0])
                 self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
-            return
+            return tree
         # Rows with fewer leaves read their first other nodes again, in the slots where those lie: nothing changes.
         width = max(map(len, leaves))
         filled = [
@@ -148,6 +162,7 @@ class EarlyExitDrafter(Drafter):
             positions=plan.positions.gather(1, chosen),
         )
         self._shallow(tree.tokens.gather(1, chosen), ragged)
+        return tree
 
     def keep(self, rows: Sequence[int]) -> None:
         """Fewer rows. (The engine drops those of the target's cache.)"""
@@ -158,7 +173,7 @@ class EarlyExitDrafter(Drafter):
         assert isinstance(other, EarlyExitDrafter)
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
         self.leaves = [[] for _ in context.depth_limit]
-        self.states = None
+        self.states = self.slots = None
 
 
 class KangarooDrafter(EarlyExitDrafter):
@@ -240,9 +255,8 @@ class KangarooDrafter(EarlyExitDrafter):
             return self.native.logits(features)
         return self.target.model.head(features.to(self.target.spec.dtype))
 
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        """In both caches."""
-        super().move(src, dst)
+    def move_own(self, src: Tensor, dst: Tensor) -> None:
+        """See ``EarlyExitDrafter``: in the adapter's cache."""
         self.cache.move(src, dst)
 
     def observe(self, commit: Commit) -> None:
@@ -256,6 +270,9 @@ class KangarooDrafter(EarlyExitDrafter):
         hidden = commit.tree.hidden
         assert hidden is not None
         self.filled = [filled + len(path) for filled, path in zip(self.filled, paths, strict=True)]
+        if self.slots is not None:
+            slots = self.slots.tolist() if commit.notes is None else commit.notes
+            self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
         self.lacking = [path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True)]
         ends = tensor_on(hidden.device, [path[-1:] for path in paths])  # [B, 1]
         self.last = hidden[self.rows, ends] if any(self.lacking) else None

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from foretell.core.progress import tell
 from foretell.core.tree import Plan
 from foretell.kernels.gpu.ops import MOST_NODES, ops
+from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import hybrids
@@ -66,12 +67,13 @@ class _Pass:
     growths: dict[int, Tensor]
     """Of rotations whose queries grow with their positions: by what, [B, n, 1, 1], flat [1, T, 1, 1]."""
     masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
-    slots: Tensor  # [B, r]; packed [r]
+    slots: Tensor  # [B, r]; packed [r]; where no kernel writes, ``KVCache.places`` of them
     span: int
     shape: tuple[int, int] | None = None  # flat: (B, n)
     real: Tensor | None = None  # packed: [r] flat indices of the real nodes in [B, n]
     rows: Tensor | None = None  # packed: [r] their rows
     plan: Plan | None = None  # where attention reads it in the place of masks
+    sight: Tensor | None = None  # ``KVCache.sight``, where attention reads masks
 
     @property
     def width(self) -> int:
@@ -93,6 +95,7 @@ class LeanModel(CausalModel):
         assert kv == "auto" or device.type == "cpu"
         self.shape = shape
         self.spec = shape.spec(name, "lean", dtype, device, kv=kv)
+        self.has_blocks = device.type != "cpu"
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
         own = dtype != torch.float64 and shape.traits.qk_norm != "all"
         self._gpu = ops(device.type) if own else None  # Triton's kernels between the products
@@ -170,8 +173,18 @@ class LeanModel(CausalModel):
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache on the model's device."""
-        shapes = [(self.shape.num_kv_heads, self.shape.head_dim)] * self.shape.num_layers
-        return KVCache(num_rows, capacity, shapes, self.spec.kv_dtype, [self.spec.device] * self.shape.num_layers)
+        devices = [self.spec.device] * self.shape.num_layers
+        return KVCache(num_rows, capacity, self._heads, self.spec.kv_dtype, devices)
+
+    def new_pool(self, num_rows: int, capacity: int, slots: int | None) -> KVCache:
+        """See ``CausalModel.new_pool``."""
+        if not self.has_blocks:
+            return self.new_cache(num_rows, capacity)
+        return BlockCache(num_rows, capacity, slots, self._heads, self.spec.dtype, self.spec.device)
+
+    @property
+    def _heads(self) -> list[tuple[int, int]]:
+        return [(self.shape.num_kv_heads, self.shape.head_dim)] * self.shape.num_layers
 
     @torch.no_grad()
     def forward(
@@ -200,7 +213,7 @@ class LeanModel(CausalModel):
         if flat := more > 0 or real is not None:
             x = x.flatten(0, 1)
             x = F.pad(x if real is None else x[real], (0, 0, 0, more))[None]  # [1, T, H]
-        shared = self._prepare(plan, padding, more, first, stop)
+        shared = self._prepare(plan, cache, padding, more, first, stop)
         self._assigned.assign(cache.loras, plan, num_nodes, num_nodes + padding, x.device)
 
         def shaped(stream: Tensor) -> Tensor:
@@ -282,7 +295,7 @@ class LeanModel(CausalModel):
         scale = self.shape.traits.residual_scale
         return x + part if scale == 1.0 else x + part * scale
 
-    def _prepare(self, plan: Plan, padding: int, more: int, first: int, stop: int) -> _Pass:
+    def _prepare(self, plan: Plan, cache: KVCache, padding: int, more: int, first: int, stop: int) -> _Pass:
         """padding: nodes added to each row; more: to the flat stream."""
         num_rows, num_nodes = plan.slots.shape
         real = plan.real
@@ -319,7 +332,9 @@ class LeanModel(CausalModel):
         if real is not None:
             rows, slots = real // num_nodes, plan.slots.flatten()[real]
             return _Pass(turns, growths, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
-        return _Pass(turns, growths, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
+        slots = plan.slots if self._gpu is not None else cache.places(plan.slots)
+        shape, sight = (num_rows, num_nodes) if more else None, cache.sight(plan.span)
+        return _Pass(turns, growths, masks, slots, plan.span, shape, sight=sight)
 
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
@@ -329,7 +344,7 @@ class LeanModel(CausalModel):
         if self._gpu is not None:
             query: Tensor = self._gpu.place(
                 qkv, layer.qk_norm, shape.norm_eps, cos, sin, shared.growths.get(layer.rope), shared.slots,
-                cache.keys[index], cache.values[index],
+                cache.table, cache.keys[index], cache.values[index],
             )  # fmt: skip
             return self._after(layer, x, self._seen(index, query, shared, cache), shared)
         qkv = qkv.view(*x.shape[:2], heads + 2 * kv_heads, dim)
@@ -353,7 +368,7 @@ class LeanModel(CausalModel):
             return self._attend(index, grouped, shared, cache)
         assert self._gpu is not None
         mixed: Tensor = self._gpu.attend(
-            query, cache.keys[index], cache.values[index], plan.ancestry, plan.length, plan.positions,
+            query, cache.table, cache.keys[index], cache.values[index], plan.ancestry, plan.length, plan.positions,
             plan.tree_positions, plan.span, self._layers[index].window or 0,
             traits.score_scale or self.shape.head_dim**-0.5, traits.score_cap or 0.0,
         )  # fmt: skip
@@ -403,7 +418,7 @@ class LeanModel(CausalModel):
         """[B, n, heads * head_dim] of queries [B, kv heads, G * n, head_dim] over the slots of one layer."""
         num_rows, kv_heads, length, dim = query.shape
         num_nodes = length // self._group
-        keys, values = cache.read(index, shared.span, query.dtype)
+        keys, values = cache.seen(index, shared.span, shared.sight, query.dtype)
         mask, traits = shared.masks[self._layers[index].window], self.shape.traits
         if traits.score_cap is None:
             mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
