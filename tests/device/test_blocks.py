@@ -11,15 +11,16 @@ from foretell import SamplingParams, ServiceOptions
 from foretell.core import graphs
 from foretell.core.errors import ConfigError
 from foretell.engine import engine as engines
+from foretell.engine import selfcheck
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.kernels.gpu import ops as operators
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
-from foretell.model.cache import SPARE
+from foretell.model.cache import SPARE, KVCache
 from foretell.service.memory import bytes_per_token
 from foretell.service.sizes import sizes_of
-from tests.device.counting import Run, engine_on, requests, run
+from tests.device.counting import Run, engine_on, model, requests, run
 from tests.device.pretend import METER, NAME, PretendRecorder
 from tests.device.test_tokens import DRAFT, FAST, SLOW
 
@@ -113,3 +114,21 @@ def test_a_service_takes_no_more_than_it_is_given() -> None:
         assert pool.num_blocks == sizes.kv_tokens // 64
     with pytest.raises(ConfigError, match="give a smaller max_model_len, or more with kv_memory_gib"):
         sizes_of(engine, [choice], replace(options, kv_memory_gib=whole.capacity * own / 2**30))
+
+
+@pytest.mark.slow
+def test_the_check_at_load_reads_rows_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a batch there does, and finds no fault."""
+    join, joined = BlockCache.join, 0
+
+    def counted(self: BlockCache, other: KVCache, used: int) -> None:
+        nonlocal joined
+        joined += 1
+        join(self, other, used)
+
+    monkeypatch.setattr(BlockCache, "join", counted)
+    monkeypatch.setattr(selfcheck, "LIMIT_S", 1e9)
+    found = selfcheck.check_passes(model(NAME))
+    assert (found.fault, found.error) == ("", "")
+    assert joined > 5
+    assert len(found.paths) > 5

@@ -179,3 +179,20 @@ def test_no_address_changes() -> None:
             cache.keep(torch.tensor([1]))
             cache.keep(torch.arange(0))
     assert before == [cache.table.data_ptr(), *(memory.data_ptr() for memory in cache._all_keys)]
+
+
+def test_rows_of_another_cache_join() -> None:
+    twins = KVCache(2, CAPACITY, HEADS, torch.float32, [CPU] * 2)
+    for memory in (*twins.keys, *twins.values):
+        memory.copy_(torch.randn(memory.shape))
+    cache = cache_of(slots=None)
+    cache.open_rows(1)
+    cache.join(twins, 9)
+    cache.check_integrity()
+    for row in range(2):
+        mine, theirs = cache.rows(row + 1, row + 2).saved(9), twins.rows(row, row + 1).saved(9)
+        assert all(
+            torch.equal(one, other) for one, other in zip((*mine[0], *mine[1]), (*theirs[0], *theirs[1]), strict=True)
+        )
+    with pytest.raises(CapacityError, match="25 slots of a row join a cache whose rows have 24"):
+        cache.join(twins, 25)

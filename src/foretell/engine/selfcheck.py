@@ -168,7 +168,7 @@ class _Reader:
     def open(self, *prompts: list[int]) -> Target:
         """Rows that have read their prompts, each added as a request that arrives is. A prompt is read once."""
         capacity = _capacity(max(map(len, prompts)))
-        pool = self.model.new_pool(len(prompts), capacity, None)
+        pool = self.model.new_pool(len(prompts), capacity, None)  # as a batch has it
         pool.clear()
         for row, prompt in enumerate(prompts):
             known = self._read(prompt)
@@ -201,7 +201,8 @@ class _Reader:
         above = line if parent is None else torch.tensor(parent, device=self.device)
         capacity = target.cache.capacity
         span = min(capacity, round_up(max(lengths) + given.shape[1], 64))
-        plan = layout(above, length, capacity, span=span, pack=True, is_line=parent is None)
+        pack = self.device.type == "cpu"  # as in a batch: no accelerator leaves padding out
+        plan = layout(above, length, capacity, span=span, pack=pack, is_line=parent is None)
         out = target.forward(given, plan, taps=self.taps)
         assert out.logits is not None
         taps = out.logits.new_zeros(*out.logits.shape[:2], 0) if out.taps is None else out.taps

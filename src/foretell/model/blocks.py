@@ -171,8 +171,15 @@ class BlockCache(KVCache):
         return view
 
     def join(self, other: KVCache, used: int) -> None:
-        """Rows come by ``open_rows`` alone."""
-        raise NotImplementedError("rows of a BlockCache share one memory: open them there")
+        """See ``KVCache.join``; the rows have blocks for their capacity."""
+        if used > self.capacity:
+            raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")
+        start = self.num_rows
+        self.open_rows(other.num_rows)
+        self.fit([self.capacity] * other.num_rows, start)
+        for row in range(other.num_rows):
+            keys, values = other.rows(row, row + 1).saved(used)
+            self.rows(start + row, start + row + 1).restore(keys, values, used)
 
     # -- reading and writing ---------------------------------------------------------------------------------------
 
