@@ -167,17 +167,10 @@ class _Reader:
 
     def open(self, *prompts: list[int]) -> Target:
         """Rows that have read their prompts, each added as a request that arrives is. A prompt is read once."""
-        capacity = _capacity(max(map(len, prompts)))
-        pool = self.model.new_pool(len(prompts), capacity, None)  # as a batch has it
+        pool = self.model.new_pool(len(prompts), _capacity(max(map(len, prompts))), None)  # as a batch has it
         pool.clear()
-        for row, prompt in enumerate(prompts):
-            known = self._read(prompt)
-            if pool.table is None:
-                pool.join(known, len(prompt))
-                continue
-            pool.open_rows(1)
-            pool.fit([capacity], row)
-            pool.rows(row, row + 1).restore(*known.saved(len(prompt)), len(prompt))
+        for prompt in prompts:
+            pool.join(self._read(prompt), len(prompt))
         return Target.of(self.model, pool)
 
     def _read(self, prompt: list[int]) -> KVCache:
