@@ -65,11 +65,11 @@ def assert_twins(gpu: Any, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: to
         cache = rows_of(model, memory) if blocks else model.new_cache(2, 32)
         if not blocks:
             cache.keys[0][:], cache.values[0][:] = memory
-        before = torch.stack(cache.seen(0, 32, cache.sight(32))).float()
+        before = torch.stack(cache.seen(0, 32, cache.sight(32), torch.float32)).float()
         logits = model.forward(tokens, layout(parent, length, 32), cache).logits
         assert logits is not None
         outputs.append(logits.float())
-        caches.append(torch.stack(cache.seen(0, 32, cache.sight(32))).float())
+        caches.append(torch.stack(cache.seen(0, 32, cache.sight(32), torch.float32)).float())
     bound = 4e-6 if dtype == torch.float32 else 4e-3
     for mine, theirs in ((outputs[1], outputs[0]), (caches[1], caches[0])):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=bound * float(theirs.abs().max()))

@@ -91,8 +91,8 @@ class Twins:
         self.fast.check_integrity()
         for layer in range(2) if self.lengths else ():
             for mine, theirs in zip(
-                self.fast.seen(layer, CAPACITY, self.fast.sight(CAPACITY)),
-                self.slow.seen(layer, CAPACITY, None),
+                self.fast.seen(layer, CAPACITY, self.fast.sight(CAPACITY), torch.float32),
+                self.slow.seen(layer, CAPACITY, None, torch.float32),
                 strict=True,
             ):
                 for row, length in enumerate(self.lengths):
@@ -148,7 +148,7 @@ def test_padding_reaches_no_row() -> None:
     cache.write(0, cache.places(slots), nan, nan)
     cache.move(slots, slots)
     assert all(torch.equal(memory[:, 8:], one) for memory, one in zip(cache._all_keys, before, strict=True))
-    keys, values = cache.seen(0, CAPACITY, cache.sight(CAPACITY))
+    keys, values = cache.seen(0, CAPACITY, cache.sight(CAPACITY), torch.float32)
     assert not keys[0, :, 4:].any()
     assert not values[1, :, 8:].any()
 
@@ -161,7 +161,7 @@ def test_what_a_failed_row_held_reaches_no_other(whole: bool) -> None:
     for _ in range(2):
         cache.open_rows(1)
         cache.fit([8])
-        found = torch.stack(cache.seen(1, 8, cache.sight(8)))
+        found = torch.stack(cache.seen(1, 8, cache.sight(8), torch.float32))
         assert bool(found.isfinite().all())
         nan = torch.full((1, 2, 8, 3), torch.nan)
         cache.write(1, cache.places(torch.arange(8)[None]), nan, nan)

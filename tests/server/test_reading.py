@@ -139,7 +139,7 @@ def test_a_client_that_leaves_ends_the_reading_at_its_next_pass(bundled: Service
         return normed(self, hidden)
 
     async def leave() -> None:
-        task = asyncio.ensure_future(_read(backend, [1] * 1500, "mean"))
+        task = asyncio.ensure_future(_read(backend, [1] * 1500, "mean", None))
         while not passes:
             await asyncio.sleep(0.01)
         task.cancel()
