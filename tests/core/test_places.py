@@ -26,8 +26,8 @@ def test_every_option_has_one_place() -> None:
     assert not set(told) & OTHERS.keys()
     sampling, request, load, method, service, batch = map(set, PLACES.values())
     assert sampling == names(SamplingParams)
-    assert request == names(Request) - {"prompt", "params", "lora"}  # of a load, too, whose key it is
-    assert load == set(inspect.signature(Engine.load).parameters) - {"speculative"}
+    assert request == names(Request) - {"prompt", "params"}
+    assert load == set(inspect.signature(Engine.load).parameters) - {"speculative", "lora"}  # which requests have, too
     assert method == {"method"} | {key for name in builtin.CONFIGS for key in METHODS[name].key_names()}
     assert service == names(ServiceOptions) - {"speculation"}
     assert batch == {"batch_size"}

@@ -21,7 +21,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "logit_bias", "banned_token_ids", "min_new_tokens", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos",
         "seed", "logits_processor", "logprobs", "json_schema", "regex", "grammar", "choice", "lenient_schema",
     ),
-    _REQUEST: ("prediction", "speculative"),
+    _REQUEST: ("prediction", "speculative", "lora"),
     _LOAD: (
         "target", "draft", "draft_tokenizer", "tokenizer", "device", "dtype", "device_map", "implementation",
         "tensor_parallel", "width", "prefix_memory_gib", "speculation", "drafter_errors", "weights", "kv", "progress",
