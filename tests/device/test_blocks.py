@@ -71,7 +71,8 @@ def assert_same(monkeypatch: pytest.MonkeyPatch, name: str) -> Run:
     (loop,) = loops
     pool = loop.batch.pool
     assert isinstance(pool, BlockCache)
-    assert pool.num_blocks == BLOCKS <= 2 * -(-loop.limits.capacity // 8)
+    whole = -(-loop.limits.capacity // 8)  # a row that guesses large trees has room for them
+    assert pool.num_blocks == max(BLOCKS, whole) <= 2 * whole
     assert loop.recorder.num_preemptions or len(found.steps[0].rows) < len(ROWS)
     return found
 
