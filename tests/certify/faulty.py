@@ -250,6 +250,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
     fault: str | None = None
     logprobs = True
+    most = 64
     failures = 0
 
     def __init__(self) -> None:
@@ -284,6 +285,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(404, {"error": {"message": "no such route"}})
         if not server.logprobs and body.get("logprobs") is not None:
             return self.reply(400, {"error": {"message": "no log probabilities here"}})
+        if body.get("n", 1) > server.most:
+            return self.reply(400, {"error": {"message": f"n is at most {server.most} here"}})
         with server.lock:
             server.active += 1
             busy = server.active > 1
@@ -324,10 +327,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def faulty(fault: str | None = None, *, logprobs: bool = True) -> Iterator[str]:
-    """The URL of a server with this fault."""
+def faulty(fault: str | None = None, *, logprobs: bool = True, most: int = 64) -> Iterator[str]:
+    """The URL of a server with this fault, which takes at most so large an n."""
     with Server() as server:
-        server.fault, server.logprobs = fault, logprobs
+        server.fault, server.logprobs, server.most = fault, logprobs, most
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -92,6 +92,15 @@ def test_no_false_alarm_in_clean_runs() -> None:
         assert found.verdict == "certified", (seed, found.defects)
 
 
+@pytest.mark.parametrize(("most", "taken", "words"), [(64, 8, "n = 8"), (5, 4, "n = 4"), (1, 1, "no n")])
+def test_n_is_as_large_as_the_endpoint_takes(most: int, taken: int, words: str) -> None:
+    """llama.cpp's server takes no more than it decodes at a time."""
+    with faulty(most=most) as url, Endpoint(url) as endpoint:
+        found = endpoint.probe("a prompt")
+    assert found.choices == taken
+    assert words in found.words()
+
+
 def test_without_a_reference_the_server_is_compared_with_itself() -> None:
     found = certified(compared=False, skip=("load", "stop"))
     assert found.passed

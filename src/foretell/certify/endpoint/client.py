@@ -13,6 +13,8 @@ import httpx
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import parse_json
 
+CHOICES = (8, 4, 2)
+"""Texts of one request, where the endpoint takes n: some take no more than they decode at a time."""
 MAX_LOGPROBS = (20, 5, 1)
 NEUTRAL: tuple[Mapping[str, Any], ...] = (
     {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0},
@@ -76,13 +78,14 @@ class Abilities:
     api: str  # "completions" or "chat"
     neutral: Mapping[str, Any]
     num_logprobs: int | None
-    choices: bool  # whether n > 1 is taken
+    choices: int  # the largest of CHOICES that is taken as n; 1: none
     seed: bool
 
     def words(self) -> str:
         """For reports."""
         logprobs = "no log probabilities" if self.num_logprobs is None else f"{self.num_logprobs} log probabilities"
-        return f"{self.api}, {logprobs}, {'n' if self.choices else 'no n'}, {'seeds' if self.seed else 'no seeds'}"
+        choices = f"n = {self.choices}" if self.choices > 1 else "no n"
+        return f"{self.api}, {logprobs}, {choices}, {'seeds' if self.seed else 'no seeds'}"
 
 
 class Endpoint:
@@ -150,20 +153,21 @@ class Endpoint:
         """Find out what the endpoint takes. Raises ConfigError where nothing answers there."""
         self.find_model()
         api = self._find_api(prompt)
-        self._abilities = Abilities(api, {}, None, False, False)
+        self._abilities = Abilities(api, {}, None, 1, False)
         neutral = next((one for one in NEUTRAL if self._takes(Ask(prompt, 1, 1.0, fields=one)) is not None), None)
         if neutral is None:
             raise ConfigError(f"{self.shown} takes no sampled request: {self._why(Ask(prompt, 1, 1.0))}")
-        self._abilities = Abilities(api, neutral, None, False, False)
+        self._abilities = Abilities(api, neutral, None, 1, False)
         most = None
         for count in MAX_LOGPROBS:
             found = self._takes(Ask(prompt, 2, logprobs=count))
             if found is not None and found[0].top and any(found[0].top):
                 most = count
                 break
-        many = self._takes(Ask(prompt, 1, 1.0, n=2))
+        taken = (self._takes(Ask(prompt, 1, 1.0, n=count)) for count in CHOICES)
+        many = next((len(found) for found, n in zip(taken, CHOICES, strict=True) if found and len(found) == n), 1)
         seed = self._takes(Ask(prompt, 1, 1.0, seed=1)) is not None
-        self._abilities = Abilities(api, neutral, most, many is not None and len(many) == 2, seed)
+        self._abilities = Abilities(api, neutral, most, many, seed)
         return self._abilities
 
     def find_model(self) -> None:
@@ -190,7 +194,7 @@ class Endpoint:
         tried = ("completions", "chat") if self._api == "auto" else (self._api,)
         reasons = []
         for api in tried:
-            self._abilities = Abilities(api, {}, None, False, False)
+            self._abilities = Abilities(api, {}, None, 1, False)
             try:
                 self.ask(Ask(prompt, 2))
                 return api

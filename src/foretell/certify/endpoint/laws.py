@@ -28,7 +28,6 @@ from foretell.certify.report import DEFECT, Finding
 
 LAW = "Do short sampled texts have the reference's joint distribution?"
 CALIBRATION = "Are sampled tokens distributed as their own log probabilities say?"
-CHOICES = 8  # texts of one request, where the endpoint takes n
 FAR = 0.1  # of the logarithm of a temperature: nearer ones are not told apart
 MORE = 4  # times the samples, to confirm
 
@@ -47,7 +46,7 @@ def sample(
     """Short texts as tokens, or whole where the endpoint does not show tokens."""
     tokens = session.budget.law_tokens
     abilities = endpoint.abilities
-    each = CHOICES if abilities.choices else 1
+    each = abilities.choices
     shows = _shows_tokens(session)
     asks = [
         Ask(
