@@ -168,6 +168,17 @@ def test_a_text_without_tokens_beside_one_with_them() -> None:
     assert tie_at(expected, 2) is None
 
 
+def test_an_end_token_that_one_server_shows_is_no_difference() -> None:
+    """vLLM lists it among the tokens of log probabilities, others end before it."""
+    shown = Answer("ab", "stop", 3, ("a", "b", "<|end|>"), (-0.1, -0.1, -0.1), ({}, {}, {}))
+    hidden = Answer("ab", "stop", 3, ("a", "b"), (-0.1, -0.1), ({"a": -0.1}, {"b": -0.1}))
+    assert shown.written == hidden.written == ("a", "b")
+    assert parting(shown, hidden) is None
+    cut = Answer("ab", "length", 2, ("a", "b"), (-0.1, -0.1), ({}, {}))
+    assert cut.written == ("a", "b")
+    assert Answer("", "stop", 1, ("<|end|>",), (-0.7,), ({},)).written == ()
+
+
 def test_penalties_count_in_the_gap() -> None:
     top = ({"a": -0.1, "b": -3.0}, {"a": -0.2, "b": -2.0})
     found = parting(answer("a", "a", top=top), answer("a", "b", top=top), penalties=(1.5, 0.5))

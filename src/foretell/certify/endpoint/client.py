@@ -70,6 +70,12 @@ class Answer:
     logprobs: tuple[float, ...] | None = None  # of each token
     top: tuple[Mapping[str, float], ...] | None = None  # the likeliest tokens of each position; may hold the token too
 
+    @property
+    def written(self) -> tuple[str, ...] | None:
+        """``tokens`` without the end token behind the text, which some servers show (vLLM) and others do not."""
+        tokens = self.tokens
+        return tokens[:-1] if tokens and self.finish == "stop" and "".join(tokens[:-1]) == self.text else tokens
+
 
 @dataclass(frozen=True)
 class Abilities:

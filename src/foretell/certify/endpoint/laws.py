@@ -57,7 +57,7 @@ def sample(
         for done in range(0, count, each)
     ]  # fmt: skip
     answers = [answer for found in endpoint.all(asks) for answer in found]
-    return [(answer.tokens or ())[:tokens] if shows else (answer.text,) for answer in answers]
+    return [(answer.written or ())[:tokens] if shows else (answer.text,) for answer in answers]
 
 
 def _shows_tokens(session: Session) -> bool:

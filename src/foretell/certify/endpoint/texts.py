@@ -53,23 +53,24 @@ def parting(given: Answer, expected: Answer, penalties: tuple[float, float] = (0
 
     penalties: frequency and presence, which the reported log probabilities do not contain.
     """
-    if given.text == expected.text and (given.tokens == expected.tokens or given.tokens is None):
+    ours, wanted = given.written, expected.written
+    if given.text == expected.text and (ours == wanted or ours is None):
         return None
-    if given.tokens is None or expected.tokens is None or not expected.top:
+    if ours is None or wanted is None or not expected.top:
         if given.text == expected.text:
             return None
         at = _first_difference(given.text, expected.text)
         tail = expected.text[max(0, at - 24) : at]
         gap = tie_at(expected, at)
         return Parting(at, "character", given.text[at : at + 12], expected.text[at : at + 12], gap, False, tail)
-    at = _first_difference(given.tokens, expected.tokens)
-    tail = "".join(expected.tokens[:at])[-24:]
-    mine = given.tokens[at] if at < len(given.tokens) else "<end>"
-    theirs = expected.tokens[at] if at < len(expected.tokens) else "<end>"
+    at = _first_difference(ours, wanted)
+    tail = "".join(wanted[:at])[-24:]
+    mine = ours[at] if at < len(ours) else "<end>"
+    theirs = wanted[at] if at < len(wanted) else "<end>"
     if mine == theirs:  # equal tokens, and texts that differ: what is held back at the end
         return Parting(at, "token", given.text[-12:], expected.text[-12:], None, False, tail)
     top = expected.top[at] if at < len(expected.top) else given.top[at] if given.top and at < len(given.top) else {}
-    counts = Counter(expected.tokens[:at])
+    counts = Counter(wanted[:at])
     gap, at_least = _gap(top, mine, theirs, lambda token: _penalty(counts[token], penalties))
     preferred = mine in top and top[mine] >= top.get(theirs, -math.inf)
     return Parting(at, "token", mine, theirs, gap, at_least, tail, counts[mine] > 0, preferred)
