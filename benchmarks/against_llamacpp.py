@@ -104,21 +104,20 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for file in args.files:
         engine = Engine.load(file, dtype="bfloat16", prefix_memory_gib=2)
-        bandwidth, spec = dram_read_bandwidth(huge=True), engine.model.spec
+        spec = engine.model.spec
         for depth in depths:
             asked = ("-p", "0", "-n", count, "-d", str(depth))
             with torch.inference_mode():
                 target = read(engine, depth, args.tokens + 8)
-                limit = bandwidth / (spec.weight_bytes + depth * target.cache.bytes_per_slot)
+                num_bytes = spec.weight_bytes + depth * target.cache.bytes_per_slot
                 passes(target, depth, args.tokens), whole(engine, depth, args.tokens)  # not timed
-                rounds = [
-                    (
-                        theirs(args.llama_bench, file, args.threads, *asked),
-                        passes(target, depth, args.tokens),
-                        whole(engine, depth, args.tokens),
-                    )
-                    for _ in range(args.rounds)
-                ]
+                limits, rounds = [], []
+                for _ in range(args.rounds):  # on a shared machine the bandwidth changes within minutes
+                    limits.append(dram_read_bandwidth(repeats=3, huge=True) / num_bytes)
+                    other = theirs(args.llama_bench, file, args.threads, *asked)
+                    mine = passes(target, depth, args.tokens), whole(engine, depth, args.tokens)
+                    rounds.append((other, *mine))
+                limit = statistics.median(limits)
             print(f"| {Path(file).stem} | {depth} | {limit:.1f} | {' | '.join(shown(rounds))} |", flush=True)
         for tokens in prompts:
             asked = ("-p", str(tokens), "-n", "0")

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from foretell import Engine, ServiceOptions
 from foretell.cli.app import app
+from foretell.cli.serve import _one_by_one
+from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.engine import selfcheck
 from foretell.engine.prefix import Prefix
@@ -233,3 +236,17 @@ def test_a_command_goes_on_without_guesses(tmp_path: Path, monkeypatch: pytest.M
     assert found.exit_code == 0
     assert '"method":"none"' in found.stdout.replace(" ", "")
     assert "a kept branch: logits differ" in found.stderr
+
+
+def test_a_server_goes_on_one_by_one_whatever_it_was_to_keep() -> None:
+    asked = ServiceOptions(state_dir="a", prefix_dir="b", prefix_max_gib=2.0, max_queue=7)
+    left = _one_by_one(asked)
+    assert (left.speculation, left.max_num_seqs, left.prefix_reuse, left.max_queue) == ("off", 1, False, 7)
+    assert (left.state_dir, left.prefix_dir) == (None, None)
+
+
+def test_a_target_in_memory_takes_adapters_once(tmp_path: Path) -> None:
+    model = NativeModel.from_hf(make_model("llama"))
+    model.loras = ("first",)
+    with pytest.raises(ConfigError, match=r"has adapters already \(first\)"):
+        Engine.load(model, lora={"second": tmp_path})

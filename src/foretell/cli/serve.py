@@ -157,7 +157,7 @@ def _serve(
             log(str(seen), level="error" if seen.fault else "info", always=True)
             if seen.fault:
                 also, learn = [], None
-                service_options = replace(service_options, speculation="off", prefix_reuse=False, max_num_seqs=1)
+                service_options = _one_by_one(service_options)
         service = Service(engine, service_options, also=also, learn=learn)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         url = run.url_of(made)
@@ -170,6 +170,14 @@ def _serve(
             on_ready=lambda: log(f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)", always=True, **ids),
         )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
+
+
+def _one_by_one(asked: ServiceOptions) -> ServiceOptions:
+    """Where guesses do not keep the text: none, a request at a time, each from its own prompt."""
+    return replace(
+        asked, speculation="off", max_num_seqs=1, prefix_reuse=False, state_dir=None, prefix_dir=None,
+        prefix_max_gib=None,
+    )  # fmt: skip
 
 
 @contextmanager

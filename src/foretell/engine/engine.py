@@ -196,6 +196,11 @@ class Engine:
                         "kv and tensor_parallel, or give its directory"
                     )
                 model = as_model(target)
+                if lora is not None and model.loras:
+                    raise ConfigError(
+                        f"the target in memory has adapters already ({', '.join(model.loras)}): leave out lora, and name "
+                        "one of them in each request"
+                    )
                 if lora is not None:
                     model.add_loras(read_loras(named_loras(lora)))
             one = None if lora is None or isinstance(lora, Mapping) or not model.loras else model.loras[0]
