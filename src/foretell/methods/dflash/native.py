@@ -36,7 +36,7 @@ class NativeFlash:
         self._layers = (structures.Layer * config.num_layers)()
         for index, layer in enumerate(head.layers):
             self._layers[index] = layer_of(
-                self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"), 0,
+                self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"),
                 input_norm=layer.get_parameter("input_layernorm.weight"),
                 mlp_norm=layer.get_parameter("post_attention_layernorm.weight"),
             )  # fmt: skip
