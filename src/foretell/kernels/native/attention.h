@@ -39,12 +39,13 @@ static Work work_of(Pass *p, int t) {
   return w;
 }
 
-/* What a node sees. seen [rows]: of each the last slot, and all before it; or NULL: as the plan says. */
+/* What a node sees. seen [rows]: of each the last slot, and all before it; or NULL: as the plan says. A window ends at the
+ * node's own position. */
 INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row) {
-  if (seen) return (Seen){row, 0, seen[row] + 1, seen[row] + 1};
-  const int64_t total = p->positions[row] + 1, high = MIN(total, p->length[row / p->nodes] + p->run[row]);
-  const int64_t low = layer->window ? MAX(0, total - layer->window) : 0;
-  return (Seen){row, low > layer->sinks ? low : 0, high, total};
+  const int64_t own = p->positions[row] + 1, high = MIN(own, p->length[row / p->nodes] + p->run[row]);
+  int64_t low = layer->window ? MAX(0, own - layer->window) : 0;
+  if (low <= layer->sinks) low = 0;
+  return seen ? (Seen){row, low, seen[row] + 1, seen[row] + 1} : (Seen){row, low, high, own};
 }
 
 static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {

@@ -71,8 +71,8 @@ class NativeFlash:
         self, blocks: Tensor, context: Tensor, slots: Tensor, seen: Tensor, cache: BoundCache, rows: tuple[int, int],
         *, logits: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [B, Q] the last slot
-        that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits
+        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [layers, B, Q] the
+        last slot that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits
         [B, m, DV]."""
         num_rows, size = blocks.shape[:2]
         known, threads, functions = context.shape[1], torch.get_num_threads(), self.memory.functions
