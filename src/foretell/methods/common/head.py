@@ -45,6 +45,8 @@ class Head(nn.Module, ABC):
     config: HeadConfig
     max_positions: int | None = None
     """Positions that its checkpoint names as the most; None: it names none."""
+    trained_length: int | None = None
+    """Tokens of the longest texts that it was trained on; None: its directory does not say it."""
     window: DraftWindow | None = None
     """See ``limit``."""
     packed: Mapping[str, Packed] = MappingProxyType({})

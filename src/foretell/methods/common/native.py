@@ -160,9 +160,7 @@ class InBlocks(TensorWeights):
         return None if found is None else found.part(rows)
 
 
-def layer_of(
-    memory: Memory, attention: nn.Module, mlp: nn.Module | None, **norms: Tensor | None
-) -> structures.Layer:
+def layer_of(memory: Memory, attention: nn.Module, mlp: nn.Module | None, **norms: Tensor | None) -> structures.Layer:
     """A decoder layer of ``methods.common.layers``; norms by the names of ``structures.Layer``."""
     assert isinstance(attention, Attention)
     shape, limit = attention.shape, attention.shape.limit

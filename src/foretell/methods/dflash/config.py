@@ -22,5 +22,5 @@ class DFlashConfig(WindowedMethodConfig, HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        head = self.limited(load_head(self.head_name, loader.target.spec, DFlashHead))
+        head = self.limited(load_head(self.head_name, loader.target.spec, DFlashHead), loader.target)
         return DFlash(head, loader.target, weights=self.head_weights)

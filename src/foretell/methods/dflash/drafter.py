@@ -149,6 +149,7 @@ class DFlashDrafter(Drafter):
             assert logits is not None
             self.block_logits = logits
             return
+
         def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self.cache.write(layer, slots, keys, values)
             return self.cache.keys[layer][:, :, :span], self.cache.values[layer][:, :, :span]

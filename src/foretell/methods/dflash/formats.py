@@ -146,10 +146,16 @@ class DFlashLayout(Layout):
         """What rows of a block see. JetSpec's key, or the authors' and vLLM's of later heads, without which layers with a
         window alone are causal."""
         sizes = windows(keys, num_layers, qwen=True)
-        held = [place.flag(key) for key in ("causal_head", "is_causal", "causal") for place in (inner, keys) if key in place]
+        held = [
+            place.flag(key) for key in ("causal_head", "is_causal", "causal") for place in (inner, keys) if key in place
+        ]
         if len(set(held)) > 1:
             raise ModelError(f"{keys.name}: causal_head, is_causal and causal in config.json contradict each other")
-        return {"causal": held == [True] * max(1, len(held)), "windows": sizes, "windows_causal": not sizes or not held or held[0]}
+        return {
+            "causal": held == [True] * max(1, len(held)),
+            "windows": sizes,
+            "windows_causal": not sizes or not held or held[0],
+        }
 
     def second(self, inner: Keys) -> dict[str, Any]:
         """What DFlash2 has beside."""

@@ -72,8 +72,8 @@ class NativeFlash:
         *, logits: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [layers, B, Q] the
-        last slot that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits
-        [B, m, DV]."""
+        last slot that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and
+        logits [B, m, DV]."""
         num_rows, size = blocks.shape[:2]
         known, threads, functions = context.shape[1], torch.get_num_threads(), self.memory.functions
         blocks, context = blocks.float().contiguous(), context.float().contiguous()

@@ -41,8 +41,8 @@ def load_borrowed(
 ) -> NarrowModel:
     """The draft of a directory, in the target's dtype and implementation, beside its target.
 
-    weights: as ``load_model`` has it; limit: see ``CausalModel.limited``. Raises ConfigError for weights that do not go with the target, ModelError where the
-    directory is damaged or made for another target.
+    weights: as ``load_model`` has it; limit: see ``CausalModel.limited``. Raises ConfigError for weights that do not go
+    with the target, ModelError where the directory is damaged or made for another target.
     """
     config, spec = load_config(path, name=name), target.spec
     _check_weights(config, weights, target)

@@ -24,7 +24,7 @@ class Eagle1Config(WindowedMethodConfig, StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head))
+        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
         return Eagle1(head, loader.target, acceptance, weights=self.head_weights)
 
 
@@ -40,7 +40,7 @@ class Eagle2Config(WindowedMethodConfig, StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load EAGLE-1's head."""
         acceptance = self.load_acceptance(loader)
-        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head))
+        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
         return Eagle2(head, loader.target, acceptance, weights=self.head_weights)
 
 
@@ -54,7 +54,7 @@ class Eagle3Config(WindowedMethodConfig, StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle3Head))
+        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target)
         return Eagle3(head, loader.target, acceptance, weights=self.head_weights)
 
 

@@ -37,7 +37,7 @@ class HybridConfig(MethodConfig):
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "auto"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
-    draft_window: int = 0  # of the second method: as there
+    draft_window: int = -1  # of the second method: as there
     discount: float = 0.92  # what a token by the second method is worth beside one by suffix, whose guesses are free
 
     def __post_init__(self) -> None:
@@ -51,7 +51,9 @@ class HybridConfig(MethodConfig):
             raise ConfigError(f"second_tokens = {self.second_tokens} must be between 1 and 64")
         takes: Any = load_reference(builtin.CONFIGS[self.second])
         if beyond := [name for name in self._options if name not in takes.key_names()]:
-            raise ConfigError(f"{', '.join(beyond)} is no option of second = {self.second!r}: drop it, or choose another")
+            raise ConfigError(
+                f"{', '.join(beyond)} is no option of second = {self.second!r}: drop it, or choose another"
+            )
         shape, draws = self.second_proposal, self.proposal_draws
         reason = self._refusal(shape)
         if reason is None and shape.asks_acceptance:
@@ -125,8 +127,8 @@ class HybridConfig(MethodConfig):
     @property
     def _options(self) -> dict[str, Any]:
         """What was set of the second method's own."""
-        given = {name: getattr(self, name) for name in ("draft_weights", "draft_vocab_size", "draft_window")}
-        return {name: value for name, value in given.items() if value not in ("auto", 0)}
+        names = ("draft_weights", "draft_vocab_size", "draft_window")
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(HybridConfig, name)}
 
     def load(self, loader: Loader) -> Method:
         """Load the second method."""

@@ -32,7 +32,7 @@ class MTPConfig(WindowedMethodConfig, HeadMethodConfig):
         name, spec = self.model or loader.target.spec.name, loader.target.spec
         path = resolve(name)
         if path.is_dir() and architecture(read_config(path, name=name)) in MTPDirectory.architectures:
-            trained = self.limited(load_head(name, spec, MTPHead))
+            trained = self.limited(load_head(name, spec, MTPHead), loader.target)
             return MTP(trained, loader.target, weights=self.head_weights)
         from foretell.methods.mtp.head import CheckpointMTPHead  # imported here, as transformers runs its layer
         from foretell.model.hf.one_layer import text_config
@@ -41,4 +41,4 @@ class MTPConfig(WindowedMethodConfig, HeadMethodConfig):
         alone = path.is_file() and not has_trunk(open_gguf(path, name=name))  # its layer is as the target's then
         of, called = (resolve(spec.name), spec.name) if alone else (path, name)
         head = CheckpointMTPHead(tensors, text_config(of, name=called), spec, name=name)
-        return MTP(self.limited(head), loader.target, weights=self.head_weights)
+        return MTP(self.limited(head, loader.target), loader.target, weights=self.head_weights)

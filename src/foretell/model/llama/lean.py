@@ -340,7 +340,9 @@ class LeanModel(CausalModel):
             visible = plan.mask  # [B, 1, n, S]
             if isinstance(window, DraftWindow):
                 visible = window.sight(plan)
-            elif window is not None and window < plan.span:  # positions are below the span: a wider window hides nothing
+            elif (
+                window is not None and window < plan.span
+            ):  # positions are below the span: a wider window hides nothing
                 distance = plan.positions[:, None, :, None] - plan.key_positions[:, None, None, :]
                 visible = visible & (distance < window)
             mask = torch.zeros(visible.shape, dtype=self.spec.dtype, device=visible.device)
@@ -456,7 +458,9 @@ class LeanModel(CausalModel):
         self, layer: Layer, limit: DraftWindow, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shared: _Pass
     ) -> Tensor:
         assert shared.back is not None
-        angles = shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]  # [B, 1, G * n, d]
+        angles = (
+            shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
+        )  # [B, 1, G * n, d]
         half = query.shape[-1] // 2
         swapped = torch.cat((-query[..., half:], query[..., :half]), -1)
         sunk = (query * angles.cos() + swapped * angles.sin()).to(query.dtype)

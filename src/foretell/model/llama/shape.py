@@ -56,8 +56,8 @@ class LlamaShape:
         """The same as a draft that reads so much of a text alone. Raises ConfigError where it cannot be."""
         if any(rope.growth is not None for rope in self.ropes):
             raise ConfigError(
-                f"draft_window = {limit.size}: queries of draft {name!r} grow with their positions, for which sinks are not "
-                "implemented; drop it"
+                f"draft_window = {limit.size}: queries of draft {name!r} grow with their positions, for which there are no "
+                "windows; drop it"
             )
         endless = limit.most <= self.max_positions
         return replace(self, limit=limit, max_positions=UNBOUNDED if endless else self.max_positions)
