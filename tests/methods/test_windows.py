@@ -174,6 +174,20 @@ def test_bundled_drafts_by_their_key() -> None:
         assert sum(one.num_accepted_tokens for one in found) > 0
 
 
+def test_what_a_head_reads_by_its_key() -> None:
+    """Unless it is set, a native head reads as much as its training's texts had; a draft model all."""
+
+    def window(**keys: Any) -> Any:
+        method = Engine.load("bundled/target", speculative=keys).method
+        limit = method.model.inner.shape.limit if isinstance(method, DraftModel) else method.head.window
+        return limit and limit.size
+
+    assert [window(method="eagle3"), window(method="eagle3", draft_window=0)] == [1024, None]
+    assert window(method="eagle3", draft_window=9) == 9
+    draft = {"method": "draft_model", "draft_vocab_size": 900}
+    assert [window(**draft), window(**draft, draft_window=9)] == [None, 9]
+
+
 def test_a_windowed_head_goes_on_past_its_positions() -> None:
     head = random_head(replace(CONFIGS["eagle3"], head_dim=16))
     head.max_positions = 12

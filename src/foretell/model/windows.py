@@ -1,8 +1,8 @@
 """What a draft's attention reads of a long text: its first slots and its last ones (StreamingLLM, 2309.17453).
 
-The first slots are kept because attention rests on them (*sinks*). Where a query no longer sees all, they are as far away
-as they last were when one did: no distance is greater than ``most``, so a draft goes on past the positions it was trained for.
-Keys and values of a token follow from what it sees so, whatever the batch, the tree and the passes are.
+The first slots are kept because attention rests on them (*sinks*). Where a query no longer sees all, they are as far
+away as they last were when one did: no distance is greater than ``most``, so a draft goes on past the positions that it was
+trained for. Keys and values of a token follow from what it sees so, whatever the batch, the tree and the passes are.
 """
 
 from dataclasses import dataclass
