@@ -198,7 +198,7 @@ def test_a_windowed_head_goes_on_past_its_positions() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"method": "draft_model", "draft_window": -1}, "draft_window = -1 must be 0"),
+        ({"method": "draft_model", "draft_window": -2}, "draft_window = -2 must be -1"),
         ({"method": "medusa", "draft_window": 8}, "unknown key 'draft_window'"),
     ],
 )

@@ -15,7 +15,7 @@ from foretell.core.tree import Plan
 SINKS = 4
 """First slots that are kept: the number of the paper's section 3.2."""
 UNBOUNDED = 1 << 40
-"""``max_positions`` of a draft that may go on for ever."""
+"""``max_positions`` of a draft that has no last one."""
 
 
 @dataclass(frozen=True)
