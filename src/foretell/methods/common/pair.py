@@ -168,7 +168,7 @@ class PairHead(Head):
             if limit is not None:
                 far = attention.angles(plan.positions + limit.back(plan.positions), x.dtype)
                 sunk, _ = attention.turned(x, far)
-            hidden = layer.close(hidden, attention.mix(q, keys, values, sight(plan, attention.shape), sunk))
+            hidden = layer.close(hidden, attention.mix(q, keys, values, _sight(plan, attention.shape), sunk))
         return self.leave(hidden)
 
     def unroll(self, embeds: Tensor, features: Tensor, num_steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -202,7 +202,7 @@ class PairHead(Head):
         return out
 
 
-def sight(plan: Plan, shape: AttentionShape) -> Tensor:
+def _sight(plan: Plan, shape: AttentionShape) -> Tensor:
     """[B, 1, n, S] bool: the plan's mask, without what lies before each node's window."""
     window, limit = shape.window, shape.limit
     if limit is not None:
