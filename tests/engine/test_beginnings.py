@@ -62,7 +62,7 @@ def test_groups_spare_as_many_slots_as_they_can() -> None:
 
 
 def test_texts_are_those_of_requests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tree of guesses, of two adapters and none, as rows come and go; beginnings that are computed, and that are kept."""
+    """With a tree of guesses, of two adapters, as rows come and go; beginnings that are computed, and that are kept."""
     module = tiny_module("llama", head_dim=16, eos_token_id=None, max_position_embeddings=1024)
     model = NativeModel.from_hf(module)
     model.add_loras({"one": read_lora(write_adapter(tmp_path / "one", module.state_dict(), seed=1, rank=2))})

@@ -23,7 +23,7 @@ def filled(model: NativeModel, groups: Shared, seed: int) -> KVCache:
     cache = model.new_cache(ROWS, CAPACITY)
     generator = torch.Generator().manual_seed(seed)
     for memory in (*cache.keys, *cache.values):
-        size = memory.shape[:-1] + (model.shape.head_dim,)
+        size = (*memory.shape[:-1], model.shape.head_dim)
         numbers = torch.randn(size, generator=generator)
         for rows, slots in groups:
             numbers[list(rows), :, :slots] = numbers[rows[0], :, :slots].clone()
