@@ -15,6 +15,7 @@ from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
+from foretell.engine.beginnings import beginnings, shared
 from foretell.engine.captured import captured_steps
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
@@ -91,6 +92,7 @@ class Batch:
         place, reserve = self.pool.num_rows, self.pool.reserve
         self.pool.open_rows(1)
         self.pool.loras[place] = row.lora
+        row.beginnings = row.beginnings or beginnings(row.prompt_ids, row.submission.owner)
         if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
@@ -236,12 +238,18 @@ class Batch:
 
     def _bind(self) -> None:
         """Every target sees its own rows of the pool."""
-        self.target.cache = self.pool.rows(0, len(self.members))
+        self.target.cache = self._view(0, len(self.members))
         for group in self.groups:
             whole = group.stop - group.start == len(self.members)
-            group.target.cache = self.target.cache if whole else self.pool.rows(group.start, group.stop)
+            group.target.cache = self.target.cache if whole else self._view(group.start, group.stop)
         for place, arrival in enumerate(self.arrivals, len(self.members)):
             arrival.target.cache = self.pool.rows(place, place + 1)
+
+    def _view(self, start: int, stop: int) -> KVCache:
+        """The pool's rows of members [start, stop), and which of them begin alike."""
+        view = self.pool.rows(start, stop)
+        view.shared = shared([row.beginnings for row in self.members[start:stop]])
+        return view
 
     # -- decoding --------------------------------------------------------------------------------------------------
 
