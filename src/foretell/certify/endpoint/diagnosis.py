@@ -88,9 +88,12 @@ def settled(checks: Sequence[EndpointCheck]) -> tuple[EndpointCheck, ...]:
             apart.add("penalties")
         laws = (check for name, check in by_name.items() if name.startswith("law") and not _unanswered(check))
         apart |= {check.name for check in laws if not wrong(check.name.replace("law", "calibration"))}
-    return tuple(
-        replace(check, verdict=APART) if check.verdict == DEFECT and check.name in apart else check for check in checks
-    )
+    return tuple(_apart(check) if check.verdict == DEFECT and check.name in apart else check for check in checks)
+
+
+def _apart(check: EndpointCheck) -> EndpointCheck:
+    findings = (replace(one, verdict=APART) if one.verdict == DEFECT else one for one in check.findings)
+    return replace(check, verdict=APART, findings=tuple(findings))
 
 
 def faults_of(checks: Sequence[EndpointCheck]) -> tuple[Fault, ...]:
