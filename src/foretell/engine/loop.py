@@ -34,7 +34,7 @@ HEADROOM = 16
 MIN_CHUNK = 16
 """Least tokens of a prefill pass, independent of the stall target: otherwise prompts might never be read."""
 SPREAD = 1 / 16
-"""Share of the time of plans that each step is told of: a plan stands for some 16 steps where rows guess."""
+"""Share of the time of plans that each step counts: a plan stands for some 16 steps where rows guess."""
 FIRST_CHUNK = 128
 """Tokens of a prefill pass beside decoding requests while nothing is known of its speed."""
 
