@@ -147,7 +147,7 @@ class Loop:
         return sum(map(self._slots, list(self.running.values())))  # any thread may ask
 
     def _slots(self, job: Job) -> int:
-        return round_up(job.num_slots, self.batch.pool.block)
+        return round_up(job.row.num_slots, self.batch.pool.block)
 
     # -- one round -------------------------------------------------------------------------------------------------
 
