@@ -15,12 +15,8 @@
  * one after the other, and b is one of them. */
 typedef struct {
   int64_t b, kv_head, first, nodes, head, heads;
-<<<<<<< HEAD
-  int64_t low, high, last; /* slots of all runs; high is the end of what is seen, last the greatest low */
-=======
   const int64_t *rows; /* or NULL */
-  int64_t low, high; /* slots of all runs; high is the end of what is seen */
->>>>>>> main
+  int64_t low, high, last; /* slots of all runs; high is the end of what is seen, last the greatest low */
 } Tile;
 
 /* Sees slots [low, high) and then ancestors, of positions [high, total). */
@@ -48,42 +44,29 @@ static Work work_of(Pass *p, int t) {
   return w;
 }
 
-<<<<<<< HEAD
-/* What a node sees. seen [rows]: of each the last slot, and all before it; or NULL: as the plan says. A window ends at the
- * node's own position. */
-INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row) {
+/* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. seen [rows]: of each the
+ * last slot, and all before it; or NULL: as the plan says. A window ends at the node's own position. */
+INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row, int grouped) {
   const int64_t own = p->positions[row] + 1, high = MIN(own, p->length[row / p->nodes] + p->run[row]);
+  const int64_t common = p->num_groups && !layer->sinks ? p->common[row / p->nodes] : 0;
   int64_t low = layer->window ? MAX(0, own - layer->window) : 0;
   if (low <= layer->sinks) low = 0;
-  return seen ? (Seen){row, low, seen[row] + 1, seen[row] + 1} : (Seen){row, low, high, own};
-=======
-/* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. seen [rows]: of each the
- * last slot, and all before it; or NULL: as the plan says. */
-INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row, int grouped) {
-  if (seen) return (Seen){row, 0, seen[row] + 1, seen[row] + 1};
-  const int64_t total = p->positions[row] + 1, high = MIN(total, p->length[row / p->nodes] + p->run[row]);
-  const int64_t low = layer->window ? MAX(0, total - layer->window) : 0, common = p->num_groups ? p->common[row / p->nodes] : 0;
+  if (seen) return (Seen){row, low, seen[row] + 1, seen[row] + 1};
   if (grouped) return (Seen){row, MIN(low, common), common, common};
-  return (Seen){row, MAX(low, common), high, total};
+  return (Seen){row, MAX(low, common), high, own};
 }
 
 /* Node i of a tile among all of the pass. */
 INLINE int64_t node_of(const Pass *p, const Tile *tile, int64_t i) {
   const int64_t node = tile->first + i;
   return tile->rows ? tile->rows[node / p->nodes] * p->nodes + node % p->nodes : tile->b * p->nodes + node;
->>>>>>> main
 }
 
 static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {
   tile->low = INT64_MAX, tile->high = tile->last = 0;
   for (int64_t i = 0; i < tile->nodes; i++) {
-<<<<<<< HEAD
-    const Seen s = seen_by(p, layer, seen, tile->b * p->nodes + tile->first + i);
-    tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total), tile->last = MAX(tile->last, s.low);
-=======
     const Seen s = seen_by(p, layer, seen, node_of(p, tile, i), tile->rows != 0);
-    tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total);
->>>>>>> main
+    tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total), tile->last = MAX(tile->last, s.low);
   }
 }
 
@@ -394,7 +377,7 @@ static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const flo
 /* Queries of a tile, rotated for their nodes' positions, or for no later one than `most`. */
 static void put_queries(Pass *p, const Layer *layer, const Slots *s, const Work *w, const Tile *tile, int64_t most) {
   for (int64_t q = 0; q < tile->nodes * tile->heads; q++) {
-    const int64_t row = tile->b * p->nodes + tile->first + q / tile->heads, head = tile->head + q % tile->heads;
+    const int64_t row = node_of(p, tile, q / tile->heads), head = tile->head + q % tile->heads;
     const int64_t position = MIN(most, p->positions[row]);
     float turned[MAX_DIM];
     rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s->dim, layer->q_norm, position, turned);
@@ -487,9 +470,8 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, const int64_t *
     const int64_t pair = tile.b * p->model->kv_heads + tile.kv_head;
     if (pair != here && !grouped) put(context, layer, index, tile.b, tile.kv_head), here = pair;
     const Slots s = slots_of(p, tile.b, tile.kv_head, index);
-<<<<<<< HEAD
-    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, tile.b * p->nodes + tile.first + n);
-    for (int64_t q = 0; q < count; q++) w.joined[q * w.ld + s.dim + 1] = 0.0f;
+    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, node_of(p, &tile, n), grouped);
+    begin_tile(p, layer, &tile, w.joined, w.ld);
     const int sinks = from == n0 && layer->sinks && tile.last > 0; /* they stand before the first segment */
     if (sinks) {
       put_queries(p, layer, &s, &w, &tile, layer->sinks + layer->window - 1);
@@ -497,17 +479,6 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, const int64_t *
       for (int64_t q = 0; q < count; q++) join_states(p->model, w.states + q * w.ld, w.joined + q * w.ld);
     }
     put_queries(p, layer, &s, &w, &tile, INT64_MAX);
-=======
-    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, node_of(p, &tile, n), grouped);
-    for (int64_t q = 0; q < count; q++) {
-      const int64_t row = node_of(p, &tile, q / tile.heads), head = tile.head + q % tile.heads;
-      float turned[MAX_DIM];
-      rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
-      if (s.coded && layer->spread) scale_row(turned, layer->spread + tile.kv_head * s.dim, s.dim);
-      put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
-    }
-    begin_tile(p, layer, &tile, w.joined, w.ld);
->>>>>>> main
     for (int64_t j = from; j < to; j++) {
       Work one = w;
       if (first != last) one.states = p->states + (place * num_segments(p) + j) * most_queries(p) * w.ld;
