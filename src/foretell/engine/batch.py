@@ -97,7 +97,7 @@ class Batch:
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
-            self.pool.fit([_need(row)], place)
+            self.pool.fit([row.num_slots], place)
             drafter = self._open_drafter(row, state, target)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
@@ -266,7 +266,7 @@ class Batch:
         state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
         state.limit(caps, paid)
         if self.pool.block > 1:
-            self.pool.fit([_need(row) for row in self.members])
+            self.pool.fit([row.num_slots for row in self.members])
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,
@@ -291,11 +291,6 @@ class Batch:
         for group in self.groups:
             found += group.drafter.num_unread(group.context(self.state))
         return found
-
-
-def _need(row: Row) -> int:
-    """Slots of a row that its next step may use."""
-    return len(row.prompt_ids) + len(row.token_ids) + row.choice.num_nodes
 
 
 def _failed(method: str, error: str) -> str:

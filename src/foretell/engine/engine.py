@@ -450,7 +450,7 @@ class Engine:
             "speculative": config.resolved(),
             **({} if head is None else {"head": head}),
             **({"reads_again": spec.reads_again} if spec.reads_again else {}),
-            **({"loras": list(self.model.loras)} if self.model.loras else {}),
+            **({"loras": loras} if (loras := [*self.model.loras, *filter(None, [spec.merged])]) else {}),
         }
 
 
