@@ -219,7 +219,8 @@ class Engine:
         speculation: str | None = None,
         drafter_errors: str | None = None,
     ) -> "Engine":
-        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
+        """An engine with the same target, tokenizer and kept prefixes and another method. A draft model of the same name is
+        shared.
         speculation, drafter_errors: None keeps this engine's."""
         config = self._config(speculative)
         method = method or self._methods.held(config)
