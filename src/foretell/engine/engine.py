@@ -219,7 +219,8 @@ class Engine:
         speculation: str | None = None,
         drafter_errors: str | None = None,
     ) -> "Engine":
-        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
+        """An engine with the same target, tokenizer and kept prefixes and another method. A draft model of the same name is
+        shared.
         speculation, drafter_errors: None keeps this engine's."""
         config = self._config(speculative)
         method = method or self._methods.held(config)
@@ -229,7 +230,8 @@ class Engine:
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
             cuda_graphs=self.cuda_graphs, trust_remote_code=self._methods.trusts_code, lora=self.lora,
         )  # fmt: skip
-        made.formats, made._prefixes = self.formats, self._prefixes
+        made.formats = self.formats
+        made._prefixes = self._prefixes
         return made
 
     @property
