@@ -380,7 +380,8 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
         ({"second": "kangaroo"}, "second = 'kangaroo' must be one of eagle3, eagle1, draft_model"),
         ({"second_tokens": 0}, "second_tokens = 0 must be between 1 and 64"),
         ({"discount": -1.0}, "discount = -1.0 must be between"),
-        ({"second": "eagle3", "draft_vocab_size": 9}, "draft_vocab_size is an option of second = 'draft_model'"),
+        ({"second": "eagle3", "draft_vocab_size": 9}, "draft_vocab_size is no option of second = 'eagle3'"),
+        ({"second": "medusa", "draft_window": 9}, "draft_window is no option of second = 'medusa'"),
     ],
 )
 def test_wrong_keys(keys: dict[str, Any], said: str) -> None:

@@ -815,11 +815,8 @@ def test_a_whole_model_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (dflash_config(layer_types=["sliding_attention"] * 2), "layer_types is"),
-        (
-            dflash_config(layer_types=..., sliding_window=8, use_sliding_window=True, max_window_layers=1),
-            "sliding_window is 8 and use_sliding_window true",
-        ),
+        (dflash_config(layer_types=["sliding_attention"] * 2), "layer_types in config.json has 'sliding_attention', sl"),
+        (dflash_config(is_causal=True, causal=False), "causal_head, is_causal and causal in config.json contradict"),
         (dflash_config(layer_types=..., sliding_window=8, max_window_layers=1), "nothing says which layers"),
         (dflash_config(residual_multiplier=0.5), "residual_multiplier is 0.5 in config.json, which is not known"),
         (

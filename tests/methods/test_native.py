@@ -112,6 +112,7 @@ METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "dspark-reduced": lambda model: DFlash(
         flash(sample_from_anchor=True, markov_rank=8, confidence=True, draft_vocab_size=29), model
     ),
+    "dflash-windows": lambda model: DFlash(flash(windows=(6, 0)), model),
     "kangaroo": lambda model: Kangaroo(kangaroo(), model),
     "mtp": lambda model: MTP(mtp(), model),
 }

@@ -106,6 +106,7 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, ctypes.c_void_p) for name in ("attention_after", "mlp_after")),
         ("window", ctypes.c_int64),
+        ("sinks", ctypes.c_int64),
         ("rope", ctypes.c_int64),
         ("query_rope", ctypes.c_int64),
         ("experts", ctypes.POINTER(Experts)),

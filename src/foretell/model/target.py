@@ -20,6 +20,7 @@ from foretell.core.params import fresh_seed
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.lora import Lora
+from foretell.model.windows import DraftWindow
 
 T = TypeVar("T")
 
@@ -115,6 +116,14 @@ class CausalModel(ABC):
         raise ModelError(
             f"{self.spec.name}: implementation {self.spec.implementation!r} cannot take other weights; load it as "
             "'native', 'lean' or 'transformers'"
+        )
+
+    def limited(self, limit: DraftWindow) -> "CausalModel":
+        """The same model, as a draft that reads so much of a text alone; it shares the weights. Raises ConfigError where it
+        cannot be."""
+        raise ConfigError(
+            f"draft_window = {limit.size}: implementation {self.spec.implementation!r} of {self.spec.name} has no windows "
+            "for drafts; load it as 'native' or drop it"
         )
 
     def add_loras(self, loras: Mapping[str, Lora]) -> None:

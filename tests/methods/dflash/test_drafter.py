@@ -34,6 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": {"causal": True, "markov_rank": 6, "sample_from_anchor": True, "confidence": True},
     "confidence": {"confidence": True},
     "reduced": {"draft_vocab_size": 23, "markov_rank": 6, "confidence": True},
+    "windows": {"windows": (6, 0)},
+    "windows-whole": {"windows": (5, 7), "windows_causal": False},
 }
 CONFIG = DFlashHeadConfig(
     hidden_size=32, vocab_size=VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2,

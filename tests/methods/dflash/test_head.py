@@ -35,6 +35,12 @@ def test_a_row_sees_features_before_its_anchor_and_its_own_block(causal: bool) -
             own = [k // 4 == block and (k % 4 <= offset or not causal) for k in range(12)]
             assert mask[row, 0, query].tolist() == text + own
     assert block_positions(anchors, 4)[1, 2].tolist() == [1, 2, 3, 4]
+    near = block_mask(anchors, 6, 4, causal=causal, window=4)
+    for row in range(2):
+        for query in range(12):
+            position = int(anchors[row, query // 4]) + query % 4
+            seen = [bool(mask[row, 0, query, t]) and position - t < 4 for t in range(6)]
+            assert near[row, 0, query].tolist() == seen + mask[row, 0, query, 6:].tolist()
 
 
 def run(head: DFlashHead, taps: torch.Tensor, blocks: torch.Tensor, anchors: list[int]) -> torch.Tensor:
@@ -97,6 +103,8 @@ def test_rows_and_guesses() -> None:
     assert (spark.first_row, spark.num_guesses, spark.num_rows(2)) == (0, 4, 4)
     assert replace(CONFIG, causal=True).num_rows(2) == 3
     assert replace(spark, causal=True).num_rows(2) == 2
+    assert replace(spark, windows=(4, 9)).num_rows(2) == 2
+    assert replace(spark, windows=(4, 0)).num_rows(2) == 4
 
 
 def test_a_fresh_head_is_a_function_of_its_seed_and_starts_with_the_targets_norm() -> None:

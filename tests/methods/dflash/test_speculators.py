@@ -122,20 +122,38 @@ def test_what_is_written_has_their_keys(tmp_path: Path, config: dict[str, Any], 
     assert set(load_file(tmp_path / "model.safetensors")) == set(head_of(**changes).state_dict())
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_layers_with_windows(tmp_path: Path, whole: bool) -> None:
+    """Blocks are causal in them, unless the key says otherwise: the shape of RedHatAI's heads."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True}
+    config = {**COMMON, "sliding_window_non_causal": whole, "transformer_layer_config": {**LAYER, **kinds}}
+    wanted = head_of(windows=(8, 0), windows_causal=not whole)
+    found = formats.load(lay(tmp_path / "x", config, wanted))
+    assert found.config == wanted.config
+    for layout in ("dflash", "dflash_speculators"):
+        formats.save(found, tmp_path / layout, layout)
+        assert formats.load(tmp_path / layout).config == wanted.config
+    assert wanted.last_seen(torch.tensor([[4, 5]])).tolist() == [[[5, 5] if whole else [4, 5]], [[5, 5]]]
+
+
 @pytest.mark.parametrize(
     ("changes", "layer", "match"),
     [
         ({"draft_vocab_size": 12}, {}, r"missing: d2t, lm_head\.weight, t2d"),
         ({"draft_vocab_size": 41}, {}, r"draft_vocab_size = 41 of a dflash head must be below vocab_size = 40"),
         ({"projector_type": "domino"}, {}, "projector_type is 'domino' in config.json; only 'dflash' is supported"),
-        ({"sliding_window_non_causal": True}, {}, "sliding_window_non_causal is True"),
         ({"shift_label": True}, {}, "shift_label is True"),
         ({"mask_token_id": None}, {}, "mask_token_id"),
         ({"aux_hidden_state_layer_ids": None}, {}, "aux_hidden_state_layer_ids"),
         ({"aux_hidden_state_layer_ids": [0, 2]}, {}, "name the embeddings"),
         ({"spin": 1}, {}, "spin is 1 in config.json, which is not known here"),
         ({}, {"model_type": "glm5"}, r"transformer_layer_config\.model_type is 'glm5'"),
-        ({}, {"layer_types": ["sliding_attention", "full_attention"]}, r"transformer_layer_config\.layer_types"),
+        ({}, {"layer_types": ["sliding_attention"] * 2}, r"transformer_layer_config\.layer_types.*'sliding_attention'"),
+        (
+            {},
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": 3, "use_sliding_window": True},
+            "block_size = 4",
+        ),
         ({}, {"softcap": 3.0}, r"transformer_layer_config\.softcap is 3\.0"),
     ],
 )

@@ -16,7 +16,7 @@
 typedef struct {
   int64_t b, kv_head, first, nodes, head, heads;
   const int64_t *rows; /* or NULL */
-  int64_t low, high; /* slots of all runs; high is the end of what is seen */
+  int64_t low, high, last; /* slots of all runs; high is the end of what is seen, last the greatest low */
 } Tile;
 
 /* Sees slots [low, high) and then ancestors, of positions [high, total). */
@@ -45,13 +45,15 @@ static Work work_of(Pass *p, int t) {
 }
 
 /* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. seen [rows]: of each the
- * last slot, and all before it; or NULL: as the plan says. */
+ * last slot, and all before it; or NULL: as the plan says. A window ends at the node's own position. */
 INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row, int grouped) {
-  if (seen) return (Seen){row, 0, seen[row] + 1, seen[row] + 1};
-  const int64_t total = p->positions[row] + 1, high = MIN(total, p->length[row / p->nodes] + p->run[row]);
-  const int64_t low = layer->window ? MAX(0, total - layer->window) : 0, common = p->num_groups ? p->common[row / p->nodes] : 0;
+  const int64_t own = p->positions[row] + 1, high = MIN(own, p->length[row / p->nodes] + p->run[row]);
+  const int64_t common = p->num_groups && !layer->sinks ? p->common[row / p->nodes] : 0;
+  int64_t low = layer->window ? MAX(0, own - layer->window) : 0;
+  if (low <= layer->sinks) low = 0;
+  if (seen) return (Seen){row, low, seen[row] + 1, seen[row] + 1};
   if (grouped) return (Seen){row, MIN(low, common), common, common};
-  return (Seen){row, MAX(low, common), high, total};
+  return (Seen){row, MAX(low, common), high, own};
 }
 
 /* Node i of a tile among all of the pass. */
@@ -61,10 +63,10 @@ INLINE int64_t node_of(const Pass *p, const Tile *tile, int64_t i) {
 }
 
 static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {
-  tile->low = INT64_MAX, tile->high = 0;
+  tile->low = INT64_MAX, tile->high = tile->last = 0;
   for (int64_t i = 0; i < tile->nodes; i++) {
     const Seen s = seen_by(p, layer, seen, node_of(p, tile, i), tile->rows != 0);
-    tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total);
+    tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total), tile->last = MAX(tile->last, s.low);
   }
 }
 
@@ -310,6 +312,16 @@ static void attend_segment(Pass *p, const Slots *s, const Work *w, const Tile *t
   for (int64_t i = 0; i < tile->nodes; i++) mix_ancestors(p, s, w, tile, seen, i, start);
 }
 
+/* States over the first slots, of nodes whose window begins behind them; the sum is 0 of the others' queries. */
+static void attend_sinks(Pass *p, const Layer *layer, const Slots *s, const Work *w, const Tile *tile, const Seen *seen) {
+  Seen sees[QUERIES];
+  for (int64_t n = 0; n < tile->nodes; n++) {
+    const int64_t end = seen[n].low ? layer->sinks : 0;
+    sees[n] = (Seen){seen[n].row, 0, end, end};
+  }
+  attend_segment(p, s, w, tile, sees, 0);
+}
+
 /* The state of a segment after those before it; joined[dim + 1], the sum, is 0 where there is none. */
 static void join_states(const Model *m, const float *state, float *joined) {
   const int64_t dim = m->dim;
@@ -363,6 +375,18 @@ static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const flo
       if (m->gated) x = v_div(x, v_add(exp16(v_sub(v_zero(), v_load(gates + d))), v_all(1.0f)));
       store_as(to_bf16, to, d, 0xffff, x);
     }
+  }
+}
+
+/* Queries of a tile, rotated for their nodes' positions, or for no later one than `most`. */
+static void put_queries(Pass *p, const Layer *layer, const Slots *s, const Work *w, const Tile *tile, int64_t most) {
+  for (int64_t q = 0; q < tile->nodes * tile->heads; q++) {
+    const int64_t row = node_of(p, tile, q / tile->heads), head = tile->head + q % tile->heads;
+    const int64_t position = MIN(most, p->positions[row]);
+    float turned[MAX_DIM];
+    rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s->dim, layer->q_norm, position, turned);
+    if (s->coded && layer->spread) scale_row(turned, layer->spread + tile->kv_head * s->dim, s->dim);
+    put_query(s, turned, w->turned + q * w->ld_queries, w->queries + q * w->ld_queries);
   }
 }
 
@@ -451,19 +475,21 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, const int64_t *
     if (pair != here && !grouped) put(context, layer, index, tile.b, tile.kv_head), here = pair;
     const Slots s = slots_of(p, tile.b, tile.kv_head, index);
     for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, node_of(p, &tile, n), grouped);
-    for (int64_t q = 0; q < count; q++) {
-      const int64_t row = node_of(p, &tile, q / tile.heads), head = tile.head + q % tile.heads;
-      float turned[MAX_DIM];
-      rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
-      if (s.coded && layer->spread) scale_row(turned, layer->spread + tile.kv_head * s.dim, s.dim);
-      put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
-    }
     begin_tile(p, layer, &tile, w.joined, w.ld);
+    const int sinks = from == n0 && layer->sinks && tile.last > 0; /* they stand before the first segment */
+    if (sinks) {
+      put_queries(p, layer, &s, &w, &tile, layer->sinks + layer->window - 1);
+      attend_sinks(p, layer, &s, &w, &tile, sees);
+      for (int64_t q = 0; q < count; q++) join_states(p->model, w.states + q * w.ld, w.joined + q * w.ld);
+    }
+    put_queries(p, layer, &s, &w, &tile, INT64_MAX);
     for (int64_t j = from; j < to; j++) {
       Work one = w;
       if (first != last) one.states = p->states + (place * num_segments(p) + j) * most_queries(p) * w.ld;
       attend_segment(p, &s, &one, &tile, sees, j);
-      for (int64_t q = 0; first == last && q < count; q++) join_states(p->model, w.states + q * w.ld, w.joined + q * w.ld);
+      if (first == last || (sinks && j == n0))
+        for (int64_t q = 0; q < count; q++) join_states(p->model, one.states + q * w.ld, w.joined + q * w.ld);
+      if (first != last && sinks && j == n0) memcpy(one.states, w.joined, count * w.ld * sizeof(float));
     }
     if (first == last) finish_tile(p, layer, &tile, w.joined, w.ld);
     else if (first == t) own = i, own_place = place;

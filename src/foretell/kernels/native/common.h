@@ -113,6 +113,7 @@ typedef struct {
   const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* or NULL: not normed */
   const float *attention_after, *mlp_after; /* norms of what attention and MLP return, or NULL */
   int64_t window;                           /* 0: sees everything */
+  int64_t sinks; /* before a window that does not reach back to them, the first slots are seen, as from position sinks + window - 1 */
   int64_t rope, query_rope;                 /* which of the cache's rotations: of keys, of queries */
   const Experts *experts;                   /* in place of gate, up and down, or NULL */
   const Mixer *mixer;                       /* before attention, on the same input, or NULL */

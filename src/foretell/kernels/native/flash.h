@@ -10,7 +10,7 @@ typedef struct {
   Rows context, read;              /* features before the blocks; what the output head reads */
   float *kv, *row;                 /* [batch * known, 2 * kv width] of one layer; [threads, hidden] */
   int64_t known, num_read;
-  const int64_t *slots, *seen;     /* [batch, known + nodes]; [batch, nodes] the last slot that a row of a block sees */
+  const int64_t *slots, *seen;     /* [batch, known + nodes]; [layers, batch, nodes] the last slot that a row of a block sees */
 } Flash;
 
 static int64_t place_flash(Flash *w, char *base) {
@@ -71,7 +71,7 @@ static void read_out(Flash *w, int64_t from, float *normed, float *logits, int t
 }
 
 /* Blocks of `nodes` rows, embedded [batch, nodes, hidden], after `known` features each, context [batch, known, hidden].
- * slots [batch, known + nodes] are positions too; seen [batch, nodes]: the last slot that each row of a block sees. normed
+ * slots [batch, known + nodes] are positions too; seen [layers, batch, nodes]: the last slot that each row of a block sees. normed
  * [batch, count, hidden] and logits [batch, count, vocab] are of rows [from, from + count) of each block. Returns 0 or 2:
  * a slot is outside the cache. */
 int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t known, int64_t nodes,
@@ -88,7 +88,8 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
   for (int64_t i = 0; i < batch * each; i++)
     if (slots[i] < 0 || slots[i] >= cache->capacity) return 2;
   for (int64_t i = 0; i < p->rows; i++) {
-    if (seen[i] < 0 || seen[i] >= cache->capacity) return 2;
+    for (int64_t j = 0; j < m->num_layers; j++)
+      if (seen[j * p->rows + i] < 0 || seen[j * p->rows + i] >= cache->capacity) return 2;
     ((int64_t *)p->positions)[i] = slots[i / nodes * each + known + i % nodes];
     ((int64_t *)p->length)[i / nodes] = 0, p->run[i] = p->reach[i] = 0;
   }
@@ -114,7 +115,7 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
       }
       project(p, l, t, x, p->ld_hidden);
       barrier(p, &phase);
-      attend(p, l, (int)i, w->seen, put_block, w, t, &phase);
+      attend(p, l, (int)i, w->seen + i * p->rows, put_block, w, t, &phase);
       barrier(p, &phase);
       share_inner(l, m->intermediate, t, p->threads, &a, &b);
       settle(p, l, t, &phase, row_of(&l->gate, a));

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.core.jsontext import parse_json
 from foretell.core.registry import load_reference
 from foretell.methods.common.files import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.methods.common.head import Head
@@ -140,7 +141,7 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
         message = str(error)
         raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
     fill(head, found.tensors, name=called)
-    head.max_positions = _max_positions(Keys(config, called))
+    head.max_positions, head.trained_length = _max_positions(Keys(config, called)), _trained_length(Path(path))
     head.packed = {layout.inward(key): matrix for key, matrix in packed.items() if layout.inward(key) in found.tensors}
     return head
 
@@ -174,6 +175,17 @@ def _max_positions(keys: Keys) -> int | None:
     layer = keys.inner("transformer_layer_config").values
     given = layer.get("max_position_embeddings", keys.values.get("max_position_embeddings"))
     return given if isinstance(given, int) else None
+
+
+def _trained_length(path: Path) -> int | None:
+    """By the record that training here leaves beside a head."""
+    try:
+        found = parse_json((path / "record.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    config = found.get("config") if isinstance(found, Mapping) else None
+    length = config.get("max_length") if isinstance(config, Mapping) else None
+    return length if isinstance(length, int) and length > 0 else None
 
 
 def describe_extra(path: str | Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
+from foretell.methods.common.layers import Attention
 from foretell.methods.common.sizes import check_sizes
 from foretell.model.packed import Packed
 from foretell.model.target import ModelSpec
+from foretell.model.windows import DraftWindow
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,21 @@ class Head(nn.Module, ABC):
     config: HeadConfig
     max_positions: int | None = None
     """Positions that its checkpoint names as the most; None: it names none."""
+    trained_length: int | None = None
+    """Tokens of the longest texts that it was trained on; None: its directory does not say it."""
+    window: DraftWindow | None = None
+    """See ``limit``."""
     packed: Mapping[str, Packed] = MappingProxyType({})
     """Matrices in a file's blocks, which native heads decode, by the names of the parameters that hold their values."""
+
+    def limit(self, window: DraftWindow) -> None:
+        """Read so much of a text alone when guessing; training sees what it saw. Positions have no end then."""
+        self.window = window
+        for module in self.modules():
+            if isinstance(module, Attention) and window.narrows(module.shape.window):
+                module.shape = replace(module.shape, limit=window)
+        if self.max_positions is not None and window.most <= self.max_positions:
+            self.max_positions = None
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from foretell.core.tree import Plan
 from foretell.methods.common.rope import RopeScaling, frequencies
 from foretell.model.cache import KVCache
+from foretell.model.windows import DraftWindow, sunk_attention
 
 
 class RMSNorm(nn.Module):
@@ -60,6 +61,7 @@ class AttentionShape:
     bias: bool = False  # of queries, keys and values
     output_bias: bool = False
     window: int = 0  # how many last positions the caller's mask should show, the own one included; 0: all
+    limit: DraftWindow | None = None  # what is seen less by than that, where a draft reads a part of its text alone
 
 
 class Attention(nn.Module):
@@ -113,10 +115,16 @@ class Attention(nn.Module):
         v: Tensor = self.v_proj(x).unflatten(-1, (self.shape.num_kv_heads, self.shape.head_dim))
         return v.transpose(1, 2)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sunk: Tensor | None = None) -> Tensor:
         """[B, n, hidden]: attend and project. q [B, heads, n, d], k and v [B, kv heads, m, d], mask bool
-        [B or 1, 1, n, m]."""
+        [B or 1, 1, n, m]. sunk: queries as the sinks of ``limit`` meet them, like q."""
         group = self.shape.num_heads // self.shape.num_kv_heads
+        if sunk is not None:
+            assert self.shape.limit is not None
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            scale, sinks = self.shape.head_dim**-0.5, self.shape.limit.sinks
+            found: Tensor = self.o_proj(sunk_attention(q, sunk, k, v, mask, scale, sinks).transpose(1, 2).flatten(2))
+            return found
         # The CPU's kernel reads shared keys in place: a seventh of the time at 1024 slots. Accelerator kernels with a
         # mask would fall back to the slowest one.
         shared = group > 1 and q.device.type == "cpu"

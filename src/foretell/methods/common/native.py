@@ -20,6 +20,7 @@ from foretell.kernels.functions import check
 from foretell.kernels.native import need
 from foretell.kernels.pages import huge_pages
 from foretell.methods.common.head import Head
+from foretell.methods.common.layers import Attention
 from foretell.methods.common.sizes import check_ids
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import HEAD_DIMS, NativeModel, supports
@@ -159,11 +160,11 @@ class InBlocks(TensorWeights):
         return None if found is None else found.part(rows)
 
 
-def layer_of(
-    memory: Memory, attention: nn.Module, mlp: nn.Module | None, window: int, **norms: Tensor | None
-) -> structures.Layer:
+def layer_of(memory: Memory, attention: nn.Module, mlp: nn.Module | None, **norms: Tensor | None) -> structures.Layer:
     """A decoder layer of ``methods.common.layers``; norms by the names of ``structures.Layer``."""
-    layer = structures.Layer(window=window)
+    assert isinstance(attention, Attention)
+    shape, limit = attention.shape, attention.shape.limit
+    layer = structures.Layer(window=shape.window if limit is None else limit.size, sinks=limit.sinks if limit else 0)
     for key in ("q", "k", "v", "o"):
         linear = attention.get_submodule(f"{key}_proj")
         assert isinstance(linear, nn.Linear)

@@ -164,7 +164,11 @@ class PairHead(Head):
             q, k = attention.turned(x, angles)
             cache.write(index, plan.slots, k, attention.values(x))
             keys, values = cache.keys[index][:, :, : plan.span], cache.values[index][:, :, : plan.span]
-            hidden = layer.close(hidden, attention.mix(q, keys, values, _sight(plan, attention.shape.window)))
+            sunk, limit = None, attention.shape.limit
+            if limit is not None:
+                far = attention.angles(plan.positions + limit.back(plan.positions), x.dtype)
+                sunk, _ = attention.turned(x, far)
+            hidden = layer.close(hidden, attention.mix(q, keys, values, _sight(plan, attention.shape), sunk))
         return self.leave(hidden)
 
     def unroll(self, embeds: Tensor, features: Tensor, num_steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -198,8 +202,11 @@ class PairHead(Head):
         return out
 
 
-def _sight(plan: Plan, window: int) -> Tensor:
+def _sight(plan: Plan, shape: AttentionShape) -> Tensor:
     """[B, 1, n, S] bool: the plan's mask, without what lies before each node's window."""
+    window, limit = shape.window, shape.limit
+    if limit is not None:
+        return limit.sight(plan)
     if not window:
         return plan.mask
     distance = plan.positions[:, None, :, None] - plan.key_positions[:, None, None, :]

@@ -8,10 +8,11 @@ from foretell.methods.common.load import load_head
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.head_config import HeadMethodConfig
+from foretell.methods.windowed import WindowedMethodConfig
 
 
 @dataclass(frozen=True)
-class DFlashConfig(HeadMethodConfig):
+class DFlashConfig(WindowedMethodConfig, HeadMethodConfig):
     """A block of guesses in one pass."""
 
     method = DFlash.name
@@ -21,5 +22,5 @@ class DFlashConfig(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        head = load_head(self.head_name, loader.target.spec, DFlashHead)
+        head = self.limited(load_head(self.head_name, loader.target.spec, DFlashHead), loader.target)
         return DFlash(head, loader.target, weights=self.head_weights)

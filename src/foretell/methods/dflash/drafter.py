@@ -100,16 +100,16 @@ class DFlashDrafter(Drafter):
 
             if self.native is not None:
                 assert isinstance(alone, BoundCache)
-                own = slots[None, -1:]
-                self.native.block(self.mask_row, known[None], slots[None], own, alone, (0, 1), logits=False)
+                seen = self.head.last_seen(slots[None, -1:])
+                self.native.block(self.mask_row, known[None], slots[None], seen, alone, (0, 1), logits=False)
                 return self.features.rows[row].count
 
             def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
                 alone.write(layer, slots[None], keys, values)
                 return keys, values
 
-            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-            self.head.rows(self.mask_row, known[None], slots[None], mask, memory)
+            masks = [torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)] * self.head.config.num_layers
+            self.head.rows(self.mask_row, known[None], slots[None], masks, memory)
         return self.features.rows[row].count
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
@@ -140,23 +140,21 @@ class DFlashDrafter(Drafter):
         first = self.model.embed(pending).to(head.dtype)  # [B, 1, H]
         blocks = torch.cat((first, self.mask_row.expand(len(first), num_rows - 1, -1)), 1)
         span = min(self.spare, round_up(max(context.lengths) + num_rows, 64))
-        seen = slots[:, -num_rows:] if config.causal else slots[:, -1:]  # [B, Q or 1] the last slot that a row sees
         self.fed.clear()
         if self.native is not None:
             assert isinstance(self.cache, BoundCache)
             wanted = (config.first_row, config.first_row + depth)
-            seen = seen.expand(-1, num_rows)
+            seen = head.last_seen(slots[:, -num_rows:])
             self.normed, logits = self.native.block(blocks, known, slots, seen, self.cache, wanted)
             assert logits is not None
             self.block_logits = logits
             return
-        mask = torch.arange(span, device=slots.device) <= seen[:, None, :, None]
 
         def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             self.cache.write(layer, slots, keys, values)
             return self.cache.keys[layer][:, :, :span], self.cache.values[layer][:, :, :span]
 
-        normed = head.rows(blocks, known, slots, mask, memory)
+        normed = head.rows(blocks, known, slots, head.masks(slots[:, -num_rows:], span), memory)
         self.normed = normed[:, config.first_row : config.first_row + depth]
         self.block_logits = head.logits(self.normed, self.model)
 

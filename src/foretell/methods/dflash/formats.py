@@ -14,7 +14,7 @@ from torch import Tensor
 from foretell.core.errors import ModelError
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.keys import Keys, rope_theta
-from foretell.methods.common.layer import HARMLESS, refuse_unknown, windows
+from foretell.methods.common.layer import HARMLESS, describe_windows, refuse_unknown, windows
 from foretell.methods.common.layout import Found, Layout, TargetInfo, check_layer_ids
 from foretell.methods.common.reduced import complete_vocabulary
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
@@ -82,17 +82,22 @@ class DFlashLayout(Layout):
             "hidden_act": "silu",
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
-            "layer_types": ["full_attention"] * config.num_layers,
             "num_attention_heads": config.num_heads,
             "num_hidden_layers": config.num_layers,
             "num_key_value_heads": config.num_kv_heads,
             "rms_norm_eps": config.rms_norm_eps,
             "rope_theta": config.rope_theta,
-            "sliding_window": None,
             "tie_word_embeddings": False,
-            "use_sliding_window": False,
             "vocab_size": config.vocab_size,
+            "layer_types": ["full_attention"] * config.num_layers,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            **describe_windows(config.windows),
         }
+        if config.windows:
+            inner["causal_head"] = out["is_causal"] = config.causal
+            if not config.causal and config.windows_causal:
+                del inner["causal_head"], out["is_causal"]  # what says no kind of layer is that by layers
         if target.num_layers is not None:
             out["num_target_layers"] = target.num_layers
         if target.max_positions is not None:
@@ -105,12 +110,6 @@ class DFlashLayout(Layout):
         keys.only("hidden_act", "silu")
         keys.only("attention_bias", False)
         num_layers = keys.layers("num_hidden_layers")
-        keys.only("layer_types", ["full_attention"] * num_layers)
-        if windows(keys, num_layers, qwen=True):
-            raise ModelError(
-                f"{found.name}: sliding_window is {keys.values['sliding_window']} and use_sliding_window true in "
-                "config.json; only layers that see the whole text are supported"
-            )
         inner.only("attention_mode", "gqa")
         hidden = keys.size("hidden_size")
         num_heads = keys.size("num_attention_heads")
@@ -132,7 +131,7 @@ class DFlashLayout(Layout):
             mask_token_id=where("mask_token_id").integer("mask_token_id"),
             rope_theta=rope_theta(keys),
             rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
-            causal=where("causal_head").flag("causal_head", default=False),
+            **self._sights(keys, inner, num_layers),
             sample_from_anchor=where("sample_from_anchor").flag("sample_from_anchor", self.anchor_predicts),
             **self.second(inner),
             **self.extras(found, inner),
@@ -142,6 +141,21 @@ class DFlashLayout(Layout):
         refuse_unknown(keys)
         refuse_unknown(inner, HARMLESS_DFLASH)
         return config
+
+    def _sights(self, keys: Keys, inner: Keys, num_layers: int) -> dict[str, Any]:
+        """What rows of a block see. JetSpec's key, or the authors' and vLLM's of later heads, without which layers with a
+        window alone are causal."""
+        sizes = windows(keys, num_layers, qwen=True)
+        held = [
+            place.flag(key) for key in ("causal_head", "is_causal", "causal") for place in (inner, keys) if key in place
+        ]
+        if len(set(held)) > 1:
+            raise ModelError(f"{keys.name}: causal_head, is_causal and causal in config.json contradict each other")
+        return {
+            "causal": held == [True] * max(1, len(held)),
+            "windows": sizes,
+            "windows_causal": not sizes or not held or held[0],
+        }
 
     def second(self, inner: Keys) -> dict[str, Any]:
         """What DFlash2 has beside."""
@@ -252,7 +266,9 @@ class DFlashSpeculators(DFlashLayout):
         config: DFlashHeadConfig = head.config
         layer = super().describe(head, target)
         inner = {
-            key: value for key, value in layer.items() if key not in ("architectures", "block_size", "dflash_config")
+            key: value
+            for key, value in layer.items()
+            if key not in ("architectures", "block_size", "dflash_config", "is_causal")
         }
         return {
             "architectures": [self.architectures[0]],
@@ -263,7 +279,7 @@ class DFlashSpeculators(DFlashLayout):
             "mask_token_id": config.mask_token_id,
             AUX: [layer_id + 1 for layer_id in config.layer_ids],
             "sample_from_anchor": config.sample_from_anchor,
-            "sliding_window_non_causal": False,
+            "sliding_window_non_causal": not config.windows_causal,
             "target_hidden_size": None,
             "tie_word_embeddings": False,
             "transformer_layer_config": inner,
@@ -279,7 +295,8 @@ class DFlashSpeculators(DFlashLayout):
         }
 
     def parse(self, found: Found) -> HeadConfig:
-        """Windows, and other projectors, are refused by their keys."""
+        """Other projectors are refused by their keys. A window is the engines': it counts from each row's own position
+        (training has one for the block, from its anchor)."""
         keys, layer = found.keys, found.keys.inner("transformer_layer_config")
         kind = layer.text("model_type", "qwen3")
         if kind != "qwen3":
@@ -290,15 +307,9 @@ class DFlashSpeculators(DFlashLayout):
         num_layers = layer.layers("num_hidden_layers")
         for place, key, allowed in (
             (layer, "hidden_act", "silu"), (layer, "attention_bias", False),
-            (layer, "layer_types", ["full_attention"] * num_layers),
-            (keys, "projector_type", "dflash"), (keys, "shift_label", False), (keys, "sliding_window_non_causal", False),
+            (keys, "projector_type", "dflash"), (keys, "shift_label", False),
         ):  # fmt: skip
             place.only(key, allowed)
-        if windows(layer, num_layers, qwen=True):
-            raise ModelError(
-                f"{found.name}: transformer_layer_config.sliding_window is {layer.values['sliding_window']} in "
-                "config.json; only layers that see the whole text are supported"
-            )
         hidden, num_heads = layer.size("hidden_size"), layer.size("num_attention_heads")
         vocab = layer.size("vocab_size")
         size = keys.size("draft_vocab_size", vocab)
@@ -320,6 +331,8 @@ class DFlashSpeculators(DFlashLayout):
             rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
             sample_from_anchor=keys.flag("sample_from_anchor", self.anchor_predicts),
             draft_vocab_size=None if size == vocab else size,
+            windows=windows(layer, num_layers, qwen=True),
+            windows_causal=not keys.flag("sliding_window_non_causal", default=False),
             **self.extras(found, Keys({}, found.name)),
         )
         refuse_unknown(keys, (*HARMLESS, *HARMLESS_TRAINING))

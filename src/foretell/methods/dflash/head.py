@@ -42,6 +42,10 @@ class DFlashHeadConfig(HeadConfig):
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     causal: bool = False  # rows of a block see the rows before them only (JetSpec)
+    windows: tuple[
+        int, ...
+    ] = ()  # of each layer: how many last positions a row sees; 0 is all. Empty: all layers see all
+    windows_causal: bool = True  # in layers with a window, rows of a block see the rows before them only
     sample_from_anchor: bool = False  # the anchor's row makes the first guess (DSpark); else it makes none
     markov_rank: int = 0  # > 0: logits of a guess get W1[token before it] W2 (DSpark)
     confidence: bool = False  # predict the acceptance of each guess (DSpark)
@@ -66,6 +70,15 @@ class DFlashHeadConfig(HeadConfig):
             (0 <= self.mask_token_id < self.vocab_size, "mask_token_id", f"between 0 and {self.vocab_size - 1}"),
             (self.num_heads % self.num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads = {self.num_heads}"),
             (self.head_dim % 2 == 0, "head_dim", "even"),
+            (
+                not self.windows
+                or (
+                    len(self.windows) == self.num_layers
+                    and all(size == 0 or size >= self.block_size for size in self.windows)
+                ),
+                "windows",
+                f"one size for each layer, 0 or at least block_size = {self.block_size}",
+            ),
             (self.markov_rank >= 0, "markov_rank", "0 (no Markov head) or more"),
             (
                 min(second) >= 1 or not any(second),
@@ -103,9 +116,17 @@ class DFlashHeadConfig(HeadConfig):
         """Guesses in a line that one block makes."""
         return self.block_size - self.first_row
 
+    def window(self, layer: int) -> int:
+        """How many last positions a layer sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def is_causal(self, layer: int) -> bool:
+        """Whether in a layer rows of a block see the rows before them only."""
+        return self.causal or (self.windows_causal and self.window(layer) > 0)
+
     def num_rows(self, depth: int) -> int:
         """Rows that must run for ``depth`` guesses: all of them, unless later ones are invisible to earlier ones."""
-        return depth + self.first_row if self.causal else self.block_size
+        return depth + self.first_row if all(map(self.is_causal, range(self.num_layers))) else self.block_size
 
 
 class BlockConv(nn.Module):
@@ -154,11 +175,11 @@ class CandidateSelector(nn.Module):
 class DFlashLayer(nn.Module):
     """A Qwen3 layer whose keys and values come from context features as well."""
 
-    def __init__(self, config: DFlashHeadConfig) -> None:
+    def __init__(self, config: DFlashHeadConfig, index: int) -> None:
         super().__init__()
         shape = AttentionShape(
             config.hidden_size, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            config.rope_theta, qk_norm=True, rms_norm_eps=config.rms_norm_eps,
+            config.rope_theta, qk_norm=True, rms_norm_eps=config.rms_norm_eps, window=config.window(index),
         )  # fmt: skip
         self.self_attn = Attention(shape)
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
@@ -176,8 +197,10 @@ class DFlashLayer(nn.Module):
         mask: Tensor,
         remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         block: int,
+        far: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """x [B, Q, H] rows of blocks of ``block`` rows, context [B, n, H], angles of the n + Q positions -> [B, Q, H].
+        far: angles by which sinks meet the rows, where the layer reads a part of its text alone.
 
         Features are normed once for all layers (``hidden_norm``), rows by each layer, so features skip the layer's
         norm.
@@ -195,7 +218,8 @@ class DFlashLayer(nn.Module):
         k = attention.k_norm(attention.k_proj(both).unflatten(-1, size)).transpose(1, 2)
         v = attention.v_proj(both).unflatten(-1, size).transpose(1, 2)
         keys, values = remember(turn(k, cos, sin), v)
-        mixed = attention.mix(turn(q, cos[:, :, -num_rows:], sin[:, :, -num_rows:]), keys, values, mask)
+        sunk = None if far is None or attention.shape.limit is None else turn(q, *far)
+        mixed = attention.mix(turn(q, cos[:, :, -num_rows:], sin[:, :, -num_rows:]), keys, values, mask, sunk)
         x = x + (mixed if conv is None else conv(mixed, kernels, 1, block))
         rows, conv = self.post_attention_layernorm(x), self.mlp_conv
         if conv is None:
@@ -236,7 +260,7 @@ class DFlashHead(Head):
         super().__init__()
         self.config = config
         size, rank = config.hidden_size, config.markov_rank
-        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DFlashLayer(config, index) for index in range(config.num_layers))
         self.fc = nn.Linear(len(config.layer_ids) * size, size, bias=False)
         self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
         self.norm = RMSNorm(size, config.rms_norm_eps)
@@ -332,20 +356,42 @@ class DFlashHead(Head):
         blocks: Tensor,
         context: Tensor,
         positions: Tensor,
-        mask: Tensor,
+        masks: Sequence[Tensor],
         memory: Memory,
         *,
         size: int | None = None,
     ) -> Tensor:
-        """blocks [B, Q, H] embeddings, context [B, n, H], positions [B, n + Q] of both, mask bool, broadcastable to
-        [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads. size: rows of a block,
-        where Q is those of several."""
-        angles = rotary(positions, self.config.head_dim, self.config.rope_theta, blocks.dtype)
+        """blocks [B, Q, H] embeddings, context [B, n, H], positions [B, n + Q] of both, masks bool, of each layer
+        broadcastable to [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads. size:
+        rows of a block, where Q is those of several."""
+        head_dim, theta = self.config.head_dim, self.config.rope_theta
+        angles = rotary(positions, head_dim, theta, blocks.dtype)
+        own, far = positions[:, -blocks.shape[1] :], None
+        if self.window is not None:
+            far = rotary(own + self.window.back(own), head_dim, theta, blocks.dtype)
         for index, layer in enumerate(self.layers):
             remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = partial(memory, index)
-            blocks = layer(blocks, context, angles, mask, remember, size or blocks.shape[1])
+            blocks = layer(blocks, context, angles, masks[index], remember, size or blocks.shape[1], far)
         normed: Tensor = self.norm(blocks)
         return normed
+
+    def last_seen(self, slots: Tensor) -> Tensor:
+        """[layers, B, Q] of blocks whose rows lie in slots [B, Q]: the last slot that each row sees, in each layer."""
+        causal = [self.config.is_causal(index) for index in range(self.config.num_layers)]
+        return torch.stack([slots if each else slots[:, -1:].expand_as(slots) for each in causal])
+
+    def masks(self, slots: Tensor, span: int) -> list[Tensor]:
+        """What the rows of blocks in slots [B, Q] see of the first ``span`` slots, in each layer: [B, 1, Q, span] bool."""
+        keys, out = torch.arange(span, device=slots.device), []
+        for layer, seen in zip(self.layers, self.last_seen(slots), strict=True):
+            shape: AttentionShape = layer.get_submodule("self_attn").shape  # type: ignore[assignment]
+            mask, distance = keys <= seen[..., None], slots[..., None] - keys
+            if shape.limit is not None:
+                mask = mask & ((distance < shape.limit.size) | (keys < shape.limit.sinks))
+            elif shape.window:
+                mask = mask & (distance < shape.window)
+            out.append(mask[:, None])
+        return out
 
     def forward(self, taps: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
         """Many blocks on one text, packed: taps [B, T, T' * H] of all its positions, blocks [B, A, Q, H] embeddings,
@@ -354,8 +400,12 @@ class DFlashHead(Head):
         size = blocks.shape[2]
         text = torch.arange(num_tokens, device=anchors.device).expand(num_rows, -1)
         positions = torch.cat((text, block_positions(anchors, size).flatten(1)), 1)
-        mask = block_mask(anchors, num_tokens, size, causal=self.config.causal)
-        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, mask, lambda _, k, v: (k, v), size=size)
+        config = self.config
+        masks = [
+            block_mask(anchors, num_tokens, size, causal=config.is_causal(index), window=config.window(index))
+            for index in range(config.num_layers)
+        ]
+        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, masks, lambda _, k, v: (k, v), size=size)
         return normed.view(num_rows, -1, *blocks.shape[2:])
 
     def bias(self, before: Tensor) -> Tensor:
@@ -379,16 +429,20 @@ def block_positions(anchors: Tensor, size: int) -> Tensor:
     return anchors[..., None] + torch.arange(size, device=anchors.device)
 
 
-def block_mask(anchors: Tensor, num_tokens: int, size: int, *, causal: bool) -> Tensor:
+def block_mask(anchors: Tensor, num_tokens: int, size: int, *, causal: bool, window: int = 0) -> Tensor:
     """[B, 1, A * size, num_tokens + A * size] bool: a row sees features of positions before its anchor (the anchor's own
-    is not known when the block is drafted), and its own block: all of it, or up to itself."""
+    is not known when the block is drafted), of which a window shows the last ones, and its own block: all of it, or up to
+    itself."""
     num_rows, num_blocks = anchors.shape
-    text = torch.arange(num_tokens, device=anchors.device) < anchors[..., None]  # [B, A, T]
+    place = torch.arange(num_tokens, device=anchors.device)
+    text = (place < anchors[..., None]).repeat_interleave(size, 1)  # [B, A * size, T]
+    if window:
+        text = text & (block_positions(anchors, size).flatten(1)[..., None] - place < window)
     row = torch.arange(num_blocks * size, device=anchors.device)
     own = (row // size)[:, None] == row // size  # [A * size, A * size]
     if causal:
         own = own.tril()
-    return torch.cat((text.repeat_interleave(size, 1), own.expand(num_rows, -1, -1)), 2)[:, None]
+    return torch.cat((text, own.expand(num_rows, -1, -1)), 2)[:, None]
 
 
 def spread_layers(num_layers: int, count: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ class NativeFlash:
         self._layers = (structures.Layer * config.num_layers)()
         for index, layer in enumerate(head.layers):
             self._layers[index] = layer_of(
-                self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"), 0,
+                self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"),
                 input_norm=layer.get_parameter("input_layernorm.weight"),
                 mlp_norm=layer.get_parameter("post_attention_layernorm.weight"),
             )  # fmt: skip
@@ -71,9 +71,9 @@ class NativeFlash:
         self, blocks: Tensor, context: Tensor, slots: Tensor, seen: Tensor, cache: BoundCache, rows: tuple[int, int],
         *, logits: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [B, Q] the last slot
-        that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits
-        [B, m, DV]."""
+        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [layers, B, Q] the
+        last slot that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and
+        logits [B, m, DV]."""
         num_rows, size = blocks.shape[:2]
         known, threads, functions = context.shape[1], torch.get_num_threads(), self.memory.functions
         blocks, context = blocks.float().contiguous(), context.float().contiguous()

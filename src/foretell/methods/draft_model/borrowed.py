@@ -27,6 +27,7 @@ from foretell.model.llama.native import NativeModel
 from foretell.model.llama.weights import TensorWeights
 from foretell.model.load import from_tensors, load_config, unsupported
 from foretell.model.target import CausalModel
+from foretell.model.windows import DraftWindow
 
 BORROWS = "borrows"
 """The key of config.json by which such a directory is known: {"target": its name, "sample": ``sample_of`` it}."""
@@ -35,11 +36,13 @@ _SAMPLE = 64
 """Rows of the target's embedding that ``likeness`` reads."""
 
 
-def load_borrowed(path: Path, target: CausalModel, *, name: str, weights: str = "auto") -> NarrowModel:
+def load_borrowed(
+    path: Path, target: CausalModel, *, name: str, weights: str = "auto", limit: DraftWindow | None = None
+) -> NarrowModel:
     """The draft of a directory, in the target's dtype and implementation, beside its target.
 
-    weights: as ``load_model`` has it. Raises ConfigError for weights that do not go with the target, ModelError where the
-    directory is damaged or made for another target.
+    weights: as ``load_model`` has it; limit: see ``CausalModel.limited``. Raises ConfigError for weights that do not go
+    with the target, ModelError where the directory is damaged or made for another target.
     """
     config, spec = load_config(path, name=name), target.spec
     _check_weights(config, weights, target)
@@ -51,7 +54,8 @@ def load_borrowed(path: Path, target: CausalModel, *, name: str, weights: str = 
     shape = llama.read_shape(config)
     _check_tensors(tensors, shape, name)
     tensors[llama.EMBEDDING] = _embedding(target)
-    return NarrowModel(_build(config, shape, tensors, target, name, weights), tokens)
+    whole = _build(config, shape, tensors, target, name, weights)
+    return NarrowModel(whole if limit is None else whole.limited(limit), tokens)
 
 
 def _check_weights(config: Any, weights: str, target: CausalModel) -> None:

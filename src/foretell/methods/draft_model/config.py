@@ -6,7 +6,7 @@ from typing import Any
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
-from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.config import Loader
 from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.translated import (
@@ -16,11 +16,12 @@ from foretell.methods.draft_model.vocabulary.translated import (
     differences,
     translation,
 )
+from foretell.methods.windowed import WindowedMethodConfig
 from foretell.model.names import WEIGHTS
 
 
 @dataclass(frozen=True)
-class DraftModelConfig(MethodConfig):
+class DraftModelConfig(WindowedMethodConfig):
     """A smaller model, of the same vocabulary or of another."""
 
     method = DraftModel.name
@@ -64,6 +65,8 @@ class DraftModelConfig(MethodConfig):
         tokenizers = loader.tokenizers(name) if self.vocabulary != "same" else None
         crossing = self._crossing(tokenizers)
         draft = loader.draft(name, *weights) if crossing is None else loader.draft(name, *weights, checked=False)
+        if self.window is not None:
+            draft = draft.limited(self.window)
         if self.draft_vocab_size:
             from foretell.methods.draft_model.vocabulary.narrow import (
                 NarrowModel,
@@ -105,7 +108,7 @@ class DraftModelConfig(MethodConfig):
             )
         from foretell.methods.draft_model.borrowed import load_borrowed
 
-        draft = load_borrowed(path, loader.target, name=name, weights=self.draft_weights)
+        draft = load_borrowed(path, loader.target, name=name, weights=self.draft_weights, limit=self.window)
         head = None if self.acceptance is None else load_acceptance(self.acceptance, draft.spec)
         return DraftModel(draft, head)
 

@@ -11,10 +11,11 @@ from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.parallel import PEagle, PEagleHead
 from foretell.methods.head_config import HeadMethodConfig, StepwiseMethodConfig
+from foretell.methods.windowed import WindowedMethodConfig
 
 
 @dataclass(frozen=True)
-class Eagle1Config(StepwiseMethodConfig):
+class Eagle1Config(WindowedMethodConfig, StepwiseMethodConfig):
     """One layer over the target's last features."""
 
     method = Eagle1.name
@@ -23,12 +24,12 @@ class Eagle1Config(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        head = load_head(self.head_name, loader.target.spec, Eagle1Head)
+        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
         return Eagle1(head, loader.target, acceptance, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
-class Eagle2Config(StepwiseMethodConfig):
+class Eagle2Config(WindowedMethodConfig, StepwiseMethodConfig):
     """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
 
     method = Eagle2.name
@@ -39,12 +40,12 @@ class Eagle2Config(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load EAGLE-1's head."""
         acceptance = self.load_acceptance(loader)
-        head = load_head(self.head_name, loader.target.spec, Eagle1Head)
+        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
         return Eagle2(head, loader.target, acceptance, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
-class Eagle3Config(StepwiseMethodConfig):
+class Eagle3Config(WindowedMethodConfig, StepwiseMethodConfig):
     """One layer over fused features of three target layers."""
 
     method = Eagle3.name
@@ -53,7 +54,7 @@ class Eagle3Config(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        head = load_head(self.head_name, loader.target.spec, Eagle3Head)
+        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target)
         return Eagle3(head, loader.target, acceptance, weights=self.head_weights)
 
 

@@ -50,7 +50,7 @@ class NativePair:
         layers = (structures.Layer * config.num_layers)()
         for index, layer in enumerate(head.decoder):
             layers[index] = layer_of(
-                memory, layer.self_attn, layer.mlp, layer.self_attn.shape.window,
+                memory, layer.self_attn, layer.mlp,
                 mlp_norm=layer.post_attention_layernorm.weight,
                 input_norm=layer.input_layernorm.weight if index or isinstance(head, MTPHead) else None,
             )  # fmt: skip
@@ -88,8 +88,10 @@ class NativePair:
     def _describe_family(self, own: FamilyLayer, weights: str) -> heads.Pair:
         """A module for further tokens: its decoder layer is read as that of a model."""
         memory, model = self.memory, self.model
-        shape = replace(read_shape(own.config), tied=True)
         kind, name = "int8" if weights == "int8" and not own.in_blocks else "auto", f"the MTP head of {model.spec.name}"
+        shape = replace(read_shape(own.config), tied=True)
+        if self.head.window is not None:
+            shape = shape.limited(self.head.window, name=name)
         one = NativeModel(shape, own.weights, dtype=self.head.dtype, name=name, weights=kind)
         self._family, offset = one, shape.traits.norm_offset
         pair = heads.Pair(num_outputs=self.vocabulary.num_outputs, ids=None, normed_output=own.feeds_normed)

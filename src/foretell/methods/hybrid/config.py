@@ -37,6 +37,7 @@ class HybridConfig(MethodConfig):
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "auto"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
+    draft_window: int = -1  # of the second method: as there
     discount: float = 0.92  # what a token by the second method is worth beside one by suffix, whose guesses are free
 
     def __post_init__(self) -> None:
@@ -48,9 +49,10 @@ class HybridConfig(MethodConfig):
             )
         if not 1 <= self.second_tokens <= 64:
             raise ConfigError(f"second_tokens = {self.second_tokens} must be between 1 and 64")
-        if self.second != "draft_model" and self._drafts:
+        takes: Any = load_reference(builtin.CONFIGS[self.second])
+        if beyond := [name for name in self._options if name not in takes.key_names()]:
             raise ConfigError(
-                f"{', '.join(self._drafts)} is an option of second = 'draft_model', and second is {self.second!r}: drop it"
+                f"{', '.join(beyond)} is no option of second = {self.second!r}: drop it, or choose another"
             )
         shape, draws = self.second_proposal, self.proposal_draws
         reason = self._refusal(shape)
@@ -119,14 +121,14 @@ class HybridConfig(MethodConfig):
     def trained(self) -> MethodConfig:
         """The second method's."""
         kind: Any = load_reference(builtin.CONFIGS[self.second])
-        config: MethodConfig = kind(self.second_tokens, self.verify, model=self.model, **self._drafts)
+        config: MethodConfig = kind(self.second_tokens, self.verify, model=self.model, **self._options)
         return config
 
     @property
-    def _drafts(self) -> dict[str, Any]:
-        """What was set of how a draft model is held."""
-        given = {"draft_weights": self.draft_weights, "draft_vocab_size": self.draft_vocab_size}
-        return {name: value for name, value in given.items() if value not in ("auto", 0)}
+    def _options(self) -> dict[str, Any]:
+        """What was set of the second method's own."""
+        names = ("draft_weights", "draft_vocab_size", "draft_window")
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(HybridConfig, name)}
 
     def load(self, loader: Loader) -> Method:
         """Load the second method."""

@@ -26,7 +26,7 @@ class NativeAdapter:
         self.head, self.memory = head, Memory(head, weights)
         self.model, self._out, self._vocab_size = model, self.memory.head_of(model), model.spec.vocab_size
         attention, norm = head.layer.self_attn, head.layer.input_layernorm.weight
-        self._layers = (structures.Layer * 1)(layer_of(self.memory, attention, None, 0, input_norm=norm))
+        self._layers = (structures.Layer * 1)(layer_of(self.memory, attention, None, input_norm=norm))
         self.view = structures.Model(
             head.dtype == torch.bfloat16, 1, model.spec.vocab_size, config.hidden_size, 0, config.num_heads,
             config.num_kv_heads, config.head_dim, config.rms_norm_eps, model.embedding_matrix, self._out,

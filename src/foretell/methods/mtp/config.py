@@ -11,13 +11,14 @@ from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.trained import MTPDirectory, MTPHead
+from foretell.methods.windowed import WindowedMethodConfig
 from foretell.model.checkpoint import resolve
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.nextn import has_trunk
 
 
 @dataclass(frozen=True)
-class MTPConfig(HeadMethodConfig):
+class MTPConfig(WindowedMethodConfig, HeadMethodConfig):
     """The multi-token prediction module of the target's checkpoint."""
 
     method = MTP.name
@@ -31,7 +32,8 @@ class MTPConfig(HeadMethodConfig):
         name, spec = self.model or loader.target.spec.name, loader.target.spec
         path = resolve(name)
         if path.is_dir() and architecture(read_config(path, name=name)) in MTPDirectory.architectures:
-            return MTP(load_head(name, spec, MTPHead), loader.target, weights=self.head_weights)
+            trained = self.limited(load_head(name, spec, MTPHead), loader.target)
+            return MTP(trained, loader.target, weights=self.head_weights)
         from foretell.methods.mtp.head import CheckpointMTPHead  # imported here, as transformers runs its layer
         from foretell.model.hf.one_layer import text_config
 
@@ -39,4 +41,4 @@ class MTPConfig(HeadMethodConfig):
         alone = path.is_file() and not has_trunk(open_gguf(path, name=name))  # its layer is as the target's then
         of, called = (resolve(spec.name), spec.name) if alone else (path, name)
         head = CheckpointMTPHead(tensors, text_config(of, name=called), spec, name=name)
-        return MTP(head, loader.target, weights=self.head_weights)
+        return MTP(self.limited(head, loader.target), loader.target, weights=self.head_weights)

@@ -4,7 +4,7 @@ Verification gives the true hidden states, and ``EagleDrafter.begin`` computes t
 cache never keeps what came of its own guesses.
 """
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import SHAPES
 from foretell.methods.common.native import runs_as
@@ -39,6 +39,11 @@ class MTP(Method):
             )
         self.head, self.model = head.eval(), model
         self.native, self.not_native = native_pair(self.head, model, weights)
+        if head.window is not None and self.native is None and isinstance(head, CheckpointMTPHead):
+            raise ConfigError(
+                f"draft_window = {head.window.size}: the MTP head runs by transformers, which has no windows for drafts: "
+                f"{self.not_native}; drop it"
+            )
 
     @property
     def runs_as(self) -> str:

@@ -16,6 +16,7 @@ from foretell.model.llama.pack import Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits
 from foretell.model.llama.weights import WeightSource
+from foretell.model.windows import DraftWindow
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Layer:
     rope: int  # which of the model's rotations
     window: int | None
     spread: Tensor | None = None  # [kv heads, head_dim] of keys that are rounded: see ``codes.spread_of``
+    limit: DraftWindow | None = None  # of a draft
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class LayerReader:
             norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
             norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
-            self._spread(names),
+            self._spread(names), shape.limits(index),
         )  # fmt: skip
 
     def _spread(self, names: Mapping[str, str]) -> Tensor | None:

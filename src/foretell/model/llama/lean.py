@@ -7,6 +7,7 @@ the exception, and run on the CPU alone: ``experts.py``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.core.errors import ConfigError
 from foretell.core.progress import tell
 from foretell.core.tree import Plan
 from foretell.kernels.gpu.ops import MOST_NODES, ops
@@ -36,6 +38,7 @@ from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSou
 from foretell.model.lora import Lora
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
+from foretell.model.windows import DraftWindow, sunk_attention
 
 _MIN_ROWS = MIN_ROWS  # bf16 attention is slower at one row, too
 
@@ -66,7 +69,7 @@ class _Pass:
     """cos [B, n, 1, head_dim], flat [1, T, 1, head_dim], and sin, the same, its first half negated."""
     growths: dict[int, Tensor]
     """Of rotations whose queries grow with their positions: by what, [B, n, 1, 1], flat [1, T, 1, 1]."""
-    masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
+    masks: dict[int | DraftWindow | None, Tensor]  # by ``_sight_of``, [B, 1, G * n, S] additive
     slots: Tensor  # [B, r]; packed [r]; where no kernel writes, ``KVCache.places`` of them
     span: int
     shape: tuple[int, int] | None = None  # flat: (B, n)
@@ -74,6 +77,7 @@ class _Pass:
     rows: Tensor | None = None  # packed: [r] their rows
     plan: Plan | None = None  # where attention reads it in the place of masks
     sight: Tensor | None = None  # ``KVCache.sight``, where attention reads masks
+    back: Tensor | None = None  # [B, n] of a draft with a window: see ``DraftWindow.back``
 
     @property
     def width(self) -> int:
@@ -170,6 +174,18 @@ class LeanModel(CausalModel):
             qkv, out = adapted(layer.qkv, "q", "k", "v"), adapted(layer.out, "o")
             self._layers[index] = replace(layer, qkv=qkv, out=out, mlp=mlp)
         self.loras = tuple(loras)
+
+    def limited(self, limit: DraftWindow) -> "LeanModel":
+        """See ``CausalModel.limited``."""
+        if self._gpu is not None:
+            raise ConfigError(
+                f"draft_window = {limit.size}: on {self.spec.device.type} a draft's kernels read all slots; drop it"
+            )
+        made = copy(self)
+        made.shape = self.shape.limited(limit, name=self.spec.name)
+        made.spec = replace(self.spec, max_positions=made.shape.max_positions)
+        made._layers = [replace(layer, limit=made.shape.limits(index)) for index, layer in enumerate(self._layers)]
+        return made
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache on the model's device."""
@@ -319,22 +335,28 @@ class LeanModel(CausalModel):
         }
         if self._gpu is not None and num_nodes <= MOST_NODES:
             return _Pass(turns, growths, {}, plan.slots, plan.span, plan=plan)
-        masks: dict[int | None, Tensor] = {}
-        for window in set(self.shape.windows[first:stop]):
+        masks: dict[int | DraftWindow | None, Tensor] = {}
+        for window in {_sight_of(layer) for layer in self._layers[first:stop]}:
             visible = plan.mask  # [B, 1, n, S]
-            if window is not None and window < plan.span:  # positions are below the span: a wider window hides nothing
+            if isinstance(window, DraftWindow):
+                visible = window.sight(plan)
+            elif (
+                window is not None and window < plan.span
+            ):  # positions are below the span: a wider window hides nothing
                 distance = plan.positions[:, None, :, None] - plan.key_positions[:, None, None, :]
                 visible = visible & (distance < window)
             mask = torch.zeros(visible.shape, dtype=self.spec.dtype, device=visible.device)
             mask.masked_fill_(~visible, float("-inf"))
             # Padded nodes see everything: any finite result will do, and a node that sees nothing would be NaN.
             masks[window] = F.pad(mask, (0, 0, 0, padding)).repeat(1, 1, self._group, 1)
+        limit = self.shape.limit
+        back = None if limit is None else F.pad(limit.back(plan.positions), (0, padding))
         if real is not None:
             rows, slots = real // num_nodes, plan.slots.flatten()[real]
-            return _Pass(turns, growths, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
+            return _Pass(turns, growths, masks, slots, plan.span, (num_rows, num_nodes), real, rows, back=back)
         slots = plan.slots if self._gpu is not None else cache.places(plan.slots)
         shape, sight = (num_rows, num_nodes) if more else None, cache.sight(plan.span)
-        return _Pass(turns, growths, masks, slots, plan.span, shape, sight=sight)
+        return _Pass(turns, growths, masks, slots, plan.span, shape, sight=sight, back=back)
 
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
@@ -419,8 +441,11 @@ class LeanModel(CausalModel):
         num_rows, kv_heads, length, dim = query.shape
         num_nodes = length // self._group
         keys, values = cache.seen(index, shared.span, shared.sight, query.dtype)
-        mask, traits = shared.masks[self._layers[index].window], self.shape.traits
-        if traits.score_cap is None:
+        layer, traits = self._layers[index], self.shape.traits
+        mask = shared.masks[_sight_of(layer)]
+        if layer.limit is not None:
+            mixed = self._sink(layer, layer.limit, query, keys, values, mask, shared)
+        elif traits.score_cap is None:
             mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
         else:
             scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
@@ -429,11 +454,30 @@ class LeanModel(CausalModel):
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, -1)
 
+    def _sink(
+        self, layer: Layer, limit: DraftWindow, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shared: _Pass
+    ) -> Tensor:
+        assert shared.back is not None
+        angles = (
+            shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
+        )  # [B, 1, G * n, d]
+        half = query.shape[-1] // 2
+        swapped = torch.cat((-query[..., half:], query[..., :half]), -1)
+        sunk = (query * angles.cos() + swapped * angles.sin()).to(query.dtype)
+        traits = self.shape.traits
+        scale = traits.score_scale or query.shape[-1] ** -0.5
+        return sunk_attention(query, sunk, keys, values, mask, scale, limit.sinks, traits.score_cap)
+
     def _grouped(self, query: Tensor) -> Tensor:
         """Queries [B, n, heads, head_dim], those of one key-value head below each other: [B, kv heads, G * n, head_dim]."""
         num_rows, num_nodes, _, dim = query.shape
         query = query.reshape(num_rows, num_nodes, self.shape.num_kv_heads, self._group, dim)
         return query.permute(0, 2, 3, 1, 4).reshape(num_rows, self.shape.num_kv_heads, -1, dim)
+
+
+def _sight_of(layer: Layer) -> int | DraftWindow | None:
+    """What decides which slots a layer sees."""
+    return layer.window if layer.limit is None else layer.limit
 
 
 def _capped(x: Tensor, cap: float) -> Tensor:

@@ -9,6 +9,8 @@ another than without).
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSou
 from foretell.model.lora import Lora
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
+from foretell.model.windows import DraftWindow
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 NO_ROOM = 7  # what foretell_forward returns where there is no room for the terms of a hybrid's nodes
@@ -79,6 +82,11 @@ def _other_heads(shape: LlamaShape) -> str | None:
     if shape.head_dim in HEAD_DIMS:
         return None
     return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
+
+
+def _limit(layer: structures.Layer, limit: DraftWindow | None) -> None:
+    if limit is not None:
+        layer.window, layer.sinks = limit.size, limit.sinks
 
 
 class NativeModel(CausalModel):
@@ -169,6 +177,22 @@ class NativeModel(CausalModel):
                     self._low_rank[index][number * len(KINDS) + KINDS.index(kind)] = one
                     self._view.low_rank = max(self._view.low_rank, one.rank)
         self.loras = tuple(loras)
+
+    def limited(self, limit: DraftWindow) -> "NativeModel":
+        """See ``CausalModel.limited``: the same weights and lock."""
+        made = copy(self)
+        made.shape = self.shape.limited(limit, name=self.spec.name)
+        made.spec = replace(self.spec, max_positions=made.shape.max_positions)
+        count = made.shape.num_layers
+        layers = (structures.Layer * count)(*(self._view.layers[index] for index in range(count)))
+        for index, layer in enumerate(layers):
+            _limit(layer, made.shape.limits(index))
+        made._view = structures.Model.from_buffer_copy(self._view)
+        made._view.layers = layers
+        made._tensors = [*self._tensors]
+        made._threads_for, made._scratch = {}, torch.empty(0, dtype=torch.uint8)
+        made.address = ctypes.addressof(made._view)
+        return made
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
@@ -446,6 +470,7 @@ class NativeModel(CausalModel):
                 layer.mixer = ctypes.pointer(self._mixers[-1])
             rope = shape.ropes[index]
             layer.window, layer.rope = shape.windows[index] or 0, self._ropes.index(rope)
+            _limit(layer, shape.limits(index))
             grows = rope.growth is not None
             layer.query_rope = len(self._ropes) + self._growing.index(rope) if grows else layer.rope
         final_norm = vector(llama.FINAL_NORM, traits.norm_offset)

@@ -22,6 +22,7 @@ from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
 from foretell.model.source import is_file, read_config, read_generation, read_plain
 from foretell.model.target import ModelSpec
+from foretell.model.windows import UNBOUNDED, DraftWindow
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,21 @@ class LlamaShape:
     mixers: tuple[Mixer | None, ...] = ()  # of each layer of a hybrid
     attending: frozenset[int] | None = None  # layers with attention; None: all
     with_mlp: frozenset[int] | None = None  # layers with an MLP or experts; None: all
+    limit: DraftWindow | None = None  # what layers see less than their own windows by, as a draft's
+
+    def limited(self, limit: DraftWindow, *, name: str) -> "LlamaShape":
+        """The same as a draft that reads so much of a text alone. Raises ConfigError where it cannot be."""
+        if any(rope.growth is not None for rope in self.ropes):
+            raise ConfigError(
+                f"draft_window = {limit.size}: queries of draft {name!r} grow with their positions, for which there are no "
+                "windows; drop it"
+            )
+        endless = limit.most <= self.max_positions
+        return replace(self, limit=limit, max_positions=UNBOUNDED if endless else self.max_positions)
+
+    def limits(self, layer: int) -> DraftWindow | None:
+        """``limit``, where the layer sees less by it."""
+        return self.limit if self.limit is not None and self.limit.narrows(self.windows[layer]) else None
 
     def mixer(self, layer: int) -> Mixer | None:
         """The recurrent mixer of a layer."""
