@@ -106,6 +106,9 @@ def train(
 ) -> None:
     """Train a drafter, or a small head around one, for a target, from text that the target itself writes.
 
+    auto makes prompts and answers, chooses the size of an eagle3 head by what guesses cost here, trains it in --hours, and
+    says what it is worth; where it is worth something, it guesses for the target from then on. The same command goes on.
+
     Ctrl-C finishes the step and leaves a checkpoint; --resume goes on to the same loss curve. Several GPUs: accelerate
     launch -m foretell.cli.main train ...
     """

@@ -41,7 +41,7 @@ MAX_LENGTH = 640
 """Of a text to learn from: the longest passage, its task and an answer."""
 SETTINGS = {"num_slots": 4, "alone": 0.55, "batch_tokens": 1536, "max_length": MAX_LENGTH, "eval_every": 0}
 """Of training, where they are not the defaults: those that the head of smollm2-135m began with."""
-PROBED, PROBE_STEPS = 12, 3
+PROBED, PROBE_STEPS = 4, 3
 CHECKPOINT_S = 60.0
 EVALUATION = 0.1
 """Share of the time for measuring what the head is worth."""
@@ -111,6 +111,10 @@ def _folder(out: Path) -> Iterator[None]:
         if others and not any(name in (PLAN, f".{PLAN}.part") for name in others):
             raise ConfigError(f"--out {out} is not empty and holds no run of 'train auto': give another folder")
         yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{error.strerror}; make room, and the same command goes on", str(out)) from error
     finally:
         os.close(held)
 
@@ -170,7 +174,7 @@ def _made(task: Task, engine: "Engine", begun: float) -> dict[str, Any]:
         raise ConfigError(f"--data {task.data} holds {len(given)} prompts, and {2 * FEWEST} are the least")
     r = random.Random(f"probe/{task.seed}")
     chats = is_instruct(engine.tokenizer, spec.eos_token_ids)
-    texts = found_prompts(r, 48, chats=chats) if given is None else r.sample(given, min(48, len(given)))
+    texts = found_prompts(r, 32, chats=chats) if given is None else r.sample(given, min(32, len(given)))
     with TemporaryDirectory() as folder:
         file = Path(folder) / PROMPTS
         file.write_bytes(_lines(texts))
@@ -342,7 +346,10 @@ def _evaluated(task: Task, plan: Mapping[str, Any], run: Path) -> dict[str, Any]
         if name not in (form, "as trained"):
             path.unlink(missing_ok=True)
     chosen = {"the head": {"method": METHOD, "model": str(head), "num_speculative_tokens": depth}}
+    now = trained.trained_head(task.target)
     before = dict(trained.bundled_speculation(task.target))
+    if now is not None and Path(now.head) != head.resolve():
+        before = {**now.speculative, "model": now.head}
     if before["method"] != "none":
         chosen["until now"] = before
     report = _bench(task, engine, items, chosen, "worth", plan, TEMPERATURES)
