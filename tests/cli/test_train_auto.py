@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from foretell.cli import train_auto
-from foretell.cli.train_auto import best_depth, worth
+from foretell.cli.train_worth import best_depth, worth
 from foretell.model import trained
+from foretell.train.plan import Task
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
@@ -66,8 +67,8 @@ def test_a_folder_of_something_else_and_one_in_use_are_left_alone(invoke: Invoke
 
 def test_the_line_says_what_it_is_worth_and_whether_it_is_used() -> None:
     assert worth(RESULT) == (
-        "worth 1.42 times plain here (T = 0), 1.18 (T = 1), 2.10 tokens a step; head in /h (18.0 MB); from now on it guesses "
-        "for T where no method is named (3 a step)"
+        "worth 1.42 times plain here (T = 0), 1.18 (T = 1), 2.10 tokens a step; head in /h (18.0 MB); from now on it "
+        "guesses for T where no method is named (3 a step)"
     )
     poor = {**RESULT, "is_used": False, "speedup_until_now": {"0": 1.5, "1": 1.25}}
     assert "not used where no method is named" in worth(poor)
@@ -76,7 +77,12 @@ def test_the_line_says_what_it_is_worth_and_whether_it_is_used() -> None:
 
 @pytest.mark.parametrize(
     ("kept", "guess", "wide", "depth"),
-    [([0.9, 0.9, 0.9], 0.0, 1.0, 3), ([0.9, 0.9, 0.1], 0.1, 1.0, 2), ([0.5, 0.1, 0.1], 0.3, 1.0, 1), ([0.8, 0.6, 0.5], 0.05, 2.8, 1)],
+    [
+        ([0.9, 0.9, 0.9], 0.0, 1.0, 3),
+        ([0.9, 0.9, 0.1], 0.1, 1.0, 2),
+        ([0.5, 0.1, 0.1], 0.3, 1.0, 1),
+        ([0.8, 0.6, 0.5], 0.05, 2.8, 1),
+    ],
 )
 def test_it_guesses_as_deep_as_pays(kept: list[float], guess: float, wide: float, depth: int) -> None:
     """By hand: 1.9, 2.71, 3.439 tokens for nothing; then over 1.1, 1.2, 1.3; and with 0.6 more for every node."""
@@ -84,6 +90,17 @@ def test_it_guesses_as_deep_as_pays(kept: list[float], guess: float, wide: float
         conditional_acceptance_per_pos=kept, verify_cost=wide, draft_cost=guess, overhead_cost=0.0
     )
     assert best_depth(figures) == depth
+
+
+def test_the_head_is_measured_on_prompts_that_it_never_sees(data: Path, tmp_path: Path) -> None:
+    task = Task("nowhere", 1.0, str(data), tmp_path, 0, "cpu", None, no_color=True)
+    train_auto._prompts(task, {"evaluated": 5, "plan": {"num_prompts": 17}})
+    learned, held_out = (
+        (tmp_path / name).read_text().splitlines() for name in (train_auto.PROMPTS, train_auto.HELD_OUT)
+    )
+    assert (len(learned), len(held_out)) == (17, 5)
+    assert len({*learned, *held_out}) == 22
+    assert learned != data.read_text().splitlines()[5:22], "in the file's order one subject alone would be measured"
 
 
 def start(target: Path, out: Path, data: Path, models: Path) -> subprocess.Popen[str]:
@@ -128,7 +145,9 @@ def test_killed_at_every_stage_it_goes_on_to_the_same_head(
     monkeypatch.setenv("FORETELL_MODELS", str(home))
     used = trained.trained_head(str(models["target"]))
     assert (used is not None) == (result["is_used"] or other["is_used"])
-    guessed = invoke("generate", "the class", "--target", models["target"], "--method", "eagle3", "--draft", result["head"])
+    guessed = invoke(
+        "generate", "the class", "--target", models["target"], "--method", "eagle3", "--draft", result["head"]
+    )
     assert guessed.exit_code == 0, guessed.stderr
     for option, value, key in (("--hours", 3, "hours"), ("--seed", 5, "seed")):
         given = {"--hours": 0.02, "--data": data, option: value}

@@ -22,9 +22,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(folder)
 
 
-def test_it_is_found_by_every_path_of_its_target(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_found_by_every_path_of_its_target(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = tmp_path / "head"
     head.mkdir()
     assert settings.default_config(target, None) == {"method": "none"}

@@ -63,7 +63,9 @@ Action = Annotated[str, typer.Argument(metavar="[list|clear]", help="Show what i
 Which = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KIND", show_default=False, help=f"{', '.join(KINDS)}. clear: all but models and heads, if none is named."
+        metavar="KIND",
+        show_default=False,
+        help=f"{', '.join(KINDS)}. clear: all but models and heads, if none is named.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
@@ -73,8 +75,8 @@ def cache(action: Action = "list", kinds: Which = None, yes: Yes = False, json_:
     """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models, heads.
 
     'foretell cache clear' deletes it, after a question, but for models and heads, which are deleted where they are named.
-    All but heads comes back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept. What lies where you said (--output of
-    bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
+    All but heads comes back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept. What lies where
+    you said (--output of bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
     """
     if action not in ("list", "clear"):
         raise ConfigError(f"action {action!r} must be list or clear{nearest(action, ('list', 'clear'))}")

@@ -31,19 +31,21 @@ OF_AUTO = ("seed",)
 """Settings of training that ``auto`` leaves to the user."""
 ANSWERING = {"limit": "limit", "raw": "raw", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
 """Options that say how prompts are answered, by the names that files of answers have for them."""
-Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}. auto: all by itself.")]
+Method = Annotated[
+    str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}. auto: all by itself.")
+]
 Data = Annotated[
     str | None,
     typer.Option("--data", metavar="FILE", rich_help_panel=DATA, show_default=False,
                  help="Prompts (JSON as 'foretell bench' reads it, or plain text, cut into pieces), answered first "
-                 "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined. auto: the "
-                 "target makes its own where none are given."),
+                 "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined. "
+                 "auto: the target makes its own where none are given."),
 ]  # fmt: skip
 Out = Annotated[
     str | None,
     typer.Option("--out", metavar="DIR", rich_help_panel=o.OUTPUT, show_default=False,
-                 help="Where weights, checkpoints, log.jsonl and record.json go. auto: where 'foretell generate' finds the head by "
-                 "itself, if none is given."),
+                 help="Where weights, checkpoints, log.jsonl and record.json go. auto: where 'foretell generate' finds "
+                 "the head by itself, if none is given."),
 ]  # fmt: skip
 Limit = Annotated[
     int | None,
@@ -74,7 +76,9 @@ ConfigFile = Annotated[
 ]  # fmt: skip
 Hours = Annotated[
     float | None,
-    typer.Option("--hours", metavar="H", rich_help_panel=TRAINING, help="auto: how long all of it may take. Default: 6."),
+    typer.Option(
+        "--hours", metavar="H", rich_help_panel=TRAINING, help="auto: how long all of it may take. Default: 6."
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=TRAINING, help="Go on with the run in DIR, if there is one.")
@@ -115,11 +119,25 @@ def train(
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
     if method == AUTO:
-        _auto(ctx, target, data, out, 6.0 if hours is None else hours, options or {}, device, dtype, threads, json_, no_color)
+        _auto(
+            ctx,
+            target,
+            data,
+            out,
+            6.0 if hours is None else hours,
+            options or {},
+            device,
+            dtype,
+            threads,
+            json_,
+            no_color,
+        )
         return
     settings.refuse(ctx, ("hours",), f"is for 'train {AUTO}': give --minutes, or drop it")
     if data is None or out is None:
-        raise ConfigError(f"{'--data FILE' if data is None else '--out DIR'} is missing: only 'train {AUTO}' does without")
+        raise ConfigError(
+            f"{'--data FILE' if data is None else '--out DIR'} is missing: only 'train {AUTO}' does without"
+        )
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens} must be at least 1")
     given = read_config(config)
@@ -180,7 +198,8 @@ def _auto(
     no_color: bool,
 ) -> None:
     """Prompts, answers, training and what it is worth, by ``cli.train_auto``."""
-    from foretell.cli import train_auto
+    from foretell.cli import train_auto, train_worth
+    from foretell.train.plan import Task
 
     unread = ("init", "limit", "max_new_tokens", "temperature", "raw", "max_short_share", "config")
     fixed = [name for name in field_kinds(TrainConfig) if name not in OF_AUTO]
@@ -193,9 +212,9 @@ def _auto(
     settings.quiet()
     settings.use_threads(threads)
     folder = train_auto.default_out(target) if out is None else Path(out)
-    task = train_auto.Task(target, hours, data, folder, options.get("seed", 0), device, dtype, no_color)
+    task = Task(target, hours, data, folder, options.get("seed", 0), device, dtype, no_color)
     result = train_auto.auto(task, _drafter)
-    write(as_json(result, pretty=sys.stdout.isatty()) if json_ else f"{train_auto.worth(result)}\n", None)
+    write(as_json(result, pretty=sys.stdout.isatty()) if json_ else f"{train_worth.worth(result)}\n", None)
 
 
 def check_settings(method: str, given: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """``foretell train auto``: a head for a target in one command, from prompts to what it is worth here.
 
-Each stage leaves a file that is whole or a journal, and each is a function of the plan, which is made once: the same command
-goes on where it was stopped, to the same head.
+Each stage leaves a file that is whole or a journal, and each is a function of the plan, which is made once: the same
+command goes on where it was stopped, to the same head.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from foretell.cli.errors import say
 from foretell.cli.output import waiting
 from foretell.cli.train_progress import bar, time_text, told_if_interrupted
-from foretell.core.errors import ConfigError, ForetellError
+from foretell.cli.train_worth import HELD_OUT, METHOD, RESULT, TEMPERATURES, evaluate, load_target, read
+from foretell.core.errors import ConfigError
 from foretell.core.journal import first_difference
 from foretell.core.jsontext import parse_json
 from foretell.core.platform import lock_file
@@ -28,18 +29,22 @@ from foretell.model import trained
 
 if TYPE_CHECKING:
     from foretell import Engine
-    from foretell.bench import BenchReport, Figures
     from foretell.model.target import CausalModel
-    from foretell.train.plan import Plan, Size, Speeds
+    from foretell.train.plan import Plan, Size, Speeds, Task
     from foretell.train.responses import Responses
 
-METHOD = "eagle3"
-PLAN, RESULT, PROMPTS, HELD_OUT, LOCK = "plan.json", "result.json", "prompts.jsonl", "held_out.jsonl", "lock"
+PLAN, PROMPTS, LOCK = "plan.json", "prompts.jsonl", "lock"
 ANSWER = 128
 """The most tokens of an answer."""
 MAX_LENGTH = 640
 """Of a text to learn from: the longest passage, its task and an answer."""
-SETTINGS = {"num_slots": 4, "alone": 0.55, "batch_tokens": 1536, "max_length": MAX_LENGTH, "eval_every": 0}
+SETTINGS: dict[str, Any] = {
+    "num_slots": 4,
+    "alone": 0.55,
+    "batch_tokens": 1536,
+    "max_length": MAX_LENGTH,
+    "eval_every": 0,
+}
 """Of training, where they are not the defaults: those that the head of smollm2-135m began with."""
 PROBED, PROBE_STEPS = 4, 3
 CHECKPOINT_S = 60.0
@@ -47,30 +52,9 @@ EVALUATION = 0.1
 """Share of the time for measuring what the head is worth."""
 FEWEST, MOST = 4, 24
 """Held-out prompts that are decoded."""
-FORMS = {"4 bits": "Q4_0", "8 bits": "Q8_0"}
-"""How a head is stored, from the smallest form on, by the type of its blocks."""
-LOSS = 0.01
-"""Of kept first guesses, for which the smaller form is not taken."""
-WORTH = 1.03
-"""The least mean speed, in plain decoding's, for which a head is used where nothing is said."""
-TEMPERATURES = (0.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Task:
-    """What was asked for."""
-
-    target: str
-    hours: float
-    data: str | None
-    out: Path
-    seed: int
-    device: str
-    dtype: str | None
-    no_color: bool
-
-
-def auto(task: Task, drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+def auto(task: "Task", drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Run or go on; the result. drafter: trains on a file of prompts (``cli.train``). Raises ForetellError, OSError."""
     if not 0 < task.hours <= 10_000:
         raise ConfigError(f"--hours {task.hours:g} must be above 0 and at most 10000")
@@ -79,7 +63,7 @@ def auto(task: Task, drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]:
         with told_if_interrupted(lambda: stopped):
             plan = _planned(task)
             if (task.out / RESULT).exists():
-                done = _read(task.out / RESULT)
+                done = read(task.out / RESULT)
                 say(f"it was done before: for another head give another --out, or delete {task.out}")
                 return done
             _prompts(task, plan)
@@ -93,7 +77,7 @@ def auto(task: Task, drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]:
             1.0, task.no_color,
         )  # fmt: skip
         with told_if_interrupted(lambda: stopped):
-            return _evaluated(task, plan, run)
+            return evaluate(task, plan, run)
 
 
 @contextmanager
@@ -106,7 +90,9 @@ def _folder(out: Path) -> Iterator[None]:
         raise ConfigError(f"--out {out} cannot be written to: {error.strerror}; give another folder") from None
     try:
         if not lock_file(held):
-            raise ConfigError(f"--out {out} is in use by another 'foretell train auto': wait for it, or give another folder")
+            raise ConfigError(
+                f"--out {out} is in use by another 'foretell train auto': wait for it, or give another folder"
+            )
         others = [file.name for file in out.iterdir() if file.name != LOCK]
         if others and not any(name in (PLAN, f".{PLAN}.part") for name in others):
             raise ConfigError(f"--out {out} is not empty and holds no run of 'train auto': give another folder")
@@ -122,16 +108,16 @@ def _folder(out: Path) -> Iterator[None]:
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def _planned(task: Task) -> dict[str, Any]:
+def _planned(task: "Task") -> dict[str, Any]:
     """The plan of this run: read, or made now. Raises ConfigError where it is of another run."""
-    with waiting(f"loading {task.target}", no_color=task.no_color):
-        from foretell import Engine
-        from foretell.model.identity import target_hash
-        from foretell.train.responses import file_sha256
+    from foretell.model.identity import target_hash
+    from foretell.train.responses import file_sha256
 
-        engine = Engine.load(task.target, speculative="none", device=task.device, dtype=task.dtype)
+    engine = load_target(task)
     if engine.tokenizer is None:
-        raise ConfigError(f"--target {task.target} has no tokenizer, and prompts are texts: put tokenizer.json beside it")
+        raise ConfigError(
+            f"--target {task.target} has no tokenizer, and prompts are texts: put tokenizer.json beside it"
+        )
     identity = {
         "target_hash": target_hash(engine.model),
         "dtype": task.dtype,
@@ -142,13 +128,13 @@ def _planned(task: Task) -> dict[str, Any]:
     }
     file = task.out / PLAN
     if file.exists():
-        plan = _read(file)
+        plan = read(file)
         difference = first_difference(plan["identity"], identity)
         if difference is not None:
             key, old, new = difference
             raise ConfigError(
-                f"{task.out} holds a run with {key} = {old!r}, and now {key} is {new!r}: give the arguments of that run to go "
-                f"on with it, another --out for a new one, or delete the folder"
+                f"{task.out} holds a run with {key} = {old!r}, and now {key} is {new!r}: give the arguments of that run "
+                f"to go on with it, another --out for a new one, or delete the folder"
             )
         return plan
     begun = perf_counter()
@@ -159,7 +145,7 @@ def _planned(task: Task) -> dict[str, Any]:
     return plan
 
 
-def _made(task: Task, engine: "Engine", begun: float) -> dict[str, Any]:
+def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
     from foretell.engine.request.conversation import is_instruct
     from foretell.model.load import load_model
     from foretell.train import responses
@@ -169,7 +155,7 @@ def _made(task: Task, engine: "Engine", begun: float) -> dict[str, Any]:
     model = load_model(task.target, dtype=task.dtype, device=task.device, implementation="transformers")
     spec = engine.model.spec
     answer = min(ANSWER, spec.max_positions // 4)
-    given = _given(task, engine)
+    given = _given(task, lambda: engine)
     if given is not None and len(given) < 2 * FEWEST:
         raise ConfigError(f"--data {task.data} holds {len(given)} prompts, and {2 * FEWEST} are the least")
     r = random.Random(f"probe/{task.seed}")
@@ -182,7 +168,9 @@ def _made(task: Task, engine: "Engine", begun: float) -> dict[str, Any]:
         ids = [one for one in ids if len(one) < min(MAX_LENGTH, spec.max_positions - answer)]
         responses.regenerate(engine, ids[:2], max_new_tokens=2)  # what is made once is not timed
         before = perf_counter()
-        probe = responses.regenerate(engine, ids, temperatures=TEMPERATURES, max_new_tokens=min(24, answer), seed=task.seed)
+        probe = responses.regenerate(
+            engine, ids, temperatures=TEMPERATURES, max_new_tokens=min(24, answer), seed=task.seed
+        )
         seconds_answer = (perf_counter() - before) / max(1, probe.num_tokens)
         plain = list[float]()
 
@@ -196,7 +184,7 @@ def _made(task: Task, engine: "Engine", begun: float) -> dict[str, Any]:
             prompt_tokens=sum(map(len, ids)) / len(ids), answer_tokens=0.8 * answer,
             most_prompts=MOST_PROMPTS if given is None else len(given) - FEWEST,
         )  # fmt: skip
-    decoded = 2.5 * len(FORMS) * answer / 2 * plain[-1]  # seconds for a prompt, by all methods at both temperatures
+    decoded = 5 * answer / 2 * plain[-1]  # seconds for a prompt, by all methods at both temperatures
     count = max(FEWEST, min(MOST, int(EVALUATION * 3600 * task.hours / max(decoded, 1e-9))))
     count = count if given is None else min(count, len(given) // 2)
     settings = _settings(model, plan.size) | {
@@ -241,7 +229,7 @@ def _estimated(model: "CausalModel", size: "Size") -> float:
     hidden, shape, settings = model.spec.hidden_size, Making(model, None, 0).shape, _settings(model, size)  # type: ignore[arg-type]
     heads = 2 * shape["num_heads"] + 2 * shape["num_kv_heads"]
     columns = 2 * heads * shape["head_dim"] + 3 * settings["intermediate_size"] + settings["draft_vocab_size"]
-    return hidden * columns * (4 if model.spec.dtype == torch.float32 else 1) / model.spec.weight_bytes
+    return float(hidden * columns * (4 if model.spec.dtype == torch.float32 else 1) / model.spec.weight_bytes)
 
 
 def _keep_gib(model: "CausalModel", plan: "Plan", answer: int) -> float:
@@ -249,14 +237,14 @@ def _keep_gib(model: "CausalModel", plan: "Plan", answer: int) -> float:
     import psutil
 
     wanted = plan.num_prompts * MAX_LENGTH / 2 * 4 * model.spec.hidden_size * model.spec.dtype.itemsize
-    return round(min(wanted, psutil.virtual_memory().available / 4) / 2**30, 2)
+    return round(float(min(wanted, psutil.virtual_memory().available / 4)) / 2**30, 2)
 
 
 def _measured(
     engine: "Engine", model: "CausalModel", probe: "Responses", size: "Size", folder: Path, answer: float
 ) -> tuple["Speeds", float]:
-    """What a head of this size costs, learning and guessing, and the seconds of a plain pass: a fresh head is trained for a few
-    steps on the same texts, of which the first alone needs the target's outputs."""
+    """What a head of this size costs, learning and guessing, and the seconds of a plain pass: a fresh head is trained for a
+    few steps on the same texts, of which the first alone needs the target's outputs."""
     from foretell.bench import Item, run_bench
     from foretell.methods.common.teacher import Teacher
     from foretell.train import methods
@@ -271,6 +259,7 @@ def _measured(
     rows = [parse_json(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
     learn = (rows[-1]["seconds"] - rows[0]["seconds"]) / (PROBE_STEPS - 1) / rows[0]["num_tokens"]
     label = max(0.0, rows[0]["seconds"] / rows[0]["num_tokens"] - learn)
+    learn *= 1 - SETTINGS["alone"] * (1 - 1 / SETTINGS["num_slots"])  # for so long slot 1 is learned alone
     ids = [probe.text(index)[: int(probe.start[index])] for index in range(min(2, len(probe)))]
     assert engine.tokenizer is not None
     items = [Item(index, "all", engine.tokenizer.decode(one), "text") for index, one in enumerate(ids)]
@@ -284,8 +273,8 @@ def _measured(
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _given(task: Task, engine: "Engine") -> list[dict[str, Any]] | None:
-    """The prompts of --data; None where the target makes its own."""
+def _given(task: "Task", load: Callable[[], "Engine"]) -> list[dict[str, Any]] | None:
+    """The prompts of --data; None where the target makes its own. load: the target, whose tokens cut a plain text."""
     if task.data is None:
         return None
     text = read_text(task.data, f"--data {task.data}")
@@ -293,22 +282,21 @@ def _given(task: Task, engine: "Engine") -> list[dict[str, Any]] | None:
         return [dict(entry.record) for entry in entries(text, task.data, suffix=Path(task.data).suffix)]
     from foretell.train.responses import read_prompts
 
+    engine = load()
     assert engine.tokenizer is not None
     return [{"format": "text", "prompt": engine.tokenizer.decode(ids)} for ids in read_prompts(task.data, engine)]
 
 
-def _prompts(task: Task, plan: Mapping[str, Any]) -> None:
+def _prompts(task: "Task", plan: Mapping[str, Any]) -> None:
     """Write those to learn from and, before them, those that the head is measured on, which it never sees."""
     if (task.out / PROMPTS).exists():
         return
-    from foretell import Engine
-    from foretell.train.own_prompts import make_prompts
-
-    with waiting(f"loading {task.target}", no_color=task.no_color):
-        engine = Engine.load(task.target, speculative="none", device=task.device, dtype=task.dtype)
     held_out, count = plan["evaluated"], plan["plan"]["num_prompts"]
-    found = _given(task, engine)
+    found = _given(task, lambda: load_target(task))
     if found is None:
+        from foretell.train.own_prompts import make_prompts
+
+        engine = load_target(task)
         with bar("writing prompts", task.no_color) as update:
             found = make_prompts(
                 engine, held_out + count, task.seed, task.out / "questions.jsonl",
@@ -322,157 +310,6 @@ def _prompts(task: Task, plan: Mapping[str, Any]) -> None:
 
 def _lines(records: Sequence[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
-
-
-# -- what it is worth --------------------------------------------------------------------------------------------------
-
-
-def _evaluated(task: Task, plan: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """Choose how the head is stored and how deep it guesses, measure it on held-out prompts, and say where it is used."""
-    from foretell import Engine
-    from foretell.bench import load_suite
-
-    with waiting(f"loading {task.target}", no_color=task.no_color):
-        engine = Engine.load(task.target, speculative="none", device=task.device, dtype=task.dtype)
-    items = load_suite(task.out / HELD_OUT)
-    forms = {"as trained": run, **_stored(task, engine, run)}
-    configs = {name: {"method": METHOD, "model": str(path), "num_speculative_tokens": 5} for name, path in forms.items()}
-    first = _bench(task, engine, items, configs, "forms", plan, (0.0,))
-    kept = {name: _first_kept(_figures(first, 0.0, name)) for name in forms}
-    form = next((name for name in FORMS if name in forms and kept[name] >= kept["as trained"] - LOSS), "as trained")
-    depth = best_depth(_figures(first, 0.0, form))
-    head = forms[form]
-    for name, path in forms.items():
-        if name not in (form, "as trained"):
-            path.unlink(missing_ok=True)
-    chosen = {"the head": {"method": METHOD, "model": str(head), "num_speculative_tokens": depth}}
-    now = trained.trained_head(task.target)
-    before = dict(trained.bundled_speculation(task.target))
-    if now is not None and Path(now.head) != head.resolve():
-        before = {**now.speculative, "model": now.head}
-    if before["method"] != "none":
-        chosen["until now"] = before
-    report = _bench(task, engine, items, chosen, "worth", plan, TEMPERATURES)
-    speed = {name: {f"{t:g}": _figures(report, t, name).speedup.value for t in TEMPERATURES} for name in chosen}
-    cold = _figures(report, 0.0, "the head")
-    size = sum(file.stat().st_size for file in ([head] if head.is_file() else head.glob("*.safetensors")))
-    mean = {name: (values["0"] * values["1"]) ** 0.5 for name, values in speed.items()}
-    is_used = mean["the head"] >= max(WORTH, mean.get("until now", 0.0))
-    result = {
-        "target": task.target, "method": METHOD, "head": str(head.resolve()), "bytes": size, "stored": form,
-        "num_speculative_tokens": depth, "speedup": speed["the head"], "speedup_until_now": speed.get("until now"),
-        "tokens_per_step": cold.mean_acceptance_length, "first_guesses_kept": _first_kept(cold),
-        "first_guesses_kept_by_form": kept, "num_prompts": cold.num_prompts, "is_used": is_used,
-    }  # fmt: skip
-    write_whole(task.out / "README.md", [card(task, plan, result).encode()])
-    if is_used:
-        trained.use(task.target, head, METHOD, depth)
-    else:
-        trained.unuse(task.target, head)
-    write_whole(task.out / RESULT, [json.dumps(result, indent=1).encode()])
-    return result
-
-
-def _stored(task: Task, engine: "Engine", run: Path) -> dict[str, Path]:
-    """Files of the head by their form, in fewer bits."""
-    from foretell.methods.common import formats
-    from foretell.model.checkpoint import resolve
-    from foretell.model.gguf.write_heads import vocabulary_of
-
-    spec = engine.model.spec
-    made = {}
-    try:
-        vocabulary = vocabulary_of(resolve(task.target), name=task.target, size=spec.vocab_size)
-        for name, kind in FORMS.items():
-            file = task.out / f"head-{kind}.gguf"
-            head = formats.load(run, num_layers=spec.num_layers, name=str(run))
-            formats.save_gguf(head, file, vocabulary, target=spec, kind_of_matrices=kind)
-            made[name] = file
-    except ForetellError as error:
-        say(f"the head is stored as it was trained, not in fewer bits: {error}")
-    return made
-
-
-def _bench(
-    task: Task, engine: "Engine", items: list[Any], configs: Mapping[str, Mapping[str, Any]], name: str,
-    plan: Mapping[str, Any], temperatures: Sequence[float],
-) -> "BenchReport":  # fmt: skip
-    from foretell import speculative_config
-    from foretell.bench import BenchMethod, run_bench
-
-    methods = [BenchMethod(label, speculative_config(config)) for label, config in configs.items()]
-    with bar(f"measuring {name}", task.no_color) as update:
-        return run_bench(
-            engine, items, methods, temperatures=temperatures, max_new_tokens=max(8, plan["answer"] // 2), seed=task.seed,
-            progress=lambda done, total: update(done, total, f"{done}/{total} answers"),
-            runs_file=task.out / f"{name}.runs.jsonl", any_revision=True,
-        )  # fmt: skip
-
-
-def _figures(report: "BenchReport", temperature: float, label: str) -> "Figures":
-    at = next(each for each in report.temperatures if each.temperature == temperature)
-    return next(method.overall for method in at.methods if method.label == label)
-
-
-def _first_kept(figures: "Figures") -> float:
-    return figures.conditional_acceptance_per_pos[0] if figures.conditional_acceptance_per_pos else 0.0
-
-
-def best_depth(figures: "Figures") -> int:
-    """How many guesses a step pay best, of 1 to as many as were made, by the cost model: the pass grows evenly with them."""
-    from foretell.planner.cost_model import speedup, step_cost
-
-    kept = figures.conditional_acceptance_per_pos
-    wide, guess, beside = figures.verify_cost or 1.0, figures.draft_cost or 0.0, figures.overhead_cost or 0.0
-    best, tokens, chance = (0.0, 1), 1.0, 1.0
-    for depth, share in enumerate(kept, 1):
-        chance *= share
-        tokens += chance
-        cost = step_cost(1.0 + max(0.0, wide - 1.0) * depth / len(kept), depth, guess, beside)
-        best = max(best, (speedup(tokens, cost), depth), key=lambda each: each[0])
-    return best[1]
-
-
-def worth(result: Mapping[str, Any]) -> str:
-    """What it is worth here, in one line."""
-    speed, depth = result["speedup"], result["num_speculative_tokens"]
-    line = (
-        f"worth {speed['0']:.2f} times plain here (T = 0), {speed['1']:.2f} (T = 1), {result['tokens_per_step']:.2f} tokens a "
-        f"step; head in {result['head']} ({result['bytes'] / 1e6:.1f} MB)"
-    )
-    if result["is_used"]:
-        return f"{line}; from now on it guesses for {result['target']} where no method is named ({depth} a step)"
-    until = result["speedup_until_now"]
-    why = "it is not worth its cost"
-    if until is not None:
-        why += f", or less than what guesses until now ({until['0']:.2f} and {until['1']:.2f})"
-    return f"{line}; not used where no method is named: {why}. --method {result['method']} --draft {result['head']} tries it"
-
-
-def card(task: Task, plan: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """The head's README.md."""
-    source = f"`{task.data}`" if task.data is not None else "the target itself, and texts of this machine"
-    sizes = plan["plan"]["size"]
-    return f"""---
-library_name: foretell
----
-# {result["method"]} head for {result["target"]}
-
-By `foretell train auto`, for target weights `{plan["identity"]["target_hash"]}`. Stored: {result["stored"]}, {result["bytes"] / 1e6:.1f} MB.
-
-- prompts: {plan["plan"]["num_prompts"]}, from {source}; answers by the target at temperatures 0 and 1
-- training: {plan["plan"]["epochs"]:g} times over them; draft vocabulary {sizes["draft_vocab_size"]}; {plan["plan"]["why"]}
-- result on {result["num_prompts"]} prompts held out: {result["first_guesses_kept"]:.3f} of the first guesses kept; {worth(result)}
-"""
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(file.read_text(encoding="utf-8"))
-        assert isinstance(found, dict)
-        return found
-    except (OSError, ValueError, AssertionError):
-        raise ConfigError(f"{file} cannot be read; delete {file.parent}, and the same command begins anew") from None
 
 
 def default_out(target: str) -> Path:

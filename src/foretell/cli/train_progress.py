@@ -129,7 +129,9 @@ def time_text(seconds: float) -> str:
 
 def _lines(what: str) -> Callable[[float, float, str], None]:
     last = monotonic()
-    first: tuple[float, float] | None = None  # the time, and the share done: after a kill a part is done at the beginning
+    first: tuple[float, float] | None = (
+        None  # the time, and the share done: after a kill a part is done at the beginning
+    )
 
     def update(done: float, total: float, note: str) -> None:
         nonlocal last, first

@@ -1,5 +1,5 @@
-"""What guesses for a target where nothing is said: the head that ``foretell train auto`` has trained for it on this machine,
-else what comes with it.
+"""What guesses for a target where nothing is said: the head that ``foretell train auto`` has trained for it on this
+machine, else what comes with it.
 
 ``heads`` in the directory of models holds a file for each target that has one: where the head is, and how it guesses.
 """
@@ -51,7 +51,9 @@ def target_files(target: str) -> tuple[str, str | None]:
     path = find_here(target)
     if path is None:
         return target, None
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin"))
+    files = (
+        [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".bin"))
+    )
     about = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return str(path.resolve()), hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 

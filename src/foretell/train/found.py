@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import Any
 
 MAX_FILE_BYTES = 200_000
 MAX_LINE_CHARS = 400
@@ -57,12 +58,12 @@ def without_licence(text: str) -> str:
     return text
 
 
-
 def free_packages() -> Iterator[Distribution]:
     """Installed packages whose licence is MIT, BSD, Apache, ISC or Python's own."""
     for one in distributions():
-        named = " ".join([one.metadata.get("License", ""), one.metadata.get("License-Expression", "")])
-        named += " ".join(one.metadata.get_all("Classifier") or [])
+        about: Any = one.metadata  # an email's headers, of which the type tells a part
+        named = " ".join([about.get("License", ""), about.get("License-Expression", "")])
+        named += " ".join(about.get_all("Classifier") or [])
         if FREE.search(named):
             yield one
 
@@ -73,7 +74,8 @@ def passages(r: random.Random, count: int) -> list[str]:
 
     pages = list(topics.values())
     for one in free_packages():
-        pages.append(one.metadata.get_payload() or one.metadata.get("Description", ""))  # type: ignore[attr-defined]
+        about: Any = one.metadata
+        pages.append(about.get_payload() or about.get("Description", ""))
     found = sorted({text for page in pages if isinstance(page, str) for text in _passages(page)})
     r.shuffle(found)
     return found[:count]

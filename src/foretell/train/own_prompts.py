@@ -46,7 +46,7 @@ CODE_TASKS = (
     "Is there a mistake in this code?\n\n```python\n{}\n```",
 )
 OWN = 0.5
-"""Share of a chat model's prompts that it is asked to write; those that are no questions are replaced by tasks about texts."""
+"""Share of a chat model's prompts that it is asked to write; those that are no questions are replaced by tasks."""
 
 
 def make_prompts(
@@ -56,8 +56,8 @@ def make_prompts(
     journal: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
-    """count prompts in random order, as files of prompts have them: a chat model's own questions and tasks about texts of this
-    machine; for others beginnings of such texts. A function of the target, the seed, and the packages installed.
+    """count prompts in random order, as files of prompts have them: a chat model's own questions and tasks about texts of
+    this machine; for others beginnings of such texts. A function of the target, the seed, and the packages installed.
 
     journal: of the questions, which a killed run goes on with; progress: (questions written, asked). Raises OSError."""
     r = random.Random(f"own prompts/{seed}")
@@ -70,7 +70,7 @@ def make_prompts(
 
 
 def found_prompts(r: random.Random, count: int, *, chats: bool) -> list[dict[str, Any]]:
-    """The part of them that is made of texts of this machine. chats: whether they are tasks, or beginnings to be continued."""
+    """The part of them that is made of texts of this machine. chats: whether as tasks, or as beginnings to go on with."""
     prose = found.passages(r, count // 2)
     code = list(found.code(r, count - len(prose)))
     if not chats:

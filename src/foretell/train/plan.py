@@ -1,13 +1,14 @@
 """How ``foretell train auto`` spends its time: the size of the head and the number of answers, from measured speeds.
 
 The rule: take the largest head of ``SIZES`` whose five guesses cost at most a fifth of a plain pass and that has at most
-``PARAMETERS`` weights to learn for each token that is read; have as many prompts answered as can be read ``EPOCHS`` times in
-what is left of the time. A head that is too dear for its target loses in decoding whatever it learned; one that is too large
-for its text does not learn it. Both limits are rules of thumb; how much the head is worth is measured at the end.
+``PARAMETERS`` weights to learn for each token that is read; have as many prompts answered as can be read ``EPOCHS`` times
+in what is left of the time. A head that is too dear for its target loses in decoding whatever it learned; one that is too
+large for its text does not learn it. Both limits are rules of thumb; what the head is worth is measured at the end.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from foretell.core.errors import ConfigError
 
@@ -21,8 +22,22 @@ LEAST_PROMPTS, MOST_PROMPTS = 48, 20_000
 USABLE = 0.85
 """Share of the time for prompts, answers and training; what is left is for measuring, before and after."""
 QUESTION = 48
-"""Tokens that are written for a prompt, beside its answer, where the target writes its prompts itself: two questions for each
-that is kept."""
+"""Tokens that are written for a prompt, beside its answer, where the target makes its own: half of them are questions, and
+half of what it writes is none."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What was asked of ``foretell train auto``."""
+
+    target: str
+    hours: float
+    data: str | None
+    out: Path
+    seed: int
+    device: str
+    dtype: str | None
+    no_color: bool
 
 
 @dataclass(frozen=True)
@@ -68,8 +83,9 @@ def choose(
     answer_tokens: float,
     most_prompts: int = MOST_PROMPTS,
 ) -> tuple[Plan, Speeds]:
-    """The plan for so many hours, and the speeds of its head. measured: takes seconds; asked for few sizes. estimated: the cost
-    of a guess in plain passes, by the weights that are read: no guess costs less. Raises ConfigError with the least hours."""
+    """The plan for so many hours, and the speeds of its head. measured: takes seconds; asked for few sizes. estimated: the
+    cost of a guess in plain passes, by the weights that are read: no guess costs less. most_prompts: that there are. Raises
+    ConfigError with the least hours."""
     dear = [size for size in SIZES if GUESSES * estimated(size) > MOST_COST]
     left = [size for size in SIZES if size not in dear] or [SIZES[-1]]
     for size in left:

@@ -118,7 +118,8 @@ def save_gguf(
     kind_of_matrices: str | None = None,
 ) -> None:
     """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``model.gguf.write_heads.vocabulary_of`` the
-    target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. Raises ConfigError for a head that these do not have, or a path that holds another model."""
+    target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. Raises ConfigError for a head that these do not
+    have, or a path that holds another model."""
     from foretell.model.gguf.heads import HeadFile
     from foretell.model.gguf.write_heads import write_head
 

@@ -37,9 +37,9 @@ def write_head(
     """Write a head, whole or not at all. config: of the layouts that ``read_head`` gives. vocabulary: ``tokenizer.*`` of
     the target (see ``vocabulary_of``). method: the head's, for messages. context: the longest text of the target.
 
-    Matrices keep their dtype, vectors become float32, as their converter has it; kind_of_matrices: those whose rows are whole
-    blocks are rounded to it, "Q8_0" or "Q4_0". Raises ConfigError where llama.cpp has no
-    place for the head, or path holds another model; OSError where it cannot be written.
+    Matrices keep their dtype, vectors become float32, as their converter has it; kind_of_matrices: those whose rows are
+    whole blocks are rounded to it, "Q8_0" or "Q4_0". Raises ConfigError where llama.cpp has no place for the head, or path
+    holds another model; OSError where it cannot be written.
     """
     if path.exists() and not _is_head(path):
         raise ConfigError(f"{path} is there, and holds no draft head; choose another file")
