@@ -35,7 +35,9 @@ def planned(
 
     def measured(size: Size) -> Speeds:
         tried.append(size)
-        return Speeds(answer=1 / 148, label=0.0, learn=0.005, guess_cost=cost(size), num_parameters=parameters(size))
+        return Speeds(
+            read=0.0, answer=1 / 148, label=0.0, learn=0.005, guess_cost=cost(size), num_parameters=parameters(size)
+        )
 
     made, _ = choose(hours, measured, estimated=estimated, prompt_tokens=50, answer_tokens=100, **more)
     return made, tried

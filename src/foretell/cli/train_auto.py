@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -160,24 +160,23 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
         raise ConfigError(f"--data {task.data} holds {len(given)} prompts, and {2 * FEWEST} are the least")
     r = random.Random(f"probe/{task.seed}")
     chats = is_instruct(engine.tokenizer, spec.eos_token_ids)
-    texts = found_prompts(r, 32, chats=chats) if given is None else r.sample(given, min(32, len(given)))
+    texts = found_prompts(r, 24, chats=chats) if given is None else r.sample(given, min(24, len(given)))
     with TemporaryDirectory() as folder:
         file = Path(folder) / PROMPTS
         file.write_bytes(_lines(texts))
         ids = responses.read_prompts(file, engine, max_new_tokens=answer, max_length=MAX_LENGTH)
         ids = [one for one in ids if len(one) < min(MAX_LENGTH, spec.max_positions - answer)]
         responses.regenerate(engine, ids[:2], max_new_tokens=2)  # what is made once is not timed
-        before = perf_counter()
-        probe = responses.regenerate(
-            engine, ids, temperatures=TEMPERATURES, max_new_tokens=min(24, answer), seed=task.seed
-        )
-        seconds_answer = (perf_counter() - before) / max(1, probe.num_tokens)
+        few, _ = _answered(engine, ids, 2)
+        some, probe = _answered(engine, ids, max(3, min(26, answer)))
+        seconds_answer = max(1e-9, some - few) / max(1, probe.num_tokens - 2 * len(ids))
+        seconds_read = max(0.0, few - 2 * len(ids) * seconds_answer) / sum(map(len, ids))
         plain = list[float]()
 
         def measured(size: "Size") -> "Speeds":
-            speeds, seconds = _measured(engine, model, probe, size, Path(folder), seconds_answer)
+            speeds, seconds = _measured(engine, model, probe, size, Path(folder))
             plain.append(seconds)
-            return speeds
+            return replace(speeds, read=seconds_read, answer=seconds_answer)
 
         plan, speeds = choose(
             task.hours, measured, estimated=lambda size: _estimated(model, size),
@@ -199,6 +198,15 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
     )
     return {"plan": asdict(plan), "speeds": asdict(speeds), "settings": settings, "answer": answer, "evaluated": count,
             "said": said}  # fmt: skip
+
+
+def _answered(engine: "Engine", prompts: list[list[int]], count: int) -> tuple[float, "Responses"]:
+    """Seconds for so many tokens after each prompt, and what was written."""
+    from foretell.train.responses import regenerate
+
+    begun = perf_counter()
+    found = regenerate(engine, prompts, temperatures=TEMPERATURES, max_new_tokens=count)
+    return perf_counter() - begun, found
 
 
 def _settings(model: "CausalModel", size: "Size") -> dict[str, Any]:
@@ -241,10 +249,10 @@ def _keep_gib(model: "CausalModel", plan: "Plan", answer: int) -> float:
 
 
 def _measured(
-    engine: "Engine", model: "CausalModel", probe: "Responses", size: "Size", folder: Path, answer: float
+    engine: "Engine", model: "CausalModel", probe: "Responses", size: "Size", folder: Path
 ) -> tuple["Speeds", float]:
-    """What a head of this size costs, learning and guessing, and the seconds of a plain pass: a fresh head is trained for a
-    few steps on the same texts, of which the first alone needs the target's outputs."""
+    """What a head of this size costs, learning and guessing (answers are left out), and the seconds of a plain pass: a fresh
+    head is trained for a few steps on the same texts, of which the first alone needs the target's outputs."""
     from foretell.bench import Item, run_bench
     from foretell.methods.common.teacher import Teacher
     from foretell.train import methods
@@ -267,7 +275,7 @@ def _measured(
     figures = run_bench(engine, items, [config], max_new_tokens=16).temperatures[0].methods[-1].overall
     weights = sum(parameter.numel() for parameter in prepared.objective.head.parameters() if parameter.requires_grad)
     cost = figures.draft_cost if figures.draft_cost is not None else _estimated(model, size)
-    return Speeds(answer, label, learn, cost, weights), figures.seconds_plain_pass or 0.0
+    return Speeds(0.0, 0.0, label, learn, cost, weights), figures.seconds_plain_pass or 0.0
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ SIZES = (Size(1.0, 16384), Size(1.0, 8192), Size(0.5, 8192), Size(0.5, 4096), Si
 class Speeds:
     """What was measured here, in seconds."""
 
-    answer: float  # a token of many answers at once
+    read: float  # a token of many prompts at once
+    answer: float  # a token of their answers
     label: float  # a token of the target's outputs on a text
     learn: float  # a token that the head learns from
     guess_cost: float  # of one guess, in plain passes
@@ -125,7 +126,8 @@ def _plan(
 def _text(speeds: Speeds, prompt_tokens: float, answer_tokens: float, epochs: float) -> float:
     """Seconds for one text: its prompt and answer are written, the target reads it once, the head learns from it."""
     tokens = prompt_tokens + answer_tokens
-    return (answer_tokens + QUESTION) * speeds.answer + tokens * (speeds.label + epochs * speeds.learn)
+    written = prompt_tokens * speeds.read + (answer_tokens + QUESTION) * speeds.answer
+    return written + tokens * (speeds.label + epochs * speeds.learn)
 
 
 def _up(hours: float) -> str:
