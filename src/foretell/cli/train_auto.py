@@ -251,8 +251,8 @@ def _keep_gib(model: "CausalModel", plan: "Plan", answer: int) -> float:
 def _measured(
     engine: "Engine", model: "CausalModel", probe: "Responses", size: "Size", folder: Path
 ) -> tuple["Speeds", float]:
-    """What a head of this size costs, learning and guessing (answers are left out), and the seconds of a plain pass: a fresh
-    head is trained for a few steps on the same texts, of which the first alone needs the target's outputs."""
+    """What a head of this size costs, learning and guessing (answers are left out), and the seconds of a plain pass. A
+    fresh head is trained for a few steps on the same texts, of which the first alone needs the target's outputs."""
     from foretell.bench import Item, run_bench
     from foretell.methods.common.teacher import Teacher
     from foretell.train import methods
