@@ -117,9 +117,9 @@ def chosen_models(texts: Sequence[str] | None, folder: Path | None) -> dict[str,
     return models
 
 
-def load(model: Model, weights: str) -> Engine:
+def load(model: Model, weights: str, prefix_memory_gib: float) -> Engine:
     """The engine. Keys and values are in bfloat16 for all weights."""
-    return Engine.load(model.target, dtype="bfloat16", weights=weights)
+    return Engine.load(model.target, dtype="bfloat16", weights=weights, prefix_memory_gib=prefix_memory_gib)
 
 
 @dataclass(frozen=True)
@@ -337,6 +337,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--prefix-memory-gib", type=float, default=0.0, help="prompts that begin alike are read once")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then; the same command goes on")
     args = parser.parse_args()
     cells = read(args.results)
@@ -389,7 +390,7 @@ def run(
             continue
         if monotonic() > until:
             raise OutOfTime
-        engine = engine or load(model, weights)
+        engine = engine or load(model, weights, args.prefix_memory_gib)
         labels = ", ".join(method.label for method in methods)
         print(f"{name}, {weights}, temperature {temperature:g}: none, {labels}", file=sys.stderr)
         parts = [asdict(group), [group.key(method) for method in methods], versions]

@@ -229,7 +229,7 @@ class Engine:
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
             cuda_graphs=self.cuda_graphs, trust_remote_code=self._methods.trusts_code, lora=self.lora,
         )  # fmt: skip
-        made.formats = self.formats
+        made.formats, made._prefixes = self.formats, self._prefixes
         return made
 
     @property

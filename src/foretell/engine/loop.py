@@ -33,6 +33,8 @@ HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
 MIN_CHUNK = 16
 """Least tokens of a prefill pass, independent of the stall target: otherwise prompts might never be read."""
+SPREAD = 1 / 16
+"""Share of the time of plans that each step is told of: a plan stands for some 16 steps where rows guess."""
 FIRST_CHUNK = 128
 """Tokens of a prefill pass beside decoding requests while nothing is known of its speed."""
 
@@ -97,6 +99,7 @@ class Loop:
         self._planned: list[Row] = []  # of the last plan
         self._led = False  # whether light parts guessed in the last step that was planned, so that others may lag
         self._behind = 0.0  # seconds of the loop behind the last step, where the same requests go on
+        self._owed = 0.0  # seconds of plans that no step was told of yet
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -257,7 +260,7 @@ class Loop:
             self.waiting.appendleft(latest)
 
     def _step(self) -> list[Row]:
-        began = perf_counter()
+        began = planned = perf_counter()
         jobs = [self.running[id(row)] for row in self.batch.members]
         plan = None
         coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
@@ -270,6 +273,7 @@ class Loop:
             self._planned = self.batch.members
             plan = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
             plan.caps = self.share(plan.caps)
+            planned = perf_counter()
         caps, paid = (None, None) if plan is None else (plan.caps, plan.paid)
         watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
@@ -278,8 +282,12 @@ class Loop:
         probe = Probe([] if alone or self._draft_logits else None) if self.observers or watched or timed else None
         event = self.batch.step(caps, paid, probe)
         stepped = perf_counter()
-        # Planning a step, learning from it and handing it over take time, too, and more of it where rows guess.
-        seconds_loop = max(stepped - began - event.seconds, 0.0) + self._behind
+        # Planning steps, learning from them and handing them over take time, too, and more of it where rows guess. What a
+        # new plan took is not the step's own: a step that is tried would seem dearer than those that a plan stands for.
+        self._owed += planned - began
+        owed = SPREAD * self._owed
+        self._owed -= owed
+        seconds_loop = max(stepped - planned - event.seconds, 0.0) + self._behind + owed
         if self.observers or watched or timed:
             event.light_steps = [None] * len(jobs) if idle else self.batch.grouped.light_steps
         if self.observers or watched:
