@@ -15,7 +15,7 @@ from foretell.core.errors import ConfigError
 GUESSES = 5
 """Guesses of a step that a head is sized for."""
 MOST_COST = 0.2
-"""Of so many guesses, in plain passes."""
+"""Of these guesses together, in plain passes."""
 EPOCHS, MOST_EPOCHS = 3.0, 10.0
 PARAMETERS = 64
 LEAST_PROMPTS, MOST_PROMPTS = 48, 20_000
