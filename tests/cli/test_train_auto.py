@@ -93,11 +93,11 @@ def test_it_guesses_as_deep_as_pays(kept: list[float], guess: float, wide: float
 
 
 def test_the_head_is_measured_on_prompts_that_it_never_sees(data: Path, tmp_path: Path) -> None:
-    task = Task("nowhere", 1.0, str(data), tmp_path, 0, "cpu", None, no_color=True)
+    out = tmp_path / "out"
+    out.mkdir()
+    task = Task("nowhere", 1.0, str(data), out, 0, "cpu", None, no_color=True)
     train_auto._prompts(task, {"evaluated": 5, "plan": {"num_prompts": 17}})
-    learned, held_out = (
-        (tmp_path / name).read_text().splitlines() for name in (train_auto.PROMPTS, train_auto.HELD_OUT)
-    )
+    learned, held_out = ((out / name).read_text().splitlines() for name in (train_auto.PROMPTS, train_auto.HELD_OUT))
     assert (len(learned), len(held_out)) == (17, 5)
     assert len({*learned, *held_out}) == 22
     assert learned != data.read_text().splitlines()[5:22], "in the file's order one subject alone would be measured"
