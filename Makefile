@@ -25,12 +25,17 @@ $(STAMP): $(USE)
 demo: $(USE)
 	$(BIN)/python examples/demo.py
 
+# Byte code is kept, whatever the environment says: without it every process that imports torch and transformers compiles
+# them anew, and collection takes 45 seconds of each process instead of 17.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Each of PROCESSES takes its share of the tests in their order, and then from what is left of another's.
 # At the end it is said which tests took most.
 PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -p tests.cputime
 
-# 751 seconds of processor time (two Zen 4 cores, in November 2026): six to eight minutes on two cores.
+# Some 430 seconds of processor time in tests, by their costs, and 40 in start and collection (two Zen 4 cores, in November
+# 2026): about four minutes on two idle cores, one more in the first run, which compiles Python files.
 test: $(STAMP)
 	$(PYTEST)
 

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.cputime import known
 from tests.stress import MINUTES
 from tests.systems import lacking
-from tests.tiers import EXHAUSTIVE, SLOW, THINNED, Keep, kept, long, numbered
+from tests.tiers import EXHAUSTIVE, SLOW, THINNED, Keep, kept, long, numbered, spared
 from tests.until import REASON, time_is_up
 
 torch.set_num_threads(1)
@@ -72,8 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     thin(items, THINNED, "slow")
     costs = known()
     if not config.getoption("--cpu-save", False):  # else they are measured anew, and marked by hand alone
+        core = spared({item.nodeid: costs.of(item.nodeid) for item in items if not item.get_closest_marker("slow")})
         for item in items:
-            if costs.of(item.nodeid) > costs.limit_s:
+            if costs.of(item.nodeid) > costs.limit_s and item.nodeid not in core:
                 item.add_marker(pytest.mark.slow)
     thin([item for item in items if item.get_closest_marker("slow")], EXHAUSTIVE, "exhaustive")
     longest: dict[Path, float] = defaultdict(float)

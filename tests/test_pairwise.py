@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.pairwise import covering
-from tests.tiers import EXHAUSTIVE, SLOW, THINNED, kept, numbered
+from tests.tiers import CORE, EXHAUSTIVE, SLOW, THINNED, kept, numbered, spared
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,7 +68,15 @@ def test_equal_values_have_one_number() -> None:
     assert [row[1] for row in numbered(cases)] == [0, 1, 0, 2, 3]
 
 
-@pytest.mark.parametrize("node", [*THINNED, *sorted(SLOW), *EXHAUSTIVE])
+def test_the_cheapest_case_of_what_carries_the_promise_stays() -> None:
+    one, two = CORE[:2]
+    assert spared({f"{one}[a]": 2.0, f"{one}[b]": 1.0, two: 9.0, "tests/test_other.py::test_a": 0.1}) == {
+        f"{one}[b]",
+        two,
+    }
+
+
+@pytest.mark.parametrize("node", [*THINNED, *sorted(SLOW), *EXHAUSTIVE, *CORE])
 def test_what_is_thinned_exists(node: str) -> None:
     path, name = node.split("[")[0].split("::")
     tree = ast.parse((ROOT / path).read_text())

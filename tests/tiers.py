@@ -5,7 +5,7 @@ Some tests have many cases that cost much and differ little. They are listed her
 run keeps of them (``THINNED``) and what the slow one does of the rest (``EXHAUSTIVE``); ``conftest.py`` marks the other
 cases. Products of several parameters become coverings there: every value of each parameter still runs. A single test
 may say ``@pytest.mark.slow`` itself, and one is slow that took more than a limit of CPU time when ``make costs`` was run
-last (``cputime.py``).
+last (``cputime.py``); of what carries the main promise a case stays nevertheless (``CORE``).
 """
 
 from collections import defaultdict
@@ -20,6 +20,7 @@ Row = TypeVar("Row", bound=Sequence[object])
 
 THINNED: dict[str, Keep] = {
     "tests/draft/test_join.py::test_a_joined_row_is_guessed_as_alone": "values",
+    "tests/draft/test_waiting.py::test_what_is_told_late_is_guessed_from_as_if_told_at_once": "values",
     "tests/engine/test_equality.py::test_draft_model": "values",
     "tests/engine/test_matrix.py::test_rules_that_read_q_keep_the_joint_law": "values",
     "tests/engine/test_traffic.py::test_random_traffic_gives_every_request_its_solo_tokens": "first",
@@ -33,6 +34,16 @@ THINNED: dict[str, Keep] = {
     "tests/engine/test_native_hybrids.py::test_every_drafter_gives_plain_tokens": "values",
     "tests/engine/test_native_hybrids.py::test_prompts_of_every_length_in_one_batch": "first",
     "tests/engine/request/test_vocabulary.py::test_draft_logits_of_another_width": "values",
+    "tests/methods/eagle/test_native.py::test_a_whole_chain_is_the_twins": "values",
+    "tests/methods/eagle/test_native_trees.py::test_a_tree_of_one_call_is_the_twins": "values",
+    "tests/methods/test_damaged.py::test_a_damaged_number_is_one_line_and_no_memory": "third",
+    "tests/recipes/test_inflate_heads.py::test_the_same_guesses": "values",
+    "tests/server/test_lenient.py::test_unsupported_fields_may_have_the_value_that_changes_nothing": "fourth",
+    "tests/server/test_openai_calls.py::test_call": "third",
+    "tests/server/test_sglang_calls.py::test_call": "third",
+    "tests/server/test_sglang_calls.py::test_completion_stream": "third",
+    "tests/server/test_turns.py::test_a_marker_in_a_message_ends_no_turn": "third",
+    "tests/server/test_turns.py::test_results_that_answer_no_call_are_refused": "third",
     "tests/certify/test_certify.py::test_every_exact_verifier_passes_on_tables": "third",
     "tests/certify/test_certify.py::test_random_models_pass": "first",
     "tests/certify/test_draws.py::test_honest_drafters_pass": "values",
@@ -50,6 +61,55 @@ THINNED: dict[str, Keep] = {
     "tests/verify/test_statistics.py::test_joint_law_of_three_tokens": "values",
     "tests/verify/test_two_steps.py::test_two_coupled_steps": "first",
 }
+
+CORE = (
+    "tests/certify/test_draws.py::test_honest_drafters_pass",
+    "tests/certify/test_draws.py::test_liars_are_caught",
+    "tests/core/test_noise.py::test_coupled_noise_depends_on_seed_position_and_token_alone",
+    "tests/device/test_blocks.py::test_the_tokens_are_the_cpus",
+    "tests/device/test_graphs.py::test_graphs_write_the_same_tokens",
+    "tests/device/test_host.py::test_the_tokens_are_the_cpus",
+    "tests/device/test_limits.py::test_one_read_and_no_upload",
+    "tests/device/test_tokens.py::test_the_tokens_are_the_cpus",
+    "tests/engine/drafters/test_guarded.py::test_a_service_whose_method_always_fails_loses_no_token",
+    "tests/engine/test_cache.py::test_cache_after_side_branches",
+    "tests/engine/test_endings.py::test_min_new_tokens_forbids_the_end_at_draft_positions",
+    "tests/engine/test_equality.py::test_eos_is_in_play",
+    "tests/engine/test_errors.py::test_nan_of_a_draft_costs_only_guesses",
+    "tests/engine/test_hybrid.py::test_the_text_is_that_of_plain_decoding",
+    "tests/engine/test_loras.py::test_guesses_change_no_token",
+    "tests/engine/test_native_hybrids.py::test_every_drafter_gives_plain_tokens",
+    "tests/engine/test_rejection.py::test_text_does_not_depend_on_company",
+    "tests/engine/test_selfcheck.py::test_a_command_goes_on_without_guesses",
+    "tests/engine/test_streams.py::test_a_stream_is_the_completion",
+    "tests/engine/test_structured.py::test_plain_texts_are_of_their_formats",
+    "tests/engine/test_thinking.py::test_the_same_text_with_and_without_guesses",
+    "tests/kernels/test_gpu_draws.py::test_the_walk_is_that_of_the_verifier",
+    "tests/kernels/test_gpu_layers.py::test_a_pass_equals_its_torch_twin",
+    "tests/learn/test_hybrid.py::test_new_weights_of_the_second_method_change_its_guesses_and_no_text",
+    "tests/methods/draft_model/test_crossing.py::test_the_drafts_cache_is_its_text",
+    "tests/methods/draft_model/test_crossing.py::test_under_a_rule_that_reads_q_a_row_of_a_batch_has_its_solo_text",
+    "tests/methods/draft_model/test_narrow.py::test_under_rejection_the_law_is_the_targets",
+    "tests/methods/eagle/test_drafter.py::test_text_is_the_same_with_and_without_the_head",
+    "tests/methods/eagle/test_native_trees.py::test_heads_and_types_by_one_call_a_depth",
+    "tests/model/hf/test_recurrent_bf16.py::test_as_near_to_float32_as_transformers_itself",
+    "tests/mutants/test_mutants.py::test_the_text_of_every_bug_is_there_once",
+    "tests/server/test_anthropic.py::test_a_message_whole_and_streamed",
+    "tests/server/test_loras.py::test_models_at_once_whole_and_streamed",
+    "tests/test_prose.py::test_no_mannered_phrase_in_the_source",
+    "tests/verify/test_matrix.py::test_every_law_at_every_node_of_small_trees",
+    "tests/verify/test_matrix.py::test_every_shape_at_v_4",
+)
+"""What carries the main promise: of each the default run keeps the cheapest case, whatever it costs."""
+
+
+def spared(costs: Mapping[str, float]) -> set[str]:
+    """The cheapest case of each test of ``CORE``, of tests by their names."""
+    cases: dict[str, list[str]] = defaultdict(list)
+    for node in costs:
+        cases[node.split("[")[0]].append(node)
+    return {min(cases[name], key=lambda node: costs[node]) for name in CORE if name in cases}
+
 
 SLOW = frozenset({
     "tests/cli/test_train_processes.py::test_two_processes_are_one_with_two_passes_a_step",

@@ -95,11 +95,12 @@ def residual(p: Law, q: Law) -> Law:
 class Model:
     """Logits by the last two tokens."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, rounding: float = 0.0) -> None:
         draw = np.random.default_rng(seed)
         sharpness = draw.uniform(1.0, 3.5, (CONTEXTS, 1))
         self.target = draw.normal(size=(CONTEXTS, VOCAB)) * sharpness
         self.draft = 0.6 * self.target + 1.3 * draw.normal(size=(CONTEXTS, VOCAB))
+        self.target += rounding * draw.normal(size=(CONTEXTS, VOCAB))
 
     def rows(self, context: list[int]) -> tuple[np.ndarray, np.ndarray]:
         at = (7 * context[-1] + 31 * context[-2] + 3) % CONTEXTS
@@ -107,16 +108,18 @@ class Model:
 
 
 MODELS = {False: Model(0), True: Model(1)}
+ROUNDED = Model(0, rounding=0.1)
+"""The first one by another engine's kernels."""
 
 
 class Request:
     """One text of one request."""
 
-    def __init__(self, body: dict[str, Any], fault: str | None, seed: int, busy: bool) -> None:
+    def __init__(self, body: dict[str, Any], fault: str | None, seed: int, busy: bool, rounded: bool) -> None:
         self.body, self.busy = body, busy
         self.plain = body.get("speculative") is False
         self.fault = None if self.plain else fault
-        self.model = MODELS[self.fault == "other_weights"]
+        self.model = ROUNDED if rounded and not self.plain else MODELS[self.fault == "other_weights"]
         self.temperature = float(body.get("temperature", 1.0))
         self.draw = np.random.default_rng(seed)
         number = zlib.crc32(body["prompt"].encode())
@@ -251,6 +254,7 @@ class Server(ThreadingHTTPServer):
     fault: str | None = None
     logprobs = True
     most = 64
+    rounded = False
     failures = 0
 
     def __init__(self) -> None:
@@ -307,7 +311,7 @@ class Handler(BaseHTTPRequestHandler):
             seed = secrets.randbits(60)
         if fault == "seed_constant":
             seed = 1
-        made = [Request(body, fault, seed + index, busy) for index in range(body.get("n", 1))]
+        made = [Request(body, fault, seed + index, busy, self.server.rounded) for index in range(body.get("n", 1))]
         choices = [one.choice(index) for index, one in enumerate(made)]
         count = sum(len(one.tokens) for one in made)
         if not body.get("stream"):
@@ -327,10 +331,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def faulty(fault: str | None = None, *, logprobs: bool = True, most: int = 64) -> Iterator[str]:
-    """The URL of a server with this fault, which takes at most so large an n."""
+def faulty(fault: str | None = None, *, logprobs: bool = True, most: int = 64, rounded: bool = False) -> Iterator[str]:
+    """The URL of a server with this fault, which takes at most so large an n. rounded: only plain requests are answered
+    by the reference's arithmetic."""
     with Server() as server:
-        server.fault, server.logprobs, server.most = fault, logprobs, most
+        server.fault, server.logprobs, server.most, server.rounded = fault, logprobs, most, rounded
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

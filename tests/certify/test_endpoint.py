@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -16,6 +17,8 @@ from foretell.certify.endpoint import (
     markdown_page,
 )
 from foretell.certify.endpoint.client import Answer
+from foretell.certify.endpoint.diagnosis import settled
+from foretell.certify.endpoint.report import APART, DEFECT, EndpointCheck, Finding
 from foretell.certify.endpoint.texts import parting, tie_at
 from foretell.core.errors import ConfigError
 from tests.certify.faulty import FAULTS, faulty
@@ -33,7 +36,8 @@ PLAIN = {"speculative": False}
 def certified(fault: str | None = None, *, seed: int = 5, **options: Any) -> EndpointCertificate:
     """What is found of a server with a fault, compared with its own plain decoding."""
     budget = EndpointBudget(**{**SMALL, **options.pop("budget", {})})
-    with faulty(fault, logprobs=options.pop("logprobs", True)) as url, Endpoint(url) as endpoint:
+    server = {name: options.pop(name) for name in ("logprobs", "rounded") if name in options}
+    with faulty(fault, **server) as url, Endpoint(url) as endpoint:
         reference = endpoint.sibling(PLAIN) if options.pop("compared", True) else None
         return certify_endpoint(
             endpoint, options.pop("prompts", PROMPTS), reference=reference, budget=budget, seed=seed, **options
@@ -75,6 +79,67 @@ def test_every_fault_is_found_by_name_among_all_checks(fault: str) -> None:
     budget, temperatures = SUBTLE if fault in SAMPLED else {}, {} if MINUTES else {"temperatures": [0.7]}
     found = certified(fault, budget=budget, **temperatures)
     assert names(found) == [FAULTS[fault]], (found.verdict, [check.name for check in found.defects])
+
+
+TEXTS = ("law", "calibration")
+
+
+def test_another_arithmetic_is_no_fault_and_no_pass() -> None:
+    """Quantised kernels of another engine beside our reading of the weights."""
+    found = certified(rounded=True, skip=TEXTS)
+    assert names(found) == ["other arithmetic"]
+    assert not found.passed
+    assert not found.defects
+    scores = next(check for check in found.checks if check.name == "logprobs")
+    worst = scores.figures["largest_difference"]
+    assert {scores.verdict} == {one.verdict for one in scores.findings} == {"not comparable"}
+    assert 0.1 < worst < 1.0
+    said = f"not certified: its arithmetic differs from the reference's: log probabilities by up to {worst:.2g}"
+    assert found.verdict.startswith(said)
+    assert "a plain server of the same engine: --reference-url URL" in found.verdict
+
+
+@pytest.mark.parametrize("fault", ["guesses_unchecked", "wrong_row", "stop_kept"])
+def test_a_fault_beside_another_arithmetic_is_still_found_by_name(fault: str) -> None:
+    found = certified(fault, rounded=True, skip=TEXTS)
+    assert FAULTS[fault] in names(found)
+    assert set(names(found)) <= {FAULTS[fault], "other arithmetic"}
+    assert found.verdict.startswith("DEFECT: ")
+
+
+def failing(name: str, **figures: object) -> EndpointCheck:
+    return EndpointCheck(name, "", DEFECT, "", findings=(Finding(DEFECT, "", "", figures),))
+
+
+SCORES = {"unguessed_difference": 0.05, "later_difference": 0.06, "largest_difference": 0.2}
+REFERENCE = replace(failing("logprobs", kind="reference"), figures=SCORES)
+
+
+@pytest.mark.parametrize(
+    ("checks", "apart"),
+    [
+        ([REFERENCE], "logprobs"),
+        ([replace(REFERENCE, figures={**SCORES, "unguessed_difference": 1e-5})], ""),  # only at guesses
+        ([replace(REFERENCE, figures={**SCORES, "later_difference": 0.5})], ""),  # mostly at guesses
+        ([replace(REFERENCE, figures={**SCORES, "largest_difference": 1.5})], ""),  # other weights
+        ([replace(failing("logprobs", kind="foreign"), figures=SCORES)], ""),  # a contradiction in itself
+        ([REFERENCE, failing("greedy", gap=0.39, at_least=False)], "logprobs greedy"),
+        ([REFERENCE, failing("greedy", gap=0.41, at_least=False)], "logprobs"),
+        ([REFERENCE, failing("greedy", gap=0.39, at_least=True)], "logprobs"),
+        ([REFERENCE, failing("greedy", gap=None)], "logprobs"),
+        ([REFERENCE, failing("penalties", gap=9.0, written=False, preferred=False)], "logprobs penalties"),
+        ([REFERENCE, failing("penalties", gap=9.0, written=True, preferred=True)], "logprobs"),
+        ([REFERENCE, failing("penalties", end="finish")], "logprobs"),
+        ([REFERENCE, failing("penalties", kind="failed")], "logprobs"),
+        ([REFERENCE, failing("law at T = 1")], "logprobs law at T = 1"),
+        ([REFERENCE, failing("law at T = 1", kind="failed")], "logprobs"),
+        ([REFERENCE, failing("law at T = 1"), failing("calibration at T = 1")], "logprobs"),
+        ([REFERENCE, failing("law at T = 1"), failing("greedy", gap=2.0, at_least=False)], "logprobs"),
+        ([REFERENCE, failing("stop", kind="kept"), failing("load")], "logprobs"),
+    ],
+)
+def test_what_another_arithmetic_explains(checks: list[EndpointCheck], apart: str) -> None:
+    assert " ".join(check.name for check in settled(checks) if check.verdict == APART) == apart
 
 
 def test_a_sampled_fault_is_found_by_its_law() -> None:

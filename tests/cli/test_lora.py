@@ -1,4 +1,4 @@
-"""``--lora`` of generate and serve."""
+"""``--lora`` of generate, chat, bench and serve."""
 
 import json
 from pathlib import Path
@@ -51,3 +51,26 @@ def test_serve_names_each() -> None:
     for wrong, told in ((["a"], "expected NAME=DIR"), (["=x"], "expected NAME=DIR"), (["a=x", "a=y"], "given twice")):
         with pytest.raises(ConfigError, match=told):
             settings.loras(wrong)
+
+
+def test_chat_and_bench_decode_with_it(invoke: Invoke, models: dict[str, Path], adapter: Path, tmp_path: Path) -> None:
+    """A bench says which it was, and does not go on with another's runs."""
+    options = "--implementation", "lean", "--max-new-tokens", 12, "--temperature", 0
+    engine = Engine.load(models["target"], implementation="lean", speculative="none", lora=adapter)
+    expected = engine.generate(
+        engine.chat_prompt([{"role": "user", "content": "the"}]), temperature=0.0, max_new_tokens=12
+    )
+    said = invoke("chat", "--target", models["target"], "--lora", adapter, *options, input="the\n")
+    assert said.exit_code == 0, said.output
+    assert said.stdout == expected.text + "\n"
+    suite, report = tmp_path / "suite.jsonl", tmp_path / "report.json"
+    suite.write_text(json.dumps({"question_id": 1, "category": "a", "turns": ["the"]}) + "\n")
+    asked = "bench", "--target", models["target"], "--suite", suite, "--methods", "ngram", "--no-bandwidth", *options
+    result = invoke(*asked, "--output", report, "--lora", adapter)
+    assert result.exit_code == 0, result.output
+    assert json.loads(report.read_text())["settings"]["loras"] == [str(adapter)]
+    runs = [json.loads(line) for line in Path(f"{report}.runs.jsonl").read_text().splitlines()]
+    assert [run["token_ids"] for run in runs if "token_ids" in run] == [expected.token_ids] * 2
+    refused = invoke(*asked, "--output", report, "--resume")
+    assert refused.exit_code == 2
+    assert "loras" in refused.stderr

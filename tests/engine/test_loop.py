@@ -123,7 +123,10 @@ def test_prefixes_are_reused_where_asked() -> None:
     assert [one.num_cached_tokens for one in fresh] == [0] * 4
     assert found[0].num_cached_tokens == 0
     assert min(one.num_cached_tokens for one in found[1:]) >= len(head)
-    assert engine.generate(asked[0].prompt, asked[0].params).num_cached_tokens >= len(head), "and by later calls"
+    for later in (engine, engine.with_method("ngram")):
+        again = later.generate(asked[0].prompt, asked[0].params)
+        assert again.num_cached_tokens >= len(head), "and by later calls"
+        assert again.token_ids == fresh[0].token_ids
     with pytest.raises(ConfigError, match="prefix_memory_gib = -1"):
         Engine(table(1), prefix_memory_gib=-1)
 

@@ -23,7 +23,9 @@ from foretell.model.cache import KVCache
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.native import NativeModel
 from foretell.model.load import load_model
+from foretell.model.lora import read_loras
 from foretell.model.target import Output, WrappedModel
+from tests.model.adapters import write_adapter
 from tests.model.llama.family import make_model
 from tests.model.llama.hybrid import native_hybrid
 
@@ -186,6 +188,29 @@ def test_native_models_are_bit_identical(kind: str) -> None:
     assert (found.fault, found.largest) == ("", 0.0)
     assert {"a batch", "rows that move", "rejected guesses", "blocks of 16"} <= set(found.paths)
     assert str(found) == f"guesses keep the text: checked here, {len(found.paths)} paths, bit-identical"
+
+
+class Adapted(Faulty):
+    """Passes over several nodes forget the rows' adapters."""
+
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, **options: Any) -> Output:
+        held = list(cache.loras)
+        if plan.num_nodes > 1 and options.get("head", True):
+            cache.loras = [0] * len(held)
+        out = self.inner.forward(tokens, plan, cache, **options)
+        cache.loras = held
+        return out
+
+
+def test_rows_with_adapters_are_read_too(tmp_path: Path) -> None:
+    module = make_model("llama")
+    model = NativeModel.from_hf(module, weights="int8")
+    write_adapter(tmp_path, module.state_dict(), rank=9)
+    model.add_loras(read_loras({"one": tmp_path, "two": tmp_path}))
+    found = check_passes(model)
+    assert (found.fault, found.largest) == ("", 0.0)
+    assert "an adapter in a batch" in found.paths
+    assert check_passes(Adapted(model)).fault.startswith("an adapter in a batch: ")
 
 
 @pytest.mark.parametrize("implementation", ["lean", "transformers"])

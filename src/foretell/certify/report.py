@@ -17,7 +17,7 @@ MAX_FINDINGS = 20
 class Finding:
     """One place where something differed."""
 
-    verdict: str  # NEAR_TIE or DEFECT
+    verdict: str  # NEAR_TIE or DEFECT; of endpoints also APART
     where: str  # prompt, position, node: for people
     what: str  # the figures, in words
     figures: dict[str, Any] = field(default_factory=dict)

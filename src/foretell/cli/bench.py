@@ -79,6 +79,7 @@ def bench(
     quality: Quality = False,
     rounds: Rounds = 1,
     models: o.Models,
+    lora: o.Lora = None,
     threads: o.Threads = None,
     bandwidth: o.Bandwidth = True,
     methods: Methods = None,
@@ -120,7 +121,7 @@ def bench(
     if models.draft_weights is not None:
         chosen = [_with_draft_weights(method, models.draft_weights) for method in chosen]
     settings.use_threads(threads)
-    engine = settings.load_engine(models, None, no_color=no_color)
+    engine = settings.load_engine(models, None, no_color=no_color, lora=lora)
     items = with_forms(engine, items, raw=raw, notice=say)
     if runs_file is not None and not resume:
         runs_file.unlink(missing_ok=True)  # of a bench that had finished: its report is written over too

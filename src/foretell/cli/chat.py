@@ -36,6 +36,7 @@ def chat(
     *,
     system: System = None,
     models: o.Models,
+    lora: o.Lora = None,
     guessing: o.Guessing,
     speculation: o.Speculation = "auto",
     sampling: dict[str, Any] | None = None,
@@ -50,7 +51,7 @@ def chat(
     params = settings.sampling({"seed": fresh_seed(), **(sampling or {})})
     speculative = settings.speculation(ctx, models, guessing)
     engine = settings.load_engine(
-        models, speculative, no_color=no_color, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation
+        models, speculative, no_color=no_color, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation, lora=lora
     )
     engine = settings.careful(engine, no_color=no_color)
     begin: list[Message] = [{"role": "system", "content": system}] if system is not None else []

@@ -15,6 +15,7 @@ from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
+from foretell.engine.beginnings import beginnings, shared
 from foretell.engine.captured import captured_steps
 from foretell.engine.drafters.failures import DrafterFailures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
@@ -91,11 +92,12 @@ class Batch:
         place, reserve = self.pool.num_rows, self.pool.reserve
         self.pool.open_rows(1)
         self.pool.loras[place] = row.lora
+        row.beginnings = row.beginnings or beginnings(row.prompt_ids, row.submission.owner)
         if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
-            self.pool.fit([_need(row)], place)
+            self.pool.fit([row.num_slots], place)
             drafter = self._open_drafter(row, state, target)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
@@ -236,12 +238,18 @@ class Batch:
 
     def _bind(self) -> None:
         """Every target sees its own rows of the pool."""
-        self.target.cache = self.pool.rows(0, len(self.members))
+        self.target.cache = self._view(0, len(self.members))
         for group in self.groups:
             whole = group.stop - group.start == len(self.members)
-            group.target.cache = self.target.cache if whole else self.pool.rows(group.start, group.stop)
+            group.target.cache = self.target.cache if whole else self._view(group.start, group.stop)
         for place, arrival in enumerate(self.arrivals, len(self.members)):
             arrival.target.cache = self.pool.rows(place, place + 1)
+
+    def _view(self, start: int, stop: int) -> KVCache:
+        """The pool's rows of members [start, stop), and which of them begin alike."""
+        view = self.pool.rows(start, stop)
+        view.shared = shared([row.beginnings for row in self.members[start:stop]])
+        return view
 
     # -- decoding --------------------------------------------------------------------------------------------------
 
@@ -258,7 +266,7 @@ class Batch:
         state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
         state.limit(caps, paid)
         if self.pool.block > 1:
-            self.pool.fit([_need(row) for row in self.members])
+            self.pool.fit([row.num_slots for row in self.members])
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,
@@ -283,11 +291,6 @@ class Batch:
         for group in self.groups:
             found += group.drafter.num_unread(group.context(self.state))
         return found
-
-
-def _need(row: Row) -> int:
-    """Slots of a row that its next step may use."""
-    return len(row.prompt_ids) + len(row.token_ids) + row.choice.num_nodes
 
 
 def _failed(method: str, error: str) -> str:

@@ -219,7 +219,8 @@ class Engine:
         speculation: str | None = None,
         drafter_errors: str | None = None,
     ) -> "Engine":
-        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
+        """An engine with the same target, tokenizer and kept prefixes and another method. A draft model of the same name is
+        shared.
         speculation, drafter_errors: None keeps this engine's."""
         config = self._config(speculative)
         method = method or self._methods.held(config)
@@ -450,7 +451,7 @@ class Engine:
             "speculative": config.resolved(),
             **({} if head is None else {"head": head}),
             **({"reads_again": spec.reads_again} if spec.reads_again else {}),
-            **({"loras": list(self.model.loras)} if self.model.loras else {}),
+            **({"loras": loras} if (loras := [*self.model.loras, *filter(None, [spec.merged])]) else {}),
         }
 
 

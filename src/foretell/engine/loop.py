@@ -34,7 +34,7 @@ HEADROOM = 16
 MIN_CHUNK = 16
 """Least tokens of a prefill pass, independent of the stall target: otherwise prompts might never be read."""
 SPREAD = 1 / 16
-"""Share of the time of plans that each step is told of: a plan stands for some 16 steps where rows guess."""
+"""Share of the time of plans that counts to each step: a plan stands for some 16 steps where rows guess."""
 FIRST_CHUNK = 128
 """Tokens of a prefill pass beside decoding requests while nothing is known of its speed."""
 
@@ -99,7 +99,7 @@ class Loop:
         self._planned: list[Row] = []  # of the last plan
         self._led = False  # whether light parts guessed in the last step that was planned, so that others may lag
         self._behind = 0.0  # seconds of the loop behind the last step, where the same requests go on
-        self._owed = 0.0  # seconds of plans that no step was told of yet
+        self._owed = 0.0  # seconds of plans that count to no step yet
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Loop:
         return sum(map(self._slots, list(self.running.values())))  # any thread may ask
 
     def _slots(self, job: Job) -> int:
-        return round_up(job.num_slots, self.batch.pool.block)
+        return round_up(job.row.num_slots, self.batch.pool.block)
 
     # -- one round -------------------------------------------------------------------------------------------------
 

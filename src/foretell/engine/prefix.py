@@ -91,7 +91,7 @@ class PrefixStore:
         if self.further is not None:
             prefix = self.further.find(ids, layers, owner, 0 if found is None else found[1])
             if prefix is not None:
-                self._take(prefix)
+                self._take(prefix, block_hashes(prefix.ids, prefix.owner))
                 found = prefix, prefix.reach(shared(ids, prefix.ids))
         self.num_hits += 0 if found is None else found[1]
         return found
@@ -167,17 +167,16 @@ class PrefixStore:
             None if states is None else dict(states),
             store,
         )
-        self._take(prefix)
+        self._take(prefix, keys)
 
-    def _take(self, prefix: Prefix) -> None:
+    def _take(self, prefix: Prefix, keys: list[int]) -> None:
         if prefix.num_bytes > self.max_bytes:
             return
         self.shrink(self.max_bytes - prefix.num_bytes)
         self._prefixes[self._next] = prefix
         self.num_bytes += prefix.num_bytes
         self.num_tokens += len(prefix.ids)
-        for key in block_hashes(prefix.ids, prefix.owner):
-            self._blocks[key] = self._next
+        self._blocks |= dict.fromkeys(keys, self._next)
         self._next += 1
 
     def to_store(self) -> list[Prefix]:

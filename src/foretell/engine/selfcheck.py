@@ -82,6 +82,7 @@ def self_check(model: CausalModel) -> SelfCheck:
                 "code": source_digest(),
                 "machine": {**machine(), "accelerator": accelerator()},
                 "model": model.spec.described,
+                "loras": model.loras,
             },
             sort_keys=True,
         )
@@ -159,26 +160,28 @@ class _Reader:
         generator = torch.Generator().manual_seed(7)
         self.tokens = torch.randint(0, model.spec.vocab_size, (4096,), generator=generator).tolist()
         self.seconds_a_pass = 0.0
-        self._known: dict[tuple[int, ...], KVCache] = {}  # prompts that were read; no token follows them there
+        self._known: dict[tuple[int, ...], KVCache] = {}  # by adapter and prompt; no token follows them there
 
     def some(self, start: int, count: int) -> list[int]:
         """count tokens that depend on start alone."""
         return [self.tokens[(start * 509 + at) % len(self.tokens)] for at in range(count)]
 
-    def open(self, *prompts: list[int]) -> Target:
-        """Rows that have read their prompts, each added as a request that arrives is. A prompt is read once."""
+    def open(self, *prompts: list[int], loras: Sequence[int] = ()) -> Target:
+        """Rows that have read their prompts, each added as a request that arrives is. A prompt is read once. loras: of
+        each row, as ``KVCache.loras``."""
         pool = self.model.new_pool(len(prompts), _capacity(max(map(len, prompts))), None)  # as a batch has it
         pool.clear()
-        for prompt in prompts:
-            pool.join(self._read(prompt), len(prompt))
+        for prompt, lora in zip(prompts, loras or [0] * len(prompts), strict=True):
+            pool.join(self._read(prompt, lora), len(prompt))
         return Target.of(self.model, pool)
 
-    def _read(self, prompt: list[int]) -> KVCache:
-        known = self._known.get(tuple(prompt))
+    def _read(self, prompt: list[int], lora: int) -> KVCache:
+        known = self._known.get((lora, *prompt))
         if known is None:
             target = Target(self.model, 1, _capacity(len(prompt)))
+            target.cache.loras = [lora]
             feed(target, [prompt], [0], head=False)
-            known = self._known[tuple(prompt)] = target.cache
+            known = self._known[lora, *prompt] = target.cache
         return known
 
     def read(
@@ -202,9 +205,9 @@ class _Reader:
         # A pass may reuse what the one before it returned.
         return [Read(a.float().clone(), b.clone()) for a, b in zip(out.logits, taps, strict=True)]
 
-    def line(self, prompt: list[int], tokens: Sequence[int]) -> Read:
+    def line(self, prompt: list[int], tokens: Sequence[int], lora: int = 0) -> Read:
         """Plain decoding: one node a pass."""
-        target, found = self.open(prompt), []
+        target, found = self.open(prompt, loras=(lora,)), []
         begun = perf_counter()
         for at, token in enumerate(tokens):
             found += self.read(target, [[token]], [len(prompt) + at])
@@ -280,18 +283,20 @@ def _lines(reader: _Reader, prompt: list[int], tokens: list[int], plain: Read) -
 def _batches(
     reader: _Reader, prompt: list[int], nodes: list[int], after: list[int], second: Read, *, has_trees: bool
 ) -> Iterator[tuple[str, Read, Read]]:
-    """Rows of several lengths and trees; two of them stay, in another order."""
+    """Rows of several lengths and trees, some with adapters where there are any; two stay, in another order."""
     others, one = [prompt[: len(prompt) - 5], prompt[: len(prompt) // 3]], reader.some(8, 3)
     path = [nodes[node] for node in SECOND]
     mine, above = (nodes, TREE) if has_trees else ([*path, *(4 * [0])], (-1, 0, 1, 2, -1, -1, -1, -1))
     place = SECOND if has_trees else range(len(path))
-    target = reader.open(prompt, *others)
+    loras = [0, min(1, len(reader.model.loras)), len(reader.model.loras)]
+    target = reader.open(prompt, *others, loras=loras)
     lengths = [len(prompt), *map(len, others)]
     lone = [-1] * (len(TREE) - 1)
     parents = [above, (-1, 0, 1, *lone[2:]), (-1, *lone)]
     rows = reader.read(target, [mine, [*one, *(5 * [0])], [one[0], *(7 * [0])]], lengths, parents)
     yield "a batch", _of(rows[0], place), _of(second, range(len(path)))
-    yield "a batch", _of(rows[1], range(3)), reader.line(others[0], one)
+    name = "an adapter in a batch" if loras[1] else "a batch"
+    yield name, _of(rows[1], range(3)), reader.line(others[0], one, loras[1])
     src, dst = _moved(lengths[0], list(place))
     held = [[lengths[row] + at for at in range(len(path))] for row in (1, 2)]
     moves = (torch.tensor([first, *held], device=reader.device) for first in (src, dst))
@@ -299,7 +304,7 @@ def _batches(
     target.keep(torch.tensor([2, 0]), max(lengths) + len(TREE))
     rest = reader.read(target, [[one[1], one[2]], after[:2]], [lengths[2] + 1, lengths[0] + len(path)])
     yield "rows that move", rest[1], _of(second, range(len(path), len(path) + 2))
-    yield "rows that move", rest[0], _of(reader.line(others[1], one), (1, 2))
+    yield "rows that move", rest[0], _of(reader.line(others[1], one, loras[2]), (1, 2))
 
 
 def _prefixes(reader: _Reader, prompt: list[int]) -> Iterator[tuple[str, Read, Read]]:

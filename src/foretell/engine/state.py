@@ -93,7 +93,7 @@ class State(Context):
             drafted = depth_of(parent)
             guessed.append(sum(above >= 0 for above in parent))
             if not sound:
-                known = len(row.prompt_ids) + len(row.token_ids) + count - 1
+                known = row.length + count - 1
                 fault = verdict.faults[at] if verdict.faults else ""
                 row.error = (
                     VerifierError(fault)

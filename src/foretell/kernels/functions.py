@@ -31,7 +31,7 @@ class NativeFunctions:
         self.forward: Callable[..., int] = lib.foretell_forward
         lib.foretell_forward.argtypes = [
             pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, *[number] * 2, pointer, pointer,
-            number, *[pointer] * 4,
+            number, *[pointer] * 5,
         ]  # fmt: skip
         self.scratch: Callable[..., int] = lib.foretell_scratch
         lib.foretell_scratch.argtypes = [pointer, pointer, number, number]

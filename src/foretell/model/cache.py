@@ -16,6 +16,8 @@ _WORTH = 1 << 18  # bytes
 SPARE = 64
 """Slots behind a row's capacity on an accelerator, where captured graphs write padding."""
 _numbers = count()
+Shared = tuple[tuple[tuple[int, ...], int], ...]
+"""Groups of rows, and how many slots the rows of each have in common."""
 
 
 class KVCache:
@@ -31,6 +33,9 @@ class KVCache:
 
     block: int = 1  # slots that a row takes or gives back together
     table: Tensor | None = None  # where blocks lie, where rows are not whole
+    shared: Shared = ()
+    """Rows in use whose first slots hold the same, as far as texts reach: passes may read one row's for all of a group. For
+    as long as no row comes, goes or moves."""
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class KVCache:
         """Bind ``keys`` and ``values``, what the models read, to the rows in use."""
         self.keys = [memory[: self.num_rows] for memory in self._all_keys]
         self.values = [memory[: self.num_rows] for memory in self._all_values]
+        self.shared = ()
 
     @property
     def num_bytes(self) -> int:

@@ -4,6 +4,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -359,6 +360,8 @@ def _load_fast(
     if merged is not None:
         options["merged"] = merged
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
+    if merged is not None:
+        model.spec = replace(model.spec, merged=str(merged.path))
     _tell_loaded(name, kind, begun)
     return model
 

@@ -44,6 +44,7 @@ class ModelSpec:
     cuda_graphs: bool = True  # whether steps may be launched as captured graphs, on a device that has them
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
     kv: str = "auto"  # how keys and values are held: one of ``names.KV``
+    merged: str = ""  # the directory of the adapter that is merged into the weights; "" where none is
 
     @property
     def display_name(self) -> str:

@@ -1,8 +1,9 @@
 """From checks that failed to faults by name: what such a pattern usually comes from."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from foretell.certify.endpoint.report import DEFECT, EndpointCheck, Fault
+from foretell.certify.endpoint.report import APART, DEFECT, EndpointCheck, Fault
 
 FAILS = "requests fail"
 OTHER_MODEL = "another model"
@@ -21,6 +22,11 @@ SEED = "seed ignored"
 REPEATS = "samples repeat"
 LOAD = "answers change under load"
 STREAM = "stream differs"
+ARITHMETIC = "other arithmetic"
+SAME = 2e-3
+"""Log probabilities of one arithmetic are nearer to each other, in the median over likely tokens."""
+MOST = 1.0
+"""Those of the same weights are nearer to each other, by whatever kernels."""
 
 WHAT = {
     FAILS: "Requests that should be answered fail.",
@@ -49,7 +55,45 @@ WHAT = {
     REPEATS: "Requests that should give different samples give the same one.",
     LOAD: "The same request has another answer beside other requests: rows are mixed up, or state leaks between them.",
     STREAM: "A stream has another text, or another end, than the whole answer.",
+    ARITHMETIC: "Its arithmetic differs from the reference's: log probabilities by up to {:.2g}, and before anything is "
+    "guessed as much as later. Compare with a plain server of the same engine: --reference-url URL",
 }
+
+
+def settled(checks: Sequence[EndpointCheck]) -> tuple[EndpointCheck, ...]:
+    """The checks; APART where another arithmetic than the reference's (quantised kernels) explains all that is wrong.
+
+    It is seen in log probabilities before the first guess. It explains partings whose gap is at most twice the largest
+    difference, since the scores of both tokens move; penalties, too, since engines count them differently (llama.cpp:
+    over the prompt); and samples that fit their own log probabilities.
+    """
+    by_name = {check.name: check for check in checks}
+    figures = by_name["logprobs"].figures if "logprobs" in by_name else {}
+    worst, before = figures.get("largest_difference", 0.0), figures.get("unguessed_difference", 0.0)
+    if not (before > SAME and worst <= MOST and figures["later_difference"] <= 4 * before):
+        return tuple(checks)
+
+    def wrong(name: str) -> list[dict[str, object]]:
+        check = by_name.get(name)
+        return [] if check is None else [found.figures for found in check.findings if found.verdict == DEFECT]
+
+    def tied(gap: object, at_least: object) -> bool:
+        return isinstance(gap, float) and not at_least and gap <= 2 * worst
+
+    apart = {"logprobs"} if all(one.get("kind") == "reference" for one in wrong("logprobs")) else set()
+    if all(tied(one.get("gap"), one.get("at_least")) for one in wrong("greedy")):
+        apart.add("greedy")
+        penalised = by_name.get("penalties")
+        if penalised and not _unanswered(penalised) and not _ends(penalised) and not _by_penalties(penalised):
+            apart.add("penalties")
+        laws = (check for name, check in by_name.items() if name.startswith("law") and not _unanswered(check))
+        apart |= {check.name for check in laws if not wrong(check.name.replace("law", "calibration"))}
+    return tuple(_apart(check) if check.verdict == DEFECT and check.name in apart else check for check in checks)
+
+
+def _apart(check: EndpointCheck) -> EndpointCheck:
+    findings = (replace(one, verdict=APART) if one.verdict == DEFECT else one for one in check.findings)
+    return replace(check, verdict=APART, findings=tuple(findings))
 
 
 def faults_of(checks: Sequence[EndpointCheck]) -> tuple[Fault, ...]:
@@ -100,7 +144,8 @@ def faults_of(checks: Sequence[EndpointCheck]) -> tuple[Fault, ...]:
         elif name == "filters":
             add(FILTERS, name)
         elif name == "logprobs":
-            only_greedy = broken is not None and all(found.figures.get("kind") == "foreign" for found in check.findings)
+            kinds = {found.figures.get("kind") for found in check.findings}
+            only_greedy = broken is not None and kinds <= {"foreign", "reference"}
             add(broken if only_greedy and broken else SCORES, name)
         elif name == "stop":
             names = {"ignored": STOP_IGNORED, "kept": STOP_KEPT, "early": STOP_EARLY, "finish": FINISH}
@@ -111,7 +156,14 @@ def faults_of(checks: Sequence[EndpointCheck]) -> tuple[Fault, ...]:
                 add(SEED if kind == "ignored" else REPEATS, name)
         elif name in ("length", "load", "stream"):
             add({"length": LENGTH, "load": LOAD, "stream": STREAM}[name], name)
-    return tuple(Fault(fault, WHAT[fault], tuple(dict.fromkeys(names))) for fault, names in evidence.items())
+    worst = 0.0
+    for check in checks:
+        worst = check.figures.get("largest_difference", worst)
+        if check.verdict == APART:
+            add(ARITHMETIC, check.name)
+    return tuple(
+        Fault(fault, WHAT[fault].format(worst), tuple(dict.fromkeys(names))) for fault, names in evidence.items()
+    )
 
 
 def _unanswered(check: EndpointCheck) -> bool:

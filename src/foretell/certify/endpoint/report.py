@@ -9,6 +9,9 @@ from foretell.certify.report import DEFECT, NEAR_TIE, NOTHING, PASS, Finding
 SKIPPED = "not checked"
 """Verdict: the endpoint does not take what the check needs, or there is nothing to compare with."""
 
+APART = "not comparable"
+"""Verdict: the reference computes otherwise, and that explains what differs."""
+
 
 @dataclass(frozen=True)
 class EndpointCheck:
@@ -16,7 +19,7 @@ class EndpointCheck:
 
     name: str
     question: str
-    verdict: str  # PASS, NEAR_TIE, DEFECT, NOTHING or SKIPPED
+    verdict: str  # PASS, NEAR_TIE, DEFECT, APART, NOTHING or SKIPPED
     looked_at: str  # how much was compared, in words
     summary: str = ""  # the largest deviation or the reason, in words
     findings: tuple[Finding, ...] = ()
@@ -58,14 +61,17 @@ class EndpointCertificate:
 
     @property
     def passed(self) -> bool:
-        """No defect, and at least one check ran."""
-        return not self.defects and any(check.passed for check in self.checks)
+        """No fault, and at least one check ran."""
+        return not self.faults and any(check.passed for check in self.checks)
 
     @property
     def verdict(self) -> str:
         """The last line of the report."""
         if self.defects:
             return "DEFECT: " + ", ".join(fault.name for fault in self.faults)
+        if self.faults:
+            what = self.faults[0].what
+            return f"not certified: {what[0].lower()}{what[1:]}"
         if not self.passed:
             return "nothing was checked"
         left = [check.name for check in self.checks if not check.passed]
@@ -86,6 +92,7 @@ class EndpointCertificate:
 
 
 __all__ = [
+    "APART",
     "DEFECT",
     "NEAR_TIE",
     "NOTHING",

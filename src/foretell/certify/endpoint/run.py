@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.certify.endpoint.client import AnswerError, Endpoint
-from foretell.certify.endpoint.diagnosis import faults_of
+from foretell.certify.endpoint.diagnosis import faults_of, settled
 from foretell.certify.endpoint.laws import check_calibration, check_law, scale
 from foretell.certify.endpoint.limits import check_length, check_seed, check_stop
 from foretell.certify.endpoint.report import EndpointCertificate, EndpointCheck
@@ -88,7 +88,8 @@ def certify_endpoint(
         "num_prompts": len(prompts), "temperatures": sampled, "seed": seed, "left_out": list(skip),
         **{name: getattr(budget, name) for name in EndpointBudget.__dataclass_fields__},
     }  # fmt: skip
-    return EndpointCertificate(tuple(checks), faults_of(checks), settings, perf_counter() - begin)
+    judged = settled(checks)
+    return EndpointCertificate(judged, faults_of(judged), settings, perf_counter() - begin)
 
 
 def _scaled(session: Session) -> tuple[str, str]:

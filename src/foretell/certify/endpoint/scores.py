@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from statistics import median
 
 from foretell.certify.endpoint.client import Answer, Ask
 from foretell.certify.endpoint.report import EndpointCheck
@@ -21,6 +22,8 @@ def check_logprobs(session: Session) -> EndpointCheck:
         return skipped("logprobs", LOGPROBS, "the endpoint gives none")
     findings: list[Finding] = []
     looked_at, worst, compared, first = 0, 0.0, 0, 0
+    unguessed: list[float] = []
+    later: list[float] = []
     others = None if session.reference is None else session.greedy(reference=True)
     for at, given in enumerate(session.greedy()):
         plain = session.endpoint.one(Ask(session.prompts[at], session.budget.max_tokens))
@@ -37,6 +40,8 @@ def check_logprobs(session: Session) -> EndpointCheck:
         if others is not None and others[at].logprobs and given.logprobs:
             differences = _against(given, others[at])
             compared += len(differences)
+            unguessed += _of_lists(given, others[at], range(1))
+            later += _of_lists(given, others[at], range(1, len(differences)))
             for position, own, other in differences:
                 difference = abs(own - other)
                 worst = max(worst, difference)
@@ -44,12 +49,13 @@ def check_logprobs(session: Session) -> EndpointCheck:
                     first += position == 0
                     words = f"log probability {own:.4f}, by the reference {other:.4f}"
                     where = f"{session.where(at)}, token {position}"
-                    findings.append(Finding(DEFECT, where, words, {"kind": "foreign", "difference": difference}))
+                    findings.append(Finding(DEFECT, where, words, {"kind": "reference", "difference": difference}))
     summary = f"largest difference {worst:.2g} over {compared} tokens" if compared else "compared with themselves alone"
     summary = f"{len(findings)} wrong; {summary}" if findings else summary
     return check_of(
         "logprobs", LOGPROBS, findings, looked_at, f"{looked_at} tokens", summary, largest_difference=worst,
-        first_tokens_differ=first,
+        first_tokens_differ=first, unguessed_difference=median(unguessed or [0.0]),
+        later_difference=median(later or [0.0]),
     )  # fmt: skip
 
 
@@ -85,6 +91,13 @@ def squeezed(text: str) -> str:
 
 def _mass(best: Mapping[str, float]) -> float:
     return sum(math.exp(min(value, 1.0)) for value in best.values())
+
+
+def _of_lists(given: Answer, expected: Answer, positions: range) -> list[float]:
+    """Differences of the log probabilities of likely tokens that both report at these positions."""
+    pairs = zip(given.top or (), expected.top or (), strict=False)
+    shared = [(own, other) for at, (own, other) in enumerate(pairs) if at in positions]
+    return [abs(own[token] - other[token]) for own, other in shared for token in own.keys() & other.keys()]
 
 
 def _against(given: Answer, expected: Answer) -> list[tuple[int, float, float]]:

@@ -30,16 +30,6 @@ class Job:
     scoring: Scoring | None = None  # of its prompt, while that is read for its own sake
     undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
 
-    @property
-    def length(self) -> int:
-        """Tokens of its text."""
-        return len(self.row.prompt_ids) + len(self.row.token_ids)
-
-    @property
-    def num_slots(self) -> int:
-        """Slots that its next step may use."""
-        return self.length + self.row.choice.num_nodes
-
 
 def deliver(job: Job, index: int, event: StepEvent) -> None:
     """Score the tokens of one step, where that is asked for, and send its updates. Those of a request's last step are sent
@@ -62,7 +52,7 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
         job.row.request_id, job.row.method, job.row.choice.depth, job.row.depth_limit, num_unread,
-        job.row.submission.always, job.row.heat, job.length,
+        job.row.submission.always, job.row.heat, job.row.length,
     )  # fmt: skip
 
 
@@ -86,10 +76,12 @@ def observation_of(
         known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
         by_light = None if known is None or light is None else light.preferred
         name, heat = job.row.method, job.row.heat
-        rows.append(RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light, job.length))
+        rows.append(
+            RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light, job.row.length)
+        )
     return StepObservation(
         len(jobs), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop,
-        sum(job.length for job in jobs) / len(jobs),
+        sum(job.row.length for job in jobs) / len(jobs),
     )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class Row:
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
     lora: int = 0  # as ``KVCache.loras`` has it
+    beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``beginnings.py``
     capture: object | None = None  # of a service that learns: see ``Learning.marks``
 
     @property
@@ -81,6 +82,16 @@ class Row:
         return self.prompt_ids + self.token_ids
 
     @property
+    def length(self) -> int:
+        """Of ``known``."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that its next step may use."""
+        return self.length + self.choice.num_nodes
+
+    @property
     def depth_limit(self) -> int:
         """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
 
@@ -96,8 +107,7 @@ class Row:
     def trained_room(self) -> int:
         """How many guesses lie within the positions that its method was made for (``Method.max_positions``)."""
         most = self.choice.method.max_positions
-        length = len(self.prompt_ids) + len(self.token_ids)
-        return self.max_tokens if most is None else max(0, most - length)
+        return self.max_tokens if most is None else max(0, most - self.length)
 
     def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:
         """Take tokens until the row ends; returns how many were taken."""

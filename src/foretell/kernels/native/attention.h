@@ -3,14 +3,19 @@
  * What a node sees, by position: a run of slots [low, high), each at its own position, then ancestors behind that run. Positions
  * are cut at multiples of SEGMENT. Of each segment a query makes a state: the largest score, the sum of exp(score - largest),
  * and the values mixed by these. States are joined from the first on. So bits depend on what is seen and at which
- * positions, and on no slot, width, batch or thread; threads may share out the segments of a row. */
+ * positions, and on no slot, width, batch or thread; threads may share out the segments of a row.
+ *
+ * Rows with a common beginning (Pass.groups) hold copies of it. The slots of one are read for the queries of all, before what
+ * each row has of its own: a tile of such a group leaves joined states, from which the tiles of its rows go on. */
 #ifndef FORETELL_ATTENTION_H
 #define FORETELL_ATTENTION_H
 #include "slots.h"
 
-/* Nodes [first, first + nodes) of row b, and query heads [head, head + heads) of one key-value head. */
+/* Nodes [first, first + nodes) of row b, and query heads [head, head + heads) of one key-value head. Of a group: of `rows`
+ * one after the other, and b is one of them. */
 typedef struct {
   int64_t b, kv_head, first, nodes, head, heads;
+  const int64_t *rows; /* or NULL */
   int64_t low, high; /* slots of all runs; high is the end of what is seen */
 } Tile;
 
@@ -39,17 +44,26 @@ static Work work_of(Pass *p, int t) {
   return w;
 }
 
-/* What a node sees. seen [rows]: of each the last slot, and all before it; or NULL: as the plan says. */
-INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row) {
+/* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. seen [rows]: of each the
+ * last slot, and all before it; or NULL: as the plan says. */
+INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row, int grouped) {
   if (seen) return (Seen){row, 0, seen[row] + 1, seen[row] + 1};
   const int64_t total = p->positions[row] + 1, high = MIN(total, p->length[row / p->nodes] + p->run[row]);
-  return (Seen){row, layer->window ? MAX(0, total - layer->window) : 0, high, total};
+  const int64_t low = layer->window ? MAX(0, total - layer->window) : 0, common = p->num_groups ? p->common[row / p->nodes] : 0;
+  if (grouped) return (Seen){row, MIN(low, common), common, common};
+  return (Seen){row, MAX(low, common), high, total};
+}
+
+/* Node i of a tile among all of the pass. */
+INLINE int64_t node_of(const Pass *p, const Tile *tile, int64_t i) {
+  const int64_t node = tile->first + i;
+  return tile->rows ? tile->rows[node / p->nodes] * p->nodes + node % p->nodes : tile->b * p->nodes + node;
 }
 
 static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {
   tile->low = INT64_MAX, tile->high = 0;
   for (int64_t i = 0; i < tile->nodes; i++) {
-    const Seen s = seen_by(p, layer, seen, tile->b * p->nodes + tile->first + i);
+    const Seen s = seen_by(p, layer, seen, node_of(p, tile, i), tile->rows != 0);
     tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total);
   }
 }
@@ -309,14 +323,34 @@ static void join_states(const Model *m, const float *state, float *joined) {
   joined[dim] = largest, joined[dim + 1] = fmaf(state[dim + 1], factors[1], joined[dim + 1] * factors[0]);
 }
 
-/* What a tile's queries mixed, to where the output matrix reads it. */
+INLINE float *begun_of(const Pass *p, int64_t row, int64_t head) {
+  return p->begun + (row * p->model->heads + head) * state_size(p);
+}
+
+/* States from which those of a tile's queries go on. */
+static void begin_tile(const Pass *p, const Layer *layer, const Tile *tile, float *joined, int64_t ld) {
+  const int64_t dim = p->model->dim;
+  for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
+    joined[i * ld + dim + 1] = 0.0f;
+    if (tile->rows || !p->num_groups) continue;
+    const Seen common = seen_by(p, layer, 0, node_of(p, tile, i / tile->heads), 1);
+    if (common.low < common.high)
+      memcpy(joined + i * ld, begun_of(p, common.row, tile->head + i % tile->heads), (dim + 2) * sizeof(float));
+  }
+}
+
+/* What a tile's queries mixed, to where the output matrix reads it, or tiles of its rows. */
 static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const float *joined, int64_t ld) {
   const Model *m = p->model;
   const int64_t dim = m->dim;
   const int to_bf16 = m->bf16 && !is_quantised(&layer->o); /* blocks are made of floats */
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
-    const int64_t row = tile->b * p->nodes + tile->first + i / tile->heads, head = tile->head + i % tile->heads;
+    const int64_t row = node_of(p, tile, i / tile->heads), head = tile->head + i % tile->heads;
     const float *state = joined + i * ld;
+    if (tile->rows) {
+      memcpy(begun_of(p, row, head), state, (dim + 2) * sizeof(float));
+      continue;
+    }
     const vec inverse = v_all(1.0f / state[dim + 1]);
     void *to = p->mixed + (row * p->ld_mixed + head * dim) * (to_bf16 ? 2 : 4);
     const float *gates = p->qkv + row * p->qkv_width + (m->heads + 2 * m->kv_heads + head) * dim;
@@ -330,17 +364,24 @@ static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const flo
 
 /* How a pass's tiles are shared out: pieces are segments, or whole tiles where there are many. */
 typedef struct {
+  int grouped;                 /* tiles are of groups of rows */
   int64_t parts, heads, nodes; /* of a group of query heads, and heads in a part; nodes of a tile */
   int64_t tiles, whole;        /* tiles of all; whether they are pieces */
   double total;                /* what all pieces take */
 } Sharing;
 
+INLINE int64_t tiles_of(const Sharing *s, int64_t nodes) { return (nodes + s->nodes - 1) / s->nodes; }
+
 INLINE Tile tile_at(const Pass *p, const Sharing *s, int64_t i) {
-  const int64_t group = p->model->heads / p->model->kv_heads, each = (p->nodes + s->nodes - 1) / s->nodes;
-  Tile tile = {.b = i / each / s->parts / p->model->kv_heads, .kv_head = i / each / s->parts % p->model->kv_heads};
+  const int64_t group = p->model->heads / p->model->kv_heads, same = s->parts * p->model->kv_heads;
+  const Group *one = p->groups;
+  int64_t each = tiles_of(s, p->nodes);
+  for (; s->grouped && i >= same * (each = tiles_of(s, one->rows * p->nodes)); one++) i -= same * each;
+  Tile tile = {.b = i / each / same, .kv_head = i / each / s->parts % p->model->kv_heads};
+  if (s->grouped) tile.rows = p->order + one->first, tile.b = tile.rows[0];
   const int64_t head = i / each % s->parts * s->heads;
   tile.head = tile.kv_head * group + head, tile.heads = MIN(s->heads, group - head);
-  tile.first = i % each * s->nodes, tile.nodes = MIN(s->nodes, p->nodes - tile.first);
+  tile.first = i % each * s->nodes, tile.nodes = MIN(s->nodes, (s->grouped ? one->rows : 1) * p->nodes - tile.first);
   return tile;
 }
 
@@ -349,19 +390,22 @@ INLINE double cost_of(const Tile *tile, int64_t from, int64_t to) {
   return (double)(MIN(to, tile->high) - MAX(from, tile->low) + 16) * (double)(tile->heads * tile->nodes + 4);
 }
 
-static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen) {
-  const int64_t group = p->model->heads / p->model->kv_heads, pairs = p->batch * p->model->kv_heads;
-  int64_t longest = 0;
+static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen, int grouped) {
+  const int64_t group = p->model->heads / p->model->kv_heads, pairs = (grouped ? p->num_groups : p->batch) * p->model->kv_heads;
+  int64_t longest = 0, most = p->nodes;
   for (int64_t i = 0; i < p->rows; i++) {
-    const Seen s = seen_by(p, layer, seen, i);
+    const Seen s = seen_by(p, layer, seen, i, grouped);
     longest = MAX(longest, s.total - s.low);
   }
-  Sharing s = {.parts = 1};
+  for (int64_t g = 0; grouped && g < p->num_groups; g++) most = MAX(most, p->groups[g].rows * p->nodes);
+  Sharing s = {.grouped = grouped, .parts = 1};
   while ((group + s.parts - 1) / s.parts > QUERIES || (longest <= SEGMENT && pairs * s.parts < p->threads && s.parts < group)) s.parts++;
   s.heads = (group + s.parts - 1) / s.parts;
   s.parts = (group + s.heads - 1) / s.heads;
-  s.nodes = MIN(p->nodes, MAX(1, QUERIES / s.heads));
-  s.tiles = pairs * s.parts * ((p->nodes + s.nodes - 1) / s.nodes);
+  s.nodes = MIN(most, MAX(1, QUERIES / s.heads));
+  if (!grouped) s.tiles = pairs * s.parts * tiles_of(&s, p->nodes);
+  for (int64_t g = 0; grouped && g < p->num_groups; g++)
+    s.tiles += p->model->kv_heads * s.parts * tiles_of(&s, p->groups[g].rows * p->nodes);
   s.whole = s.tiles >= 8 * p->threads;
   for (int64_t i = 0; i < s.tiles; i++) {
     Tile tile = tile_at(p, &s, i);
@@ -373,10 +417,10 @@ static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen)
   return s;
 }
 
-/* Attention of all nodes of a pass over one layer's keys and values, after put() has put those of a row and key-value head;
- * threads that share a row all put the same bytes, which spares a barrier. seen: see seen_by. */
-static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, Put *put, void *context, int t, unsigned *phase) {
-  const Sharing sharing = share_out(p, layer, seen);
+/* Tiles of groups (grouped), or of rows: see attend. */
+static void attend_tiles(Pass *p, const Layer *layer, int index, const int64_t *seen, Put *put, void *context, int t,
+                         unsigned *phase, int grouped) {
+  const Sharing sharing = share_out(p, layer, seen, grouped);
   const Work w = work_of(p, t);
   const double threads = p->threads;
   Seen sees[QUERIES];
@@ -400,17 +444,17 @@ static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, 
     shared += first != last;
     if (!mine) continue;
     const int64_t pair = tile.b * p->model->kv_heads + tile.kv_head;
-    if (pair != here) put(context, layer, index, tile.b, tile.kv_head), here = pair;
+    if (pair != here && !grouped) put(context, layer, index, tile.b, tile.kv_head), here = pair;
     const Slots s = slots_of(p, tile.b, tile.kv_head, index);
-    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, tile.b * p->nodes + tile.first + n);
+    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, node_of(p, &tile, n), grouped);
     for (int64_t q = 0; q < count; q++) {
-      const int64_t row = tile.b * p->nodes + tile.first + q / tile.heads, head = tile.head + q % tile.heads;
+      const int64_t row = node_of(p, &tile, q / tile.heads), head = tile.head + q % tile.heads;
       float turned[MAX_DIM];
       rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s.dim, layer->q_norm, p->positions[row], turned);
       if (s.coded && layer->spread) scale_row(turned, layer->spread + tile.kv_head * s.dim, s.dim);
       put_query(&s, turned, w.turned + q * w.ld_queries, w.queries + q * w.ld_queries);
-      w.joined[q * w.ld + s.dim + 1] = 0.0f;
     }
+    begin_tile(p, layer, &tile, w.joined, w.ld);
     for (int64_t j = from; j < to; j++) {
       Work one = w;
       if (first != last) one.states = p->states + (place * num_segments(p) + j) * most_queries(p) * w.ld;
@@ -426,12 +470,19 @@ static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, 
   Tile tile = tile_at(p, &sharing, own);
   look_at(p, layer, seen, &tile);
   const int64_t count = tile.nodes * tile.heads;
-  for (int64_t q = 0; q < count; q++) w.joined[q * w.ld + p->model->dim + 1] = 0.0f;
+  begin_tile(p, layer, &tile, w.joined, w.ld);
   for (int64_t j = tile.low / SEGMENT; j * SEGMENT < tile.high; j++) {
     const float *states = p->states + (own_place * num_segments(p) + j) * most_queries(p) * w.ld;
     for (int64_t q = 0; q < count; q++) join_states(p->model, states + q * w.ld, w.joined + q * w.ld);
   }
   finish_tile(p, layer, &tile, w.joined, w.ld);
+}
+
+/* Attention of all nodes of a pass over one layer's keys and values, after put() has put those of a row and key-value head;
+ * threads that share a row all put the same bytes, which spares a barrier. seen: see seen_by. */
+static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, Put *put, void *context, int t, unsigned *phase) {
+  if (p->num_groups) attend_tiles(p, layer, index, seen, put, context, t, phase, 1), barrier(p, phase);
+  attend_tiles(p, layer, index, seen, put, context, t, phase, 0);
 }
 
 /* Keys and values of the nodes of a pass. */

@@ -16,7 +16,7 @@
  *    cheaper than a barrier.
  *  - Attention. What a node sees, ordered by position, is cut at multiples of SEGMENT; each segment makes a state and states
  *    are joined in order (attention.h): the same token after the same text gives the same bits in any tree, at any slot, in
- *    any batch, and threads can share a row's segments.
+ *    any batch, and threads can share a row's segments. Of rows with a common beginning one's slots are read for all.
  *
  *  - Libraries. Products are compiled for each format of weights apart (product.c), and drafters' heads too (heads.c): a
  *    model waits for what it needs. One indirect call a product and thread leads there.
@@ -57,12 +57,14 @@ int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, i
 /* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
  * from tokens). known: [batch] nodes of each row that are a line of text (Plan.known), or NULL. taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
  * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position; 6 a mixer's state
- * that the pass goes on from; 7 the room for its terms; 8 an adapter of a model without. loras: Pass.loras. */
+ * that the pass goes on from; 7 the room for its terms; 8 an adapter of a model without. loras: Pass.loras; shared: see
+ * find_groups, or NULL. */
 int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
                           int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
                           const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
                           int64_t stride_t, const int64_t *known, int64_t first, int64_t stop, float *residual, const int64_t *taps,
-                          int64_t num_taps, float *tapped, float *logits, char *scratch, const int64_t *loras) {
+                          int64_t num_taps, float *tapped, float *logits, char *scratch, const int64_t *loras,
+                          const int64_t *shared) {
   Pass pass = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .tree_nodes = tree_nodes,
                .rows = batch * nodes, .tokens = tokens, .length = length, .slots = slots, .positions = positions,
                .ancestry = ancestry, .stride_b = stride_b, .stride_n = stride_n, .stride_t = stride_t,
@@ -75,6 +77,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
     if (positions[i] < length[i / nodes] || positions[i] > slots[i]) return 3;
   }
   place(p, scratch);
+  if (first < stop && shared && find_groups(p, shared)) return 2;
   const int mixes = first < stop && cache->states;
   if (mixes) {
     const int64_t problem = find_all_parents(p, known, first, stop);

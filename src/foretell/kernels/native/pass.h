@@ -11,6 +11,11 @@ typedef struct {
   char *plain, *blocks;
 } Rows;
 
+/* Rows that hold the same keys and values in slots below `slots`: `rows` of Pass.order, from `first` on. */
+typedef struct {
+  int64_t first, rows, slots;
+} Group;
+
 typedef struct {
   const Model *model;
   const Cache *cache;
@@ -45,6 +50,11 @@ typedef struct {
   int64_t *counts, *ends;       /* [batch] nodes that are not padding; the slot after the last of them */
   int64_t ld_projected, ld_conved, ld_scanned, ld_buffers;
   int wide;                     /* lines of known text, which are committed at once */
+  /* Of rows with a common beginning (attention.h): the groups, their rows [batch], to which slot each row has one [batch], and
+   * what attention has mixed there [rows, heads, state]. */
+  Group *groups;
+  int64_t num_groups, *order, *common;
+  float *begun;
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   const int64_t *loras;   /* [batch] each row's adapter, counted from 1, or 0; NULL: no row has one */
   float *reduced;         /* [rows, 3, low_rank]: see lora.h */

@@ -66,9 +66,33 @@ static int64_t place(Pass *p, char *base) {
     at += place_rows(&p->mixer_rows, rows, m->scanned, p->threads, base + at);
   }
   PLACE(reduced, rows * 3 * m->low_rank * 4);
+  PLACE(groups, rows * (int64_t)sizeof(Group));
+  PLACE(order, rows * 8);
+  PLACE(common, rows * 8);
+  PLACE(begun, rows * m->heads * state_size(p) * 4);
   PLACE(run, rows * 8);
   PLACE(reach, rows * 8);
   return at;
+}
+
+/* Groups of rows with a common beginning, from [number | of each: rows, slots | their rows]: whole segments that all rows of a
+ * group have committed. Returns 0 or 2: a row is none of the pass, or in two groups. */
+static int64_t find_groups(Pass *p, const int64_t *shared) {
+  const int64_t *row = shared + 1 + 2 * shared[0];
+  for (int64_t b = 0; b < p->batch; b++) p->common[b] = 0;
+  for (int64_t g = 0, at = 0; g < shared[0]; g++) {
+    Group group = {at, shared[1 + 2 * g], shared[2 + 2 * g]};
+    for (int64_t i = 0; i < group.rows; i++) {
+      if (row[i] < 0 || row[i] >= p->batch || p->common[row[i]]) return 2;
+      p->common[row[i]] = -1;
+      group.slots = MIN(group.slots, p->length[row[i]]);
+    }
+    group.slots = group.slots / SEGMENT * SEGMENT;
+    for (int64_t i = 0; i < group.rows; i++) p->common[row[i]] = group.slots, p->order[at + i] = row[i];
+    if (group.rows && group.slots) p->groups[p->num_groups++] = group, at += group.rows;
+    row += group.rows;
+  }
+  return 0;
 }
 
 static void look(Pass *p, int64_t i) {

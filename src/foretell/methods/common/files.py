@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.platform import process_runs
+from foretell.core.whole import write_bytes
 from foretell.model.files import PICKLED, SAFETENSORS, read_header, read_json, weight_files
 
 WEIGHTS = SAFETENSORS
@@ -106,10 +107,7 @@ def _runs(process: str) -> bool:
 
 def _write(file: Path, content: bytes) -> None:
     try:
-        with file.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_bytes(file, content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from error
 

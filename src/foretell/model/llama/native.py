@@ -25,7 +25,7 @@ from foretell.kernels.build import loaded_files
 from foretell.kernels.functions import check, native_functions
 from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
-from foretell.model.cache import KVCache
+from foretell.model.cache import KVCache, Shared
 from foretell.model.checkpoint import resolve
 from foretell.model.codes import spread_of
 from foretell.model.llama import ahead, mixers
@@ -55,6 +55,12 @@ _SMALL_PASS = 8
 def _numbers(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
     """An array of C, read only: the same in every step."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _flat(shared: Shared) -> tuple[int, ...]:
+    """``KVCache.shared`` as ``find_groups`` of the C code reads it."""
+    sizes = [number for rows, slots in shared for number in (len(rows), slots)]
+    return len(shared), *sizes, *(row for rows, _ in shared for row in rows)
 
 
 def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -222,6 +228,7 @@ class NativeModel(CausalModel):
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
                 _numbers(tuple(cache.loras)) if any(cache.loras) else None,
+                _numbers(_flat(cache.shared)) if cache.shared else None,
             )  # fmt: skip
 
         with self._lock:
@@ -244,7 +251,7 @@ class NativeModel(CausalModel):
             self.native.forward(
                 self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, None, 0, 0,
                 residual.data_ptr(), None, 0, None, logits.data_ptr(),
-                self._scratch_address(num_rows * num_nodes, threads, None), None,
+                self._scratch_address(num_rows * num_nodes, threads, None), None, None,
             )  # fmt: skip
         return logits
 
