@@ -230,7 +230,8 @@ class Engine:
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
             cuda_graphs=self.cuda_graphs, trust_remote_code=self._methods.trusts_code, lora=self.lora,
         )  # fmt: skip
-        made.formats, made._prefixes = self.formats, self._prefixes
+        made.formats = self.formats
+        made._prefixes = self._prefixes
         return made
 
     @property

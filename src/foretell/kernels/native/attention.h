@@ -165,13 +165,17 @@ static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t sta
           const char *at[16];
           const int tail = j + 16 > run.capacity;
           for (int64_t c = 0; tail && c < 16; c++) at[c] = run.keys + MIN(j + c, run.capacity - 1) * run.bytes;
+          if (i == 0 && !s->coded) fetch_ahead(run.keys + j * run.bytes, 16 * run.bytes);
           vec x = scores16(&run, w->queries + i * w->ld_queries, run.keys + j * run.bytes, tail ? at : 0);
           if (s->coded) x = v_mul(x, v_load(w->key_scales + j0 - start + j));
           v_store(w->scores + i * LD_SCORES + j0 - start + j, x);
         }
       continue;
     }
-    for (int64_t g = 0; g < groups; g++) turn_keys(&run, 16 * g, w->keys + g * ld);
+    for (int64_t g = 0; g < groups; g++) {
+      if (!s->coded) fetch_ahead(run.keys + 16 * g * run.bytes, 16 * run.bytes);
+      turn_keys(&run, 16 * g, w->keys + g * ld);
+    }
     for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
       const int64_t parts = (left + CHAINED - 1) / CHAINED;
       const float *queries[CHAINED];

@@ -19,6 +19,13 @@ typedef struct {
   int is_bf16, coded;
 } Slots;
 
+/* Asks for what lies AHEAD of some slots' bytes: a CPU fetches by itself to the end of a page alone, and else memory would wait
+ * for the products and they for it. To L2: what is on its way to L1 holds up what is read now. */
+enum { AHEAD = 6144 };
+INLINE void fetch_ahead(const char *from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) prefetch_l2(from + AHEAD + i);
+}
+
 /* Codes of one slot in the model's type: returns bytes of these. */
 INLINE int64_t open_slot(const Slots *s, const char *slot, char *to) {
   if (!s->is_bf16) {
@@ -47,7 +54,11 @@ static Slots open_run(const Slots *s, int64_t first, int64_t n, char *to, int of
   if (!s->coded) return run;
   const char *from = of_values ? run.values : run.keys;
   run.keys = run.values = to, run.coded = 0, run.bytes = s->dim * (s->is_bf16 ? 2 : 4);
-  for (int64_t i = 0; i < n; i++) open_slot(s, from + MIN(i, run.capacity - 1) * s->bytes, to + i * run.bytes);
+  for (int64_t i = 0; i < n; i++) {
+    const char *slot = from + MIN(i, run.capacity - 1) * s->bytes;
+    fetch_ahead(slot, s->bytes);
+    open_slot(s, slot, to + i * run.bytes);
+  }
   run.capacity = n;
   return run;
 }
@@ -206,6 +217,8 @@ INLINE void mix_tile(const int R, const int C, const int is_bf16, const int how,
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C * PARTS; c++) acc[r][c] = p_load(mixed + r * ld + first + LANES * c);
   for (int64_t i = from; i < to; i += how == ONE ? 1 : 2) {
     part value[8];
+    if (how == TWO)
+      UNROLL for (int k = 0; k < 2; k++) fetch_ahead(values + (i + k) * bytes + first * (is_bf16 ? 2 : 4), 16 * C * (is_bf16 ? 2 : 4));
     if (PAIRED && is_bf16 && how != ONE) {
       UNROLL for (int c = 0; c < C * PARTS; c++) {
         const char *row = values + i * bytes;
@@ -288,12 +301,14 @@ INLINE const float *weights_at(const Slots *s, const float *weights, int64_t at)
 
 /* Values of n slots as tiles of many queries read them: pairs where they are products', else floats; bytes of a slot's. */
 static int64_t make_panel(const Slots *s, const char *values, int64_t n, float *to) {
-  for (int64_t i = 0; i < n; i++)
+  for (int64_t i = 0; i < n; i++) {
+    fetch_ahead(values + i * s->bytes, s->bytes);
     for (int64_t d = 0; d < s->dim; d += LANES) {
       const bf16 *row = (const bf16 *)(values + i * s->bytes) + d;
       if (!PAIRED) p_store(to + i * s->dim + d, p_of_bf16(row));
       else if (i % 2 == 0) p_store(to + i / 2 * s->dim + d, p_pairs(row, i + 1 < n ? row + s->dim : row));
     }
+  }
   return PAIRED ? s->dim * 2 : s->dim * 4;
 }
 
