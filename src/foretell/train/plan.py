@@ -97,11 +97,12 @@ def choose(
             break
         if GUESSES * speeds.guess_cost <= MOST_COST and speeds.num_parameters <= PARAMETERS * tokens:
             break
-    if made.num_prompts < min(LEAST_PROMPTS, most_prompts):
-        least = min(LEAST_PROMPTS, most_prompts) * _text(speeds, prompt_tokens, answer_tokens, EPOCHS) / USABLE / 3600
+    fewest = min(LEAST_PROMPTS, most_prompts)
+    if made.num_prompts < fewest:
+        least = fewest * _text(speeds, prompt_tokens, answer_tokens, EPOCHS) / USABLE / 3600
         raise ConfigError(
             f"--hours {hours:g} is too little here: {made.num_prompts} prompts could be answered and learned from, and "
-            f"{LEAST_PROMPTS} are the least: give --hours {_up(least)}"
+            f"{fewest} are the least: give --hours {_up(least)}"
         )
     return made, speeds
 
