@@ -185,7 +185,7 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
         )  # fmt: skip
     decoded = 5 * answer / 2 * plain[-1]  # seconds for a prompt, by all methods at both temperatures
     count = max(FEWEST, min(MOST, int(EVALUATION * 3600 * task.hours / max(decoded, 1e-9))))
-    count = count if given is None else min(count, len(given) // 2)
+    count = count if given is None else min(count, len(given) - plan.num_prompts)
     settings = _settings(model, plan.size) | {
         "epochs": plan.epochs,
         "keep_gib": _keep_gib(model, plan, answer),
