@@ -17,32 +17,11 @@ from pathlib import Path
 from foretell.core.journal import Journal
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
-from recipes.corpus import Document, clean
+from foretell.train.found import clean
+from foretell.train.own_prompts import TASKS, own_questions
+from recipes.corpus import Document
 from recipes.problems import problem
 from recipes.questions import chats, excerpt
-
-SYSTEMS = (
-    "You are a helpful AI assistant.",
-    "You are a helpful assistant who answers questions about science, history and geography.",
-    "You are a Python programming assistant.",
-    "You are a math tutor. The user asks a word problem.",
-    "You are a creative writer who helps users with stories, poems and letters.",
-    "You are an assistant for everyday life: cooking, travel, health, work.",
-    "You give advice in a role that the user asks you to play.",
-    "You extract facts from a text that the user gives.",
-    "You are a careful teacher who explains how things work.",
-    "You answer short questions of fact: who, what, where, when, how many.",
-    "You play characters: pirates, scientists, famous people.",
-)
-SAMPLING = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 128}
-WORDS = (5, 90)  # of a question
-TASKS = (
-    "Summarize the following text in a few sentences:\n\n{}",
-    "Rewrite the following text in simpler words:\n\n{}",
-    "What is the main point of this text?\n\n{}",
-    "Read this text and list what it says:\n\n{}",
-    "Read this text.\n\n{}\n\nWrite three questions about it, with answers.",
-)
 
 SUBJECTS = (
     "a city", "an animal", "a river", "a plant", "an invention", "a scientist", "a ruler of the past", "a war",
@@ -64,32 +43,6 @@ ABOUT = (
     "Documents:\n[1] {}\n[2] {}\n\nQuestion: what happened first, and where? Answer in short.",
 )
 GERMAN = ("Translate German to English: {}", "Translate the following text into English.\n\n{}")
-
-
-def is_question(text: str) -> bool:
-    """Whether a text that the model wrote as the user's turn is worth answering: English letters, no other turns."""
-    plain = sum(c.isascii() for c in text) / max(1, len(text))
-    return WORDS[0] <= len(text.split()) <= WORDS[1] and plain > 0.98 and "<|" not in text
-
-
-def own_questions(engine: Engine, count: int, seed: int, journal: Path) -> list[str]:
-    """Questions that the model writes itself, each once. Those cut off by the length are left out."""
-    requests = []
-    for index in range(count):
-        messages = [{"role": "system", "content": SYSTEMS[index % len(SYSTEMS)]}, {"role": "user", "content": "?"}]
-        text = engine.tokenizer.decode(engine.chat_prompt(messages)) if engine.tokenizer else ""
-        before = text[: text.rindex("?")]
-        requests.append(Request(before, SamplingParams(seed=seed + index, **SAMPLING)))
-    with Journal(journal, {"target": engine.model.spec.name, "count": count, "seed": seed, **SAMPLING}) as kept:
-        made = {record["index"]: record["text"] for record in kept.records}
-        left = [index for index in range(count) if index not in made]
-        for number, completion in engine.completions([requests[index] for index in left], batch_size=64):
-            index = left[number]
-            made[index] = completion.text.strip() if completion.finish_reason == "stop" else ""
-            kept.append({"index": index, "text": made[index]})
-            if number % 200 == 0:
-                print(f"{len(made)} of {count}", flush=True)
-    return sorted({text for text in made.values() if is_question(text)})
 
 
 def passage_questions(engine: Engine, count: int, seed: int, journal: Path) -> list[str]:

@@ -9,7 +9,7 @@ import random
 import sysconfig
 from pathlib import Path
 
-from recipes.corpus import clean
+from foretell.train.found import clean
 from recipes.problems import problem
 
 CHARACTERS = (80, 320)  # of a passage's beginning

@@ -14,21 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
-from importlib.metadata import distributions
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from transformers import AutoTokenizer
 
-from recipes.chat_prompts import ABOUT, GERMAN, PASSAGES, SUBJECTS, TASKS
+from foretell.train.found import passages
+from foretell.train.own_prompts import TASKS
+from recipes.chat_prompts import ABOUT, GERMAN, PASSAGES, SUBJECTS
 from recipes.own_answers import Writer, answer
 from recipes.process import prepare
 
 ROWS = 128  # of a batch of the writer
-WORDS = (60, 330)  # of a found passage
-FREE = re.compile(r"\b(MIT|BSD|Apache|Python Software Foundation|PSF|ISC)\b")
 LONG = 6  # passages for one task about four of them
 AGAIN = (
     "Summarize that in one sentence.",
@@ -68,42 +65,12 @@ def _ids(tokenizer: object, messages: list[dict[str, str]]) -> list[int]:
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])  # type: ignore[attr-defined]
 
 
-def found(r: random.Random, count: int) -> list[str]:
-    """Passages of prose that is on this machine already; which, depends on the packages installed."""
-    pages = list(topics.values())
-    for one in distributions():
-        named = " ".join([one.metadata.get("License", ""), one.metadata.get("License-Expression", "")])
-        named += " ".join(one.metadata.get_all("Classifier") or [])
-        if FREE.search(named):
-            pages.append(one.metadata.get_payload() or one.metadata.get("Description", ""))  # type: ignore[attr-defined]
-    passages = sorted({text for page in pages if isinstance(page, str) for text in _passages(page)})
-    r.shuffle(passages)
-    return passages[:count]
-
-
-def _passages(page: str) -> list[str]:
-    """Runs of paragraphs of a page that read as prose."""
-    out, run = list[str](), list[str]()
-    for piece in [*re.split(r"\n\s*\n", page), ""]:
-        text = " ".join(piece.split())
-        letters = sum(c.isalpha() or c in " ,.'" for c in text) / max(1, len(text))
-        prose = len(text) > 80 and letters > 0.93 and "http" not in text
-        if prose:
-            run.append(text)
-        words = sum(len(part.split()) for part in run)
-        if run and (not prose or words > WORDS[1] - 80):
-            if WORDS[0] <= words <= WORDS[1]:
-                out.append("\n\n".join(run))
-            run = []
-    return out
-
-
-def tasks(r: random.Random, pairs: list[tuple[str, str]], passages: list[str]) -> list[list[dict[str, str]]]:
+def tasks(r: random.Random, pairs: list[tuple[str, str]], found: list[str]) -> list[list[dict[str, str]]]:
     """Conversations: a task about every passage, and second turns about some that the model wrote."""
     german = [text for order, text in pairs if "German" in order]
     english = [text for order, text in pairs if "German" not in order]
     made = [r.choice(GERMAN).format(" ".join(text.split())) for text in german]
-    for texts in (english, passages):
+    for texts in (english, found):
         for text in texts:
             task = r.choice((*ABOUT, *TASKS))
             made.append(task.format(*([text, r.choice(texts)][: task.count("{}")])))
@@ -132,7 +99,7 @@ def main() -> None:
     prepare("recipes.passage_prompts", threads=args.threads, niceness=0)
     r = random.Random(f"passages/{args.seed}")
     pairs = written(args.target, args.out.with_suffix(".passages"), args.written, args.most, args.seed)
-    told = tasks(r, pairs, found(r, args.found))
+    told = tasks(r, pairs, passages(r, args.found))
     args.out.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in told))
     print(f"{len(told)} prompts")
 

@@ -23,6 +23,8 @@ def kept(tmp_path: Path) -> dict[str, str]:
     ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"x" * size)
+    (models / "heads").mkdir(parents=True)
+    (models / "heads" / "target.json").write_bytes(b"x" * 600)
     for name in (f"{MODEL}/model.gguf", f".{MODEL}.part/half.incomplete", "own/model.gguf"):
         (models / name).parent.mkdir(parents=True, exist_ok=True)
         (models / name).write_bytes(b"x" * 10_000)
@@ -37,6 +39,7 @@ def files(kept: dict[str, str]) -> set[str]:
 
 OWN = {"notes.txt", "mine/photo.jpg", "learned/a.safetensors", "own/model.gguf"}
 MODELS = {f"{MODEL}/model.gguf", f".{MODEL}.part/half.incomplete"}
+HEADS = {"heads/target.json"}
 
 
 def test_it_is_listed_with_its_size(invoke: Invoke, kept: dict[str, str]) -> None:
@@ -44,8 +47,9 @@ def test_it_is_listed_with_its_size(invoke: Invoke, kept: dict[str, str]) -> Non
     found = json.loads(invoke("cache", "--json", env=kept).stdout)
     assert {row["kind"]: (row["count"], row["size"]) for row in found["kinds"]} == {
         "kernels": (3, 6300), "costs": (2, 50), "suites": (1, 400), "models": (2, 20_000),
+        "heads": (1, 600),
     }  # fmt: skip
-    assert found["size"] == 26_750
+    assert found["size"] == 27_350
     shown = invoke("cache", "list", "costs", env=kept).stdout
     assert shown.splitlines()[0].split() == ["costs", "0.0", "MB", "2", *cache.KINDS["costs"].about.split()]
     assert shown.splitlines()[1].endswith(f"in all, in {kept['FORETELL_CACHE']}")
@@ -55,7 +59,7 @@ def test_it_is_listed_with_its_size(invoke: Invoke, kept: dict[str, str]) -> Non
 def test_clear_takes_all_but_models_and_what_is_not_foretells(invoke: Invoke, kept: dict[str, str]) -> None:
     result = invoke("cache", "clear", "--yes", env=kept)
     assert (result.exit_code, result.stdout) == (0, "deleted: 0.0 MB\n")
-    assert files(kept) == OWN | MODELS
+    assert files(kept) == OWN | MODELS | HEADS
     again = invoke("cache", "clear", env=kept)
     assert (again.exit_code, again.stdout) == (0, "nothing is kept of kernels, costs, suites\n")
 
@@ -66,6 +70,8 @@ def test_what_is_named_is_deleted_alone(invoke: Invoke, kept: dict[str, str]) ->
     assert before - files(kept) == {"costs/1.json", "costs/2.json"}
     assert json.loads(invoke("cache", "clear", "models", "--yes", "--json", env=kept).stdout) == {"freed": 20_000}
     assert before - files(kept) == {"costs/1.json", "costs/2.json"} | MODELS
+    assert json.loads(invoke("cache", "clear", "heads", "--yes", "--json", env=kept).stdout) == {"freed": 600}
+    assert before - files(kept) == {"costs/1.json", "costs/2.json"} | MODELS | HEADS
 
 
 def test_nothing_is_deleted_without_an_answer(
@@ -81,7 +87,7 @@ def test_nothing_is_deleted_without_an_answer(
         assert invoke("cache", "clear", env=kept, input=answer).exit_code != 0
     assert files(kept) == before
     assert invoke("cache", "clear", env=kept, input="y\n").exit_code == 0
-    assert files(kept) == OWN | MODELS
+    assert files(kept) == OWN | MODELS | HEADS
 
 
 def test_a_link_is_not_followed(invoke: Invoke, kept: dict[str, str], tmp_path: Path) -> None:

@@ -24,13 +24,12 @@ from foretell.model.catalogue import (
     HubFile,
     IndexPackage,
     NamedModel,
-    default_draft,
-    default_speculation,
     default_target,
     pulled,
 )
 from foretell.model.checkpoint import resolve
 from foretell.model.pull import partial_size, pull, remove
+from foretell.model.trained import default_draft, default_speculation
 
 CONTENT = bytes(range(256)) * 2000
 HUB, INDEX = HubFile("owner/name", "tiny.gguf"), IndexPackage("tiny-model==1")

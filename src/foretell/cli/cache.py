@@ -37,6 +37,12 @@ def _models(_: Path) -> Iterable[Path]:
     return (path for path in map(here.joinpath, names) if path.exists())
 
 
+def _heads(_: Path) -> Iterable[Path]:
+    from foretell.model.trained import heads_directory
+
+    return heads_directory().glob("*")
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of things that are kept."""
@@ -51,23 +57,26 @@ KINDS = {
     "costs": Kind("measured costs of passes; measured again at the next start", _within("costs")),
     "suites": Kind("questions fetched for bench; fetched again when they are named", _within("suites")),
     "models": Kind("models that 'foretell pull' has fetched; 'foretell rm NAME' deletes one", _models, if_named=True),
+    "heads": Kind("heads that 'foretell train auto' has trained, and what they learned from", _heads, if_named=True),
 }
 Action = Annotated[str, typer.Argument(metavar="[list|clear]", help="Show what is kept, or delete it.")]
 Which = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KIND", show_default=False, help=f"{', '.join(KINDS)}. clear: all but models, if none is named."
+        metavar="KIND",
+        show_default=False,
+        help=f"{', '.join(KINDS)}. clear: all but models and heads, if none is named.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
 
 
 def cache(action: Action = "list", kinds: Which = None, yes: Yes = False, json_: o.Json = False) -> None:
-    """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models.
+    """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models, heads.
 
-    'foretell cache clear' deletes it, after a question, but for models, which are deleted where they are named. All comes
-    back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept. What lies where you said (--output of
-    bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
+    'foretell cache clear' deletes it, after a question, but for models and heads, which are deleted where they are named.
+    All but heads comes back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept. What lies where
+    you said (--output of bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
     """
     if action not in ("list", "clear"):
         raise ConfigError(f"action {action!r} must be list or clear{nearest(action, ('list', 'clear'))}")
@@ -128,7 +137,7 @@ def _clear(chosen: dict[str, list[Path]], sizes: dict[str, int], *, yes: bool, j
 
 
 def _place(name: str, root: Path) -> Path:
-    return models_directory() if name == "models" else root
+    return {"models": models_directory(), "heads": models_directory() / "heads"}.get(name, root)
 
 
 def _size(path: Path) -> int:

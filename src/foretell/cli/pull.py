@@ -13,7 +13,8 @@ from foretell.cli.errors import TERMINATED
 from foretell.cli.interrupt import Terminated, interruptible
 from foretell.cli.output import as_json, has_color
 from foretell.core.errors import ConfigError
-from foretell.model.catalogue import CATALOGUE, DEFAULT, default_speculation, pulled
+from foretell.model.catalogue import CATALOGUE, DEFAULT, pulled
+from foretell.model.trained import default_speculation
 
 WIDE = 120
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A model of 'foretell list', e.g. smollm2-135m.")]

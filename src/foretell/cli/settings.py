@@ -20,8 +20,9 @@ from foretell.core.params import SamplingParams, params_of
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.learn.options import LearnOptions
-from foretell.model.catalogue import BUNDLED, CATALOGUE, default_speculation
+from foretell.model.catalogue import BUNDLED, CATALOGUE
 from foretell.model.names import check_device
+from foretell.model.trained import default_speculation
 
 if TYPE_CHECKING:
     from foretell import Engine, MethodConfig

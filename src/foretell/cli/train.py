@@ -25,20 +25,27 @@ if TYPE_CHECKING:
 
 TRAINING, DATA = "Training", "Data"
 NOTHING = "nothing was written, the same command begins again"
-METHODS = tuple(builtin.TRAINING)
+AUTO = "auto"
+METHODS = (*builtin.TRAINING, AUTO)
+OF_AUTO = ("seed",)
+"""Settings of training that ``auto`` leaves to the user."""
 ANSWERING = {"limit": "limit", "raw": "raw", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
 """Options that say how prompts are answered, by the names that files of answers have for them."""
-Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}.")]
+Method = Annotated[
+    str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}. auto: all by itself.")
+]
 Data = Annotated[
-    str,
+    str | None,
     typer.Option("--data", metavar="FILE", rich_help_panel=DATA, show_default=False,
                  help="Prompts (JSON as 'foretell bench' reads it, or plain text, cut into pieces), answered first "
-                 "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined."),
+                 "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined. "
+                 "auto: the target makes its own where none are given."),
 ]  # fmt: skip
 Out = Annotated[
-    str,
+    str | None,
     typer.Option("--out", metavar="DIR", rich_help_panel=o.OUTPUT, show_default=False,
-                 help="Where weights, checkpoints, log.jsonl and record.json go."),
+                 help="Where weights, checkpoints, log.jsonl and record.json go. auto: where 'foretell generate' finds "
+                 "the head by itself, if none is given."),
 ]  # fmt: skip
 Limit = Annotated[
     int | None,
@@ -67,6 +74,12 @@ ConfigFile = Annotated[
     typer.Option("--config", metavar="FILE", rich_help_panel=TRAINING,
                  help="JSON with settings of the method, e.g. '{\"num_slots\": 5}', and any of those below."),
 ]  # fmt: skip
+Hours = Annotated[
+    float | None,
+    typer.Option(
+        "--hours", metavar="H", rich_help_panel=TRAINING, help="auto: how long all of it may take. Default: 6."
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=TRAINING, help="Go on with the run in DIR, if there is one.")
 ]
@@ -76,8 +89,8 @@ Resume = Annotated[
 def train(
     ctx: typer.Context,
     method: Method,
-    data: Data,
-    out: Out,
+    data: Data = None,
+    out: Out = None,
     target: o.Target = o.AUTO,
     init: Init = None,
     device: o.Device = "cpu",
@@ -90,17 +103,41 @@ def train(
     max_short_share: MaxShortShare = 0.25,
     config: ConfigFile = None,
     options: dict[str, Any] | None = None,
+    hours: Hours = None,
     resume: Resume = False,
     json_: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
     """Train a drafter, or a small head around one, for a target, from text that the target itself writes.
 
+    auto makes prompts and answers, chooses the size of an eagle3 head by what guesses cost here, trains it in --hours, and
+    says what it is worth; where it is worth something, it guesses for the target from then on. The same command goes on.
+
     Ctrl-C finishes the step and leaves a checkpoint; --resume goes on to the same loss curve. Several GPUs: accelerate
     launch -m foretell.cli.main train ...
     """
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
+    if method == AUTO:
+        _auto(
+            ctx,
+            target,
+            data,
+            out,
+            6.0 if hours is None else hours,
+            options or {},
+            device,
+            dtype,
+            threads,
+            json_,
+            no_color,
+        )
+        return
+    settings.refuse(ctx, ("hours",), f"is for 'train {AUTO}': give --minutes, or drop it")
+    if data is None or out is None:
+        raise ConfigError(
+            f"{'--data FILE' if data is None else '--out DIR'} is missing: only 'train {AUTO}' does without"
+        )
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens} must be at least 1")
     given = read_config(config)
@@ -145,6 +182,39 @@ def train(
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
         write("".join(f"{line}\n" for line in summary(figures)), None)
+
+
+def _auto(
+    ctx: typer.Context,
+    target: str,
+    data: str | None,
+    out: str | None,
+    hours: float,
+    options: dict[str, Any],
+    device: str,
+    dtype: str | None,
+    threads: int | None,
+    json_: bool,
+    no_color: bool,
+) -> None:
+    """Prompts, answers, training and what it is worth, by ``cli.train_auto``."""
+    from foretell.cli import train_auto, train_worth
+    from foretell.train.plan import Task
+
+    unread = ("init", "limit", "max_new_tokens", "temperature", "raw", "max_short_share", "config")
+    fixed = [name for name in field_kinds(TrainConfig) if name not in OF_AUTO]
+    settings.refuse(ctx, (*unread, *fixed), f"is not for 'train {AUTO}', which decides that itself: drop it")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"'train {AUTO}' is one process: start it without accelerate")
+    settings.check_paths(ctx, o.Models(target=target))
+    if data is not None and not Path(data).is_file():
+        raise ConfigError(f"--data {data!r} cannot be read: no such file, or a folder; expected a file of prompts")
+    settings.quiet()
+    settings.use_threads(threads)
+    folder = train_auto.default_out(target) if out is None else Path(out)
+    task = Task(target, hours, data, folder, options.get("seed", 0), device, dtype, no_color)
+    result = train_auto.auto(task, _drafter)
+    write(as_json(result, pretty=sys.stdout.isatty()) if json_ else f"{train_worth.worth(result)}\n", None)
 
 
 def check_settings(method: str, given: dict[str, Any]) -> None:

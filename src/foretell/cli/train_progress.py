@@ -48,7 +48,7 @@ def bar_text(report: "Report") -> str:
 @contextmanager
 def training_bar(no_color: bool) -> Iterator[Callable[["Report"], None]]:
     """A bar on stderr while training."""
-    with _bar("training", no_color) as update:
+    with bar("training", no_color) as update:
         yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
 
 
@@ -74,7 +74,7 @@ def plotting() -> Callable[[Path], None]:
 def answering_bar(no_color: bool, journal: Path) -> Iterator[Callable[[int, int, int], None]]:
     """A bar on stderr while prompts are answered; after an interrupt, a message with the number of kept answers."""
     done, total = 0, 0
-    with _bar("answering", no_color) as update:
+    with bar("answering", no_color) as update:
 
         def progress(now: int, of: int, written: int) -> None:
             nonlocal done, total
@@ -102,7 +102,7 @@ def told_if_interrupted(saved: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None]]:
+def bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None]]:
     """A bar on stderr, or, where that is no terminal, a line of it every half minute: enough for a log."""
     if not speaks():
         yield lambda done, total, note: None
@@ -114,18 +114,33 @@ def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], No
     from rich.progress import Progress, TextColumn
 
     console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
-        task = bar.add_task(what, total=1.0, note="")
-        yield lambda done, total, note: bar.update(task, completed=done, total=total, note=note)
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bars:
+        task = bars.add_task(what, total=1.0, note="")
+        yield lambda done, total, note: bars.update(task, completed=done, total=total, note=note)
+
+
+def time_text(seconds: float) -> str:
+    """A length of time for people."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _lines(what: str) -> Callable[[float, float, str], None]:
     last = monotonic()
+    first: tuple[float, float] | None = (
+        None  # the time, and the share done: after a kill a part is done at the beginning
+    )
 
     def update(done: float, total: float, note: str) -> None:
-        nonlocal last
+        nonlocal last, first
+        share = done / max(total, 1e-9)
+        first = first or (monotonic(), share)
         if monotonic() - last >= LINE_SECONDS:
             last = monotonic()
-            print(f"{what} {done / max(total, 1e-9):.0%} · {note}", file=sys.stderr, flush=True)
+            each = (last - first[0]) / max(share - first[1], 1e-9)
+            left = f" · {time_text((1 - share) * each)} left" if share > first[1] else ""
+            print(f"{what} {share:.0%}{left} · {note}", file=sys.stderr, flush=True)
 
     return update

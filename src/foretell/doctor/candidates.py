@@ -11,9 +11,10 @@ from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
 from foretell.methods.common import formats
 from foretell.methods.hybrid.config import SECONDS
-from foretell.model.catalogue import CATALOGUE, default_speculation, pulled
+from foretell.model.catalogue import CATALOGUE, pulled
 from foretell.model.checkpoint import resolve
 from foretell.model.target import ModelSpec
+from foretell.model.trained import default_speculation
 
 SAME = {"eagle2": "it guesses as eagle1 does, in a tree"}
 """Methods that are not tried, and why."""

@@ -17,7 +17,8 @@ from foretell.draft.base import Capabilities, Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.none import NoneConfig
 from foretell.methods.draft_model.config import DraftModelConfig
-from foretell.model.catalogue import BUNDLED, default_draft
+from foretell.model.catalogue import BUNDLED
+from foretell.model.trained import default_draft
 
 
 def _method(name: str, found: Any) -> type[MethodConfig]:
@@ -96,8 +97,9 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
 
 def default_drafter(method: str, target: str) -> str | None:
     """The draft model or head that a method loads for a named target where none is given; None where none is here."""
-    if target not in BUNDLED:
-        return default_draft(target, method)
+    trained = default_draft(target, method)
+    if trained is not None or target not in BUNDLED:
+        return trained
     name = "draft" if method == "draft_model" else method
     try:
         is_here = bundled.path(name).is_dir()  # wheels leave some out

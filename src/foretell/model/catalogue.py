@@ -110,16 +110,3 @@ def pulled(name: str) -> Path | None:
 def default_target() -> str:
     """The target where none is named: SmolLM2 where it has been pulled, else the tiny bundled model."""
     return DEFAULT if pulled(DEFAULT) is not None else "bundled"
-
-
-def default_speculation(target: str) -> Mapping[str, Any]:
-    """How to guess for a target where nothing is said."""
-    if target in BUNDLED:
-        return {"method": "draft_model"}
-    return CATALOGUE[target].speculative if target in CATALOGUE else {"method": "none"}
-
-
-def default_draft(target: str, method: str) -> str | None:
-    """The draft model or head that a method takes for a target where none is given; None where there is none (or the
-    method's own, bundled one)."""
-    return CATALOGUE[target].drafts.get(method) if target in CATALOGUE else None

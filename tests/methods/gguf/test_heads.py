@@ -62,6 +62,25 @@ def test_every_scaling_of_frequencies_comes_back(tmp_path: Path) -> None:
         assert formats.load(tmp_path / "head.gguf").config == head.config
 
 
+@pytest.mark.parametrize(("kind", "steps"), [("Q8_0", 254), ("Q4_0", 15)])
+def test_rounded_matrices_are_near_and_stay_in_their_blocks(kind: str, steps: int, tmp_path: Path) -> None:
+    head = head_of("eagle3")
+    formats.save_gguf(
+        head, tmp_path / "head.gguf", {"tokenizer.ggml.model": "none"}, target=TARGET, kind_of_matrices=kind
+    )
+    found = formats.load(tmp_path / "head.gguf")
+    assert {matrix.kind for matrix in found.packed.values()} == {kind}
+    for name, wanted in head.state_dict().items():
+        given = found.state_dict()[name]
+        if name not in found.packed:
+            assert torch.equal(given, wanted), name
+            continue
+        blocks = wanted.float().view(len(wanted), -1, 32)
+        step = 2 * blocks.abs().amax(-1, keepdim=True) / steps  # of 4 bits the range has one step more below than above
+        assert bool(((given.float().view_as(blocks) - blocks).abs() <= 1.05 * step).all()), name
+        assert not torch.equal(given.float(), wanted.float()), name
+
+
 def damaged(path: Path, name: str, change: dict[str, Any]) -> Path:
     return rewrite(open_data(name, path), path / "damaged.gguf", **change)
 

@@ -111,17 +111,25 @@ def save(
 
 
 def save_gguf(
-    head: Head, path: str | Path, vocabulary: Mapping[str, Any], *, target: ModelSpec | TargetInfo | None = None
+    head: Head,
+    path: str | Path,
+    vocabulary: Mapping[str, Any],
+    *,
+    target: ModelSpec | TargetInfo | None = None,
+    kind_of_matrices: str | None = None,
 ) -> None:
     """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``model.gguf.write_heads.vocabulary_of`` the
-    target. Raises ConfigError for a head that these do not have, or a path that holds another model."""
+    target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. Raises ConfigError for a head that these do not
+    have, or a path that holds another model."""
     from foretell.model.gguf.heads import HeadFile
     from foretell.model.gguf.write_heads import write_head
 
     layout, about = default_layout(head), _about(target, None)
     tensors = {layout.outward(name, head.config): tensor.detach().cpu() for name, tensor in head.state_dict().items()}
     file = HeadFile(layout.describe(head, about), tensors, {})
-    write_head(Path(path), file, vocabulary, method=head.method, context=about.max_positions)
+    write_head(
+        Path(path), file, vocabulary, method=head.method, context=about.max_positions, kind_of_matrices=kind_of_matrices
+    )
 
 
 def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,13 +26,20 @@ _PAIRS = ("attn_q", "attn_k")
 
 
 def write_head(
-    path: Path, head: HeadFile, vocabulary: Mapping[str, Any], *, method: str, context: int | None = None
+    path: Path,
+    head: HeadFile,
+    vocabulary: Mapping[str, Any],
+    *,
+    method: str,
+    context: int | None = None,
+    kind_of_matrices: str | None = None,
 ) -> None:
     """Write a head, whole or not at all. config: of the layouts that ``read_head`` gives. vocabulary: ``tokenizer.*`` of
     the target (see ``vocabulary_of``). method: the head's, for messages. context: the longest text of the target.
 
-    Matrices keep their dtype, vectors become float32, as their converter has it. Raises ConfigError where llama.cpp has no
-    place for the head, or path holds another model; OSError where it cannot be written.
+    Matrices keep their dtype, vectors become float32, as their converter has it; kind_of_matrices: those whose rows are
+    whole blocks are rounded to it, "Q8_0" or "Q4_0". Raises ConfigError where llama.cpp has no place for the head, or path
+    holds another model; OSError where it cannot be written.
     """
     if path.exists() and not _is_head(path):
         raise ConfigError(f"{path} is there, and holds no draft head; choose another file")
@@ -56,7 +64,7 @@ def write_head(
             elif ours != "t2d":
                 theirs = names[ours]
                 own = _turned(tensor, values, theirs) if kind == "eagle3" else tensor
-                _put(writer, theirs, own)
+                _put(writer, theirs, own, kind_of_matrices)
         factors = _factors(values, config)
         if factors is not None:
             _put(writer, "rope_freqs.weight", factors)
@@ -241,8 +249,12 @@ def _turned(tensor: Tensor, values: Mapping[str, Any], theirs: str) -> Tensor:
     return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _put(writer: GGUFWriter, name: str, tensor: Tensor) -> None:
+def _put(writer: GGUFWriter, name: str, tensor: Tensor, rounded: str | None = None) -> None:
     tensor = tensor.detach().cpu().contiguous()
+    if rounded is not None and tensor.dim() == 2 and tensor.shape[1] % 32 == 0:
+        made = GGMLQuantizationType[rounded]
+        writer.add_tensor(name, quantize(tensor.float().numpy(), made), raw_dtype=made)
+        return
     kind = "F32" if tensor.dim() == 1 else _KINDS.get(tensor.dtype, "F32")
     if kind == "BF16":
         raw: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
