@@ -29,8 +29,9 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     _METHOD: (
         "method", "model", "num_speculative_tokens", "verify", "shape", "draws", "judge", "acceptance", "discount",
-        "draft_vocab_size", "draft_weights", "draft_window", "exit_layer", "head_weights", "num_candidates", "prompt_lookup_max",
-        "prompt_lookup_min", "second", "second_shape", "second_tokens", "suffix_decoding_max_cached_tokens",
+        "draft_vocab_size", "draft_weights", "draft_window", "exit_layer", "head_weights", "num_candidates",
+        "prompt_lookup_max", "prompt_lookup_min", "second", "second_shape", "second_tokens",
+        "suffix_decoding_max_cached_tokens",
         "suffix_decoding_max_match", "suffix_decoding_max_spec_factor", "suffix_decoding_max_spec_offset",
         "suffix_decoding_min_match", "suffix_decoding_min_token_prob", "vocabulary",
     ),
