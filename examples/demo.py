@@ -21,7 +21,8 @@ import foretell
 from foretell.cli.pull import fetch
 from foretell.core.errors import ForetellError
 from foretell.kernels.build import cpu_flags
-from foretell.model.catalogue import DEFAULT, default_speculation, pulled
+from foretell.model.catalogue import DEFAULT, pulled
+from foretell.model.trained import default_speculation
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "What are the three primary colours, and what does one get by mixing two of them?"

@@ -23,7 +23,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     lines = [{"question_id": i, "category": "ab"[i % 2], "turns": ["good", "again"][: 1 + i // 2]} for i in range(4)]
     suite.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(real, "dram_read_bandwidth", lambda: 1e9)
-    monkeypatch.setattr(real, "load", lambda model, weights: Engine(TableLM(16, seed=3, max_positions=64), Letters()))
+    monkeypatch.setattr(real, "load", lambda *_: Engine(TableLM(16, seed=3, max_positions=64), Letters()))
 
     def run(*args: object) -> tuple[str, str]:
         command = ["real", "--results", tmp_path / "real.jsonl", "--suite", suite, "--sample", 0, "--tokens", 6, *args]
