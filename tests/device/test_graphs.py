@@ -168,7 +168,7 @@ def test_padding_is_written_behind_the_capacity(monkeypatch: pytest.MonkeyPatch)
 def test_rows_of_a_service_come_and_go(monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
     """Beside rows that are decoded others' prompts are read, piece by piece: padding is written over none of them."""
     texts = [PROMPTS[0], PROMPTS[2], PROMPTS[2] + "1", PROMPTS[1] * 8]
-    prompts, found = [load_tokenizer("bundled/target").encode(text) for text in texts], []
+    prompts, found, sure = [load_tokenizer("bundled/target").encode(text) for text in texts], [], []
     for graph in ("off", "auto"):
         if graph == "auto":
             monkeypatch.setitem(graphs.RECORDERS, NAME, PretendRecorder)
@@ -179,14 +179,16 @@ def test_rows_of_a_service_come_and_go(monkeypatch: pytest.MonkeyPatch, config: 
         for number, prompt in enumerate(prompts):
             while number == 3 and graph == "auto" and METER.graphs < begun + 2:  # three are decoded
                 time.sleep(0.01)
-            params = replace(SHORT, seed=number, max_new_tokens=10 if number == 3 else 32)
+            params = replace(SHORT, seed=number, max_new_tokens=10 if number == 3 else 32, logprobs=1)
             service.submit(Submission(str(number), prompt, params), box.hear)
         done = [box.last(str(number), 200.0).completion for number in range(len(prompts))]
         service.close()
         assert (METER.graphs > begun + 4) == (graph == "auto")
         found.append([None if each is None else each.token_ids for each in done])
+        sure.append([piece.logprob for each in done for piece in (each.pieces if each else ())])
     assert None not in found[0]
     assert found[0] == found[1]
+    assert sure[0] == pytest.approx(sure[1], abs=1e-3), "keys and values are those of the text"
 
 
 @pytest.mark.parametrize("name", [*OPTIONS, "groups", "width", "off"])
