@@ -10,7 +10,9 @@ drafter's own training is timed apart.
 """
 
 import argparse
+import random
 from dataclasses import dataclass, field
+from pydoc_data.topics import topics
 from time import perf_counter
 
 import torch
@@ -22,7 +24,9 @@ from foretell.learn.session import Session
 from foretell.model.load import load_tokenizer
 
 ROWS, TOKENS = 8, 48
-BEGINNINGS = ("The river", "In the morning", "def read(", "She said", "The first", "Once", "import", "It is", "A city")
+WORDS = " ".join(
+    topics[name] for name in sorted(topics)
+).split()  # of Python's own reference: every prompt is another one
 
 
 @dataclass
@@ -69,8 +73,8 @@ def improve(
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--guesses", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -83,11 +87,13 @@ def main() -> None:
         "frozen": Arm(Session(Engine(policy, tokenizer, speculative=guessing), None, max_rows=ROWS)),
         "following": Arm(Session(Engine(policy, tokenizer, speculative=guessing), learn, max_rows=ROWS)),
     }
+    r = random.Random(args.seed)
     optimizer = torch.optim.Adam(policy.parameters(), lr=args.lr)
     params = SamplingParams(temperature=1.0, max_new_tokens=TOKENS, seed=1000 * args.seed, ignore_eos=True)
     print("step  reward  first guesses kept: frozen, following  tokens/s over none: frozen, following")
     for step in range(args.steps):
-        prompts = [tokenizer.encode(BEGINNINGS[(step * ROWS + row) % len(BEGINNINGS)]) for row in range(ROWS)]
+        places = [r.randrange(len(WORDS) - 8) for _ in range(ROWS)]
+        prompts = [tokenizer.encode(" ".join(WORDS[at : at + 8])) for at in places]
         names = [*arms][step % 3 :] + [*arms][: step % 3]  # by turns, so that a busy machine is busy for all
         texts = {name: arms[name].write(prompts, params) for name in names}
         if not texts["none"] == texts["frozen"] == texts["following"]:
