@@ -43,7 +43,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 """A head of each kind, by the layout that it is written in."""
 BAD = (float("inf"), float("nan"), 10**12, 10**30, 1e30, -1, True, "x", [1e400])
 
-FLAGS = {"norm_before_residual", "norm_output", "causal", "sample_from_anchor"}
+FLAGS = {"norm_before_residual", "norm_output", "causal", "windows_causal", "sample_from_anchor"}
 """Fields for which one of them is a value."""
 
 
