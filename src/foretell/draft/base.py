@@ -32,6 +32,7 @@ class Capabilities:
 
     summary: str
     draws: bool  # can draw from a distribution (COUPLED, IID); False: every proposal is FIXED
+    weighs: bool = False  # makes the guesses that pay by itself (``Context.least_chance``): depth need not be planned
     needs_draft: bool = False  # needs a model of its own
     needs_prediction: bool = False  # needs the caller's guess of the output
     reads_target: bool = False  # observe() needs hidden states of the target: those of ``Method.taps``
@@ -61,6 +62,8 @@ class Context:
     depth_limit: list[int]  # how deep the nodes of each row may be: at most as deep as its shape, never negative
     # The same for guesses that cost time, where the plan sets them apart (``Method.light``); None: as depth_limit.
     paid_limit: list[int] | None = field(default=None, kw_only=True)
+    # Of a guess that is looked up: the chance to be kept below which it does not pay its node. 0: each one does.
+    least_chance: float = field(default=0.0, kw_only=True)
     probe: "Probe | None" = field(default=None, kw_only=True)  # of this proposal, where somebody asks for one
     graphs: Graphs | None = field(default=None, kw_only=True)  # where proposals may be captured: take a ``sibling``
     limits: Tensor | None = field(default=None, kw_only=True)  # [B] in a captured proposal: how deep each row may guess

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
+from foretell.core.params import heat_of
 from foretell.core.settings import settle
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.automaton import MAX_READ, NOWHERE, Place
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretell.draft.chances import Chances
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.host import Node, depth_first, tree_of
 from foretell.draft.native import AnyAutomaton, NativeAutomaton, new_automaton
@@ -148,6 +150,9 @@ class SuffixRow:
     num_prompt: int
     own: AnyAutomaton
     readers: list[SuffixReader] = field(default_factory=list)  # of the library's automata
+    chances: Chances = field(default_factory=Chances)  # that its guesses are kept
+    line: list[int] = field(default_factory=list)  # guesses of the last lookup, made or not: to learn from ...
+    match: int = 0  # ... and the tokens before them that were found
 
     def read(self) -> None:
         """Read at most ``MAX_READ`` further tokens of the text."""
@@ -192,26 +197,35 @@ def best_first(
 
 
 def best_of_sources(
-    row: SuffixRow, library: Library, options: SuffixOptions, *, depth: int, size: int, width: int
+    row: SuffixRow, library: Library, options: SuffixOptions, *, depth: int, size: int, width: int, least: float = 0.0
 ) -> tuple[list[Node], float]:
     """The guesses after a row's text, the best first, from the source that expects most of them, and their score.
 
-    depth, size, width: see ``best_first``.
+    depth, size, width: see ``best_first``. least: chance to be kept below which none is made. One of each source is looked
+    up in any case, so that it is seen what it would have been worth.
     """
     best: list[Node] = []
     highest = 0.0
+    paying = 0  # how deep guesses of the best source pay
+    row.line.clear()
     for automaton, place in row.places(library):
         reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
         deepest = min(depth, reach)
         if place[1] < options.min_match or deepest < 1:
             continue
+        pays = row.chances.depth(place[1], deepest, least) if least > 0.0 else deepest
+        deepest = max(pays, 1)
         nodes, score = best_first(
             automaton, place, depth=deepest, size=size, width=width,
             least_score=options.min_token_prob, least_match=options.min_match,
         )  # fmt: skip
-        if score > highest:
-            best, highest = nodes, score
-    return best, highest
+        if (pays > 0, score) > (paying > 0, highest):
+            best, highest, paying, row.match = nodes, score, pays, place[1]
+    for at, (parent, token) in enumerate(best):
+        if parent != at:  # the line of the best guesses ends
+            break
+        row.line.append(token)
+    return (best, highest) if paying else ([], 0.0)
 
 
 class SuffixDrafter(Drafter):
@@ -224,11 +238,26 @@ class SuffixDrafter(Drafter):
     can_join = True
     can_wait = True
 
-    def __init__(self, context: Context, options: SuffixOptions, library: Library) -> None:
-        self.options, self.library = options, library
+    def __init__(
+        self,
+        context: Context,
+        options: SuffixOptions,
+        library: Library,
+        chances: Sequence[Chances] | None = None,
+        *,
+        fills: bool = False,
+    ) -> None:
+        """chances: of each row, one object for all that share it; None: each has its own. fills: see
+        ``Suffix.measured``."""
+        self.options, self.library, self.fills = options, library, fills
         self.rows = [
-            SuffixRow(list(ids), num_prompt, new_automaton(options.max_match))
-            for ids, num_prompt in zip(context.history.ids, context.history.num_prompt, strict=True)
+            SuffixRow(list(ids), num_prompt, new_automaton(options.max_match), chances=chance)
+            for ids, num_prompt, chance in zip(
+                context.history.ids,
+                context.history.num_prompt,
+                chances or [Chances() for _ in context.lengths],
+                strict=True,
+            )
         ]
         for row in self.rows:
             row.read()
@@ -240,20 +269,27 @@ class SuffixDrafter(Drafter):
     def guesses(self, context: Context, shape: Shape) -> list[tuple[list[Node], float]]:
         """Of each row the nodes that ``propose`` makes a tree of, and their score."""
         return [
-            self._guess(row, shape, depth_limit)
+            self._guess(row, shape, depth_limit, context.least_chance)
             for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
         ]
 
-    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> tuple[list[Node], float]:
+    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int, least: float) -> tuple[list[Node], float]:
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
         if depth_limit < 1:  # places are looked up where they are wanted: the texts that came meanwhile are read then
             return [], 0.0
-        nodes, score = best_of_sources(row, self.library, self.options, depth=depth_limit, size=size, width=width)
+        nodes, score = best_of_sources(
+            row, self.library, self.options, depth=depth_limit, size=size, width=width, least=least
+        )
+        if self.fills:
+            return [(place, 0) for place in range(min(size, depth_limit))], float(size)
         return depth_first(nodes), score
 
     def observe(self, commit: Commit) -> None:
         """Append the emitted tokens to the text; the output of a row that ends is added to the library."""
         for row, tokens, ended in zip(self.rows, commit.tokens, commit.ended, strict=True):
+            if row.line:
+                row.chances.observe(row.match, row.line, tokens)
+                row.line.clear()
             row.text.extend(tokens)
             if ended:
                 self.library.add(row.text[row.num_prompt :])
@@ -294,11 +330,13 @@ class Suffix(Method):
         shapes=("chain", "opt_tree"),
         learns=True,
         by_request=True,
+        weighs=True,
     )
 
-    def __init__(self, options: SuffixOptions | None = None) -> None:
-        """With an empty library."""
-        self.options = options or SuffixOptions()
+    def __init__(self, options: SuffixOptions | None = None, *, fills: bool = False) -> None:
+        """With an empty library. fills: see ``measured``."""
+        self.options, self.fills = options or SuffixOptions(), fills
+        self._chances: dict[int, Chances] = {}  # by ``heat_of``; what is not remembered is learned by each row alone
         self.library = Library(self.options.max_cached_tokens, self.options.max_match)
 
     @property
@@ -318,6 +356,10 @@ class Suffix(Method):
         """With an empty library."""
         return Suffix(self.options)
 
+    def measured(self) -> "Suffix":
+        """One whose rows guess as deep as they may, whatever is known: so the passes that it asks for are measured."""
+        return Suffix(self.options, fills=True)
+
     def isolated(self) -> "Suffix":
         """A method without a library: one object for all rows that share nothing."""
         return self._isolated
@@ -328,7 +370,11 @@ class Suffix(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Read the prompts."""
-        return SuffixDrafter(context, self.options, self.library)
+        chances = None
+        if self.options.max_cached_tokens:
+            heats = [heat_of(params.temperature) for params in context.processors.params]
+            chances = [self._chances.setdefault(heat, Chances()) for heat in heats]
+        return SuffixDrafter(context, self.options, self.library, chances, fills=self.fills)
 
 
 @dataclass(frozen=True)

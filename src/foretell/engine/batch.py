@@ -258,13 +258,15 @@ class Batch:
         caps: Sequence[int] | None = None,
         paid: Sequence[int] | None = None,
         probe: Probe | None = None,
+        least: float = 0.0,
     ) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says. paid:
-        the most with guesses that cost time, where they are set apart. probe: what drafters write down of this step."""
+        the most with guesses that cost time, where they are set apart. probe: what drafters write down of this step.
+        least: see ``Context.least_chance``."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
         state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
-        state.limit(caps, paid)
+        state.limit(caps, paid, least)
         if self.pool.block > 1:
             self.pool.fit([row.num_slots for row in self.members])
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter

@@ -258,7 +258,9 @@ class Calibration:
     def _texts(self, bench: Bench, lags: Mapping[str, float]) -> tuple[dict[str, TextCosts], float]:
         """What long texts add, and the length of short ones: by methods with weights, or else by one that looks up."""
         long = bench.long_text(self.longest)
-        names = [name for name in self.choices if name not in self.weightless] or list(self.choices)[:1]
+        # One that looks up is among them: how wide a pass is matters more the longer the text, and it has the widest.
+        names = [name for name in self.choices if name not in self.weightless]
+        names += [name for name in self.choices if name in self.weightless][:1]
         if not long or not names:
             return {}, 0.0
         read = {}

@@ -280,7 +280,7 @@ class Loop:
         idle = caps is not None and not any(caps)
         timed = self.recorder.steps is not None
         probe = Probe([] if alone or self._draft_logits else None) if self.observers or watched or timed else None
-        event = self.batch.step(caps, paid, probe)
+        event = self.batch.step(caps, paid, probe, 0.0 if plan is None else plan.least)
         stepped = perf_counter()
         # Planning steps, learning from them and handing them over take time, too, and more of it where rows guess. What a
         # new plan took is not the step's own: a step that is tried would seem dearer than those that a plan stands for.

@@ -54,7 +54,7 @@ class Planning:
             self._hopeless = {
                 name for name in self._choices if cannot_pay(costs, name, parts, self._max_batch, longest)
             }
-            self._planner = plan_with(costs, Acceptance(depth_of(known)), parts)
+            self._planner = plan_with(costs, acceptance_of(known), parts)
         return self._planner
 
     def used(self, choice: Speculation) -> Speculation:
@@ -89,7 +89,7 @@ class ServicePlanning:
         self._next_measuring = 0.0  # by the monotonic clock: not before
         known = [*guessing, *weightless]
         told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
-        acceptance = Acceptance(depth_of(known), told)
+        acceptance = acceptance_of(known, told)
         if mode != "auto" or model.is_shared:
             mode = "off" if mode == "auto" else mode
             self.planner: AnyPlanner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode=mode)
@@ -170,6 +170,13 @@ def light_choices(choices: Sequence[Speculation]) -> list[Speculation]:
 def depth_of(choices: Iterable[Speculation]) -> int:
     """The depths that a planner of these models."""
     return max([MIN_DEPTH, *(choice.depth for choice in choices)])
+
+
+def acceptance_of(choices: Sequence[Speculation], priors: Mapping[str, float] | None = None) -> Acceptance:
+    """What a planner of these knows at the start."""
+    every = [*choices, *light_choices(choices)]
+    weighed = {one.config.method for one in every if one.method.capabilities.weighs}
+    return Acceptance(depth_of(choices), priors, weighed)
 
 
 def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> AnyPlanner:

@@ -58,9 +58,10 @@ class State(Context):
         """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
         return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
 
-    def limit(self, caps: Sequence[int] | None, paid: Sequence[int] | None = None) -> None:
+    def limit(self, caps: Sequence[int] | None, paid: Sequence[int] | None = None, least: float = 0.0) -> None:
         """In the next step row b guesses at most caps[b] deep, as deep as its shape where there are none, and at most
-        paid[b] with guesses that cost time."""
+        paid[b] with guesses that cost time; least: see ``Context.least_chance``."""
+        self.least_chance = least
         self.paid_limit = None if paid is None else list(paid)
         most = self.shape_depths if caps is None else map(min, caps, self.shape_depths)
         self.depth_limit = list(map(min, self.depth_limit, most))

@@ -10,7 +10,7 @@ than text that is drawn; it begins with what the method's other pools say, as a 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method without data: tried first, dr
 PRIOR_FOUND, PRIOR_FOUND_WEIGHT = 0.9, 1.0
 CHAIN_WEIGHT = 3.0  # weight of the position before, in proposals
 POOL_WEIGHT = 4.0  # weight of the pool's rate in a request's, in proposals
+WEIGHED_POOL_WEIGHT = 32.0  # ... of methods that weigh their guesses: they are right in runs, a few say little
 LENT_WEIGHT = 4.0  # at most, of what a method's other pools say in a pool, in proposals
 ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
 STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
@@ -66,8 +67,12 @@ class Acceptance:
     """Online estimates up to ``max_depth`` positions. Observations are queued, and counted together when estimates are
     read."""
 
-    def __init__(self, max_depth: int, priors: Mapping[str, float] | None = None) -> None:
-        """priors: of methods whose first guesses are kept more or less often than ``PRIOR_RATE``."""
+    def __init__(
+        self, max_depth: int, priors: Mapping[str, float] | None = None, weighed: Collection[str] = ()
+    ) -> None:
+        """priors: of methods whose first guesses are kept more or less often than ``PRIOR_RATE``. weighed: see
+        ``Capabilities.weighs``."""
+        self.weighed = frozenset(weighed)
         self._priors: dict[int, float] = {}
         self._given = dict(priors or {})
         self.max_depth = depth = max(max_depth, 1)
@@ -178,7 +183,8 @@ class Acceptance:
         rate = np.array(rates)  # [B, 2, L]: kept, found
         counts = self._rows.table[slots, : 4 * self.max_depth].reshape(len(slots), 2, 2, self.max_depth)
         tries = counts[:, :, 0]
-        rate = (counts[:, :, 1] + POOL_WEIGHT * rate) / (tries + POOL_WEIGHT)
+        of_pool = np.array([self._pool_weight(method) for method in methods])[:, None, None]
+        rate = (counts[:, :, 1] + of_pool * rate) / (tries + of_pool)
         kept, drafted = np.cumprod(rate, axis=2).swapaxes(0, 1)
         age = np.exp((self._rows.last[slots] - self._step) / STALE_STEPS)[:, None, None]
         pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
@@ -199,6 +205,7 @@ class Acceptance:
         counts = self._rows.table[slot, : 4 * depth].tolist()
         age = math.exp((self._rows.last[slot] - self._step) / STALE_STEPS)
         pool_age = math.exp((self._pools.last[pool] - self._step) / STALE_STEPS)
+        of_pool = self._pool_weight(method)
         by_kind, hopes = [], [1.0] * depth
         for kind in (0, 1):
             product = hope = 1.0
@@ -206,7 +213,7 @@ class Acceptance:
             tried = counts[2 * kind * depth : (2 * kind + 1) * depth]
             hits = counts[(2 * kind + 1) * depth : (2 * kind + 2) * depth]
             for place, (tries, hit, mean, rests) in enumerate(zip(tried, hits, rates[kind], known[kind], strict=True)):
-                rate = (hit + POOL_WEIGHT * mean) / (tries + POOL_WEIGHT)
+                rate = (hit + of_pool * mean) / (tries + of_pool)
                 product *= rate
                 line.append(product)
                 z = QUANTILE * QUANTILE / (tries * age + min(POOL_WEIGHT, PRIOR_WEIGHT + rests * pool_age))
@@ -220,6 +227,9 @@ class Acceptance:
             nodes.append(found + drafted[0] * (more - before))
             before = more
         return kept, drafted, hopes, nodes
+
+    def _pool_weight(self, method: str) -> float:
+        return WEIGHED_POOL_WEIGHT if method in self.weighed else POOL_WEIGHT
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)

@@ -26,11 +26,19 @@ class Problem:
     curve: tuple[Array, Array]  # (nodes beyond the roots, seconds) of the pass
     plain: float  # seconds of a plain step
     guess_factor: float = 1.0  # what a guessing pass takes, over what ``curve`` says
+    weighed: NDArray[np.bool_] | None = None  # [B] rows that guess as deep as they may or not at all; None: no row does
 
     @property
     def batch(self) -> int:
         """B."""
         return len(self.kept)
+
+    def deepened(self, caps: Sequence[int]) -> list[int]:
+        """The same depths, but as deep as they may where rows are ``weighed``."""
+        if self.weighed is None:
+            return list(caps)
+        most = (self.kept > 0.0).sum(axis=1)
+        return np.where(self.weighed & (np.asarray(caps) > 0), most, caps).tolist()
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,14 @@ def price(problem: Problem, caps: Sequence[int]) -> Allocation:
 
 
 def search(problem: Problem) -> Allocation | None:
+    """``_search``, with rows that are ``weighed`` as deep as they may."""
+    found = _search(problem)
+    if found is None or problem.weighed is None:
+        return found
+    return price(problem, problem.deepened(found.caps))
+
+
+def _search(problem: Problem) -> Allocation | None:
     """The best choice with at least one guess; None where no row may guess.
 
     Positions are taken in the order of P(kept | drafted), less what plain decoding writes in the seconds that the row's

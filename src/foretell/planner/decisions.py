@@ -97,10 +97,10 @@ class Decisions:
         hope = single.best(hopes, doubt=math.exp(-self._ledger.corrections.doubt))
         if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
             return off
-        prices = single.prices(kept, entry=single.entry * steps_ahead(row))
+        prices = single.prices(kept, entry=single.entry * steps_ahead(row, sum(kept)))
         allowed = sum(one > 0.0 for one in kept)
         best: tuple[float, Allocation, float] | None = None
-        for cap in sorted({1, 2, hope[0]}):
+        for cap in (hope[0],) if single.is_weighed else sorted({1, 2, hope[0]}):
             depth = min(cap, allowed)
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
@@ -145,7 +145,7 @@ class Decisions:
         if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
             return off
         order = np.argsort(-optimistic[:, 0], kind="stable")
-        spread = np.array([steps_ahead(row) for row in rows])
+        spread = np.array([steps_ahead(row, kept) for row, kept in zip(rows, problem.kept.sum(axis=1), strict=True)])
         problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
         best: tuple[float, Allocation, float] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
@@ -153,6 +153,7 @@ class Decisions:
             for cap in sorted({1, 2, max(hope.caps)}):
                 caps = np.zeros(problem.batch, dtype=np.int64)
                 caps[tried] = np.minimum(cap, allowed[tried].sum(axis=1))
+                caps = np.array(problem.deepened(caps.tolist()))
                 choice = price(problem, caps.tolist())
                 loss = choice.seconds - choice.tokens / off.plain_rate
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
@@ -180,6 +181,7 @@ class Decisions:
         if optimistic[row] <= 0.0:
             return standing
         caps[row] = 1
+        caps = np.array(problem.deepened(caps.tolist()))
         drafting = problem.draft[problem.method[row], 0, min(int((caps > 0).sum()), len(caps))]
         if optimistic[row] / expected.rate <= drafting:
             return standing  # its drafting alone costs more than the token is worth

@@ -33,7 +33,7 @@ class LayeredPlanner:
         self._ledger = Ledger(costs.methods, num_planners=2)
         self._shares = LightShares()
         self.whole = Planner(costs, acceptance, ledger=self._ledger, shares=self._shares)
-        self.light = Planner(costs, Acceptance(acceptance.max_depth), ledger=self._ledger)
+        self.light = Planner(costs, Acceptance(acceptance.max_depth, weighed=acceptance.weighed), ledger=self._ledger)
         self._waiting = Waiting(self.learn)
         self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
         self._unasked = 0  # steps of the whole method since the light planner was asked
@@ -162,7 +162,7 @@ class LayeredPlanner:
     def _of_light(self, plan: StepPlan) -> StepPlan:
         self._lit = True
         together = 1 if any(plan.caps) else plan.together
-        return StepPlan(plan.caps, [0] * len(plan.caps), together=together, inner=plan, light=True)
+        return StepPlan(plan.caps, [0] * len(plan.caps), least=plan.least, together=together, inner=plan, light=True)
 
     def _of_whole(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
         self._widest = [row.max_depth if row.method in self.parts else 0 for row in rows]
@@ -176,7 +176,7 @@ class LayeredPlanner:
             return plan
         rows = zip(plan.caps, self._widest, limits, strict=True)
         caps = [max(cap, min(most, limit)) if cap else 0 for cap, most, limit in rows]
-        return StepPlan(caps, plan.caps, together=plan.together, inner=plan)
+        return StepPlan(caps, plan.caps, least=plan.least, together=plan.together, inner=plan)
 
     # -- after a step ------------------------------------------------------------------------------------------------
 

@@ -21,9 +21,10 @@ MIN_BEST_CASE_GAIN = 0.05  # least gain of perfect guesses over plain decoding f
 CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags behind is written off
 
 
-def steps_ahead(row: RowView) -> float:
-    """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have."""
-    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / 2))
+def steps_ahead(row: RowView, kept: float) -> float:
+    """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have, if
+    each keeps so many guesses."""
+    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / 2 / (1.0 + kept)))
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,19 @@ class Offers:
             name: factors.draft[name] * fmean(share for row, share in zip(rows, own, strict=True) if row.method == name)
             for name in names
         }
-        entry = [self._entry(row) if can and row.num_unread > 1 else 0.0 for row, can in zip(rows, able, strict=True)]
+        kept = np.where(allowed, curves.kept[:, :depth], 0.0)
+        entry = [
+            self._entry(row, float(most)) if can and row.num_unread > 1 else 0.0
+            for row, can, most in zip(rows, able, kept.sum(axis=1), strict=True)
+        ]
         beyond, (xs, ys) = np.array([self.costs.beyond(row.length) for row in rows]), self.costs.verify_curve(batch)
         texts = [self.costs.text(row.method) for row in rows]
         at_depth = np.repeat([[text.each] for text in texts], depth, axis=1)
         at_depth[:, 0] += [text.once for text in texts]
+        weighed = [row.method in self.acceptance.weighed for row in rows]
         factor_of = np.array([drafts.get(row.method, 0.0) for row in rows])
         problem = Problem(
-            kept=np.where(allowed, curves.kept[:, :depth], 0.0),
+            kept=kept,
             drafted=curves.drafted[:, :depth],
             nodes=curves.nodes[:, :depth],
             method=np.array([place.get(row.method, 0) for row in rows]),
@@ -107,6 +113,7 @@ class Offers:
             curve=(xs, ys + self._attention(batch, _mean_length(rows))),
             plain=plain,
             guess_factor=factors.guess,
+            weighed=np.array(weighed) if any(weighed) else None,
         )
         return Question(problem, curves)
 
@@ -141,9 +148,17 @@ class Offers:
             node = beyond * self.costs.text(PASS).each
         return Single(
             kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], self._columns[method], factor,
-            self._entry(row) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
-            self.corrections.guess,
+            self._entry(row, sum(kept[:depth])) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
+            self.corrections.guess, method in self.acceptance.weighed,
         )  # fmt: skip
+
+    def least_chance(self, rows: Sequence[RowView]) -> float:
+        """The chance to be kept at which a guess pays what its node adds to the pass of these rows."""
+        batch = len(rows)
+        xs, ys = self.costs.verify_curve(batch)
+        node = float(np.interp(batch, xs, ys) - ys[0]) / batch
+        node += self.costs.beyond(_mean_length(rows)) * self.costs.text(PASS).each
+        return node * self.corrections.guess * batch / self.plain_of(rows)
 
     def pass_seconds(self, step: StepObservation) -> float:
         """Seconds of a step without its proposing by the table, uncorrected."""
@@ -182,10 +197,10 @@ class Offers:
             self._able[key] = best > 1.0 + MIN_BEST_CASE_GAIN
         return self._able[key]
 
-    def _entry(self, row: RowView) -> float:
-        """Seconds a step for the row's drafter to read what it lags behind."""
+    def _entry(self, row: RowView, kept: float = 0.0) -> float:
+        """Seconds a step for the row's drafter to read what it lags behind; kept: guesses of a step."""
         seconds = self.costs.catch_up(row.method, row.num_unread, row.length)
-        return seconds * self.corrections.draft[row.method] / steps_ahead(row)
+        return seconds * self.corrections.draft[row.method] / steps_ahead(row, kept)
 
     def _grid(self, method: str, batch: int) -> Array:
         """[L, B + 1]: seconds that the r-th row to reach each depth adds to a method's drafting."""

@@ -11,6 +11,7 @@ class StepPlan:
     caps: list[int]  # by row; 0: no guess
     paid: list[int] | None = None  # the same of guesses that cost time, where that is another
     lagging: bool = False  # a drafter has more than two tokens to read: what it takes is not what guesses cost
+    least: float = 0.0  # chance to be kept below which a guess that costs nothing to look up does not pay its node
     trial: bool = False
     charged: float = 0.0  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once

@@ -56,6 +56,7 @@ class Planner:
         self.standing = Decision([])
         self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
+        self._least = 0.0  # of plans while the decision stands
         self._decisions = Decisions()
         self._begin(costs, ledger or Ledger(costs.methods))
 
@@ -201,12 +202,19 @@ class Planner:
             was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
             self._ids, self.age = ids, 0
             self.standing = standing = self._decisions.decide(rows, self.standing)
+            if self.acceptance.weighed and any(standing.caps):
+                self._least = self._offers.least_chance(rows)
             self._patience = standing.num_steps if standing.trial else self._period(rows, was_idle=was_idle)
         standing, limits = self.standing, [row.depth_limit for row in rows]
         caps = [cap if cap <= most else max(most, 0) for cap, most in zip(standing.caps, limits, strict=True)]
         known = standing.guessing and not standing.trial and self._patience == PERIOD
         self._last = StepPlan(
-            caps, lagging=lagging, trial=standing.trial, charged=standing.charged, together=TOGETHER if known else 1
+            caps,
+            least=self._least,
+            lagging=lagging,
+            trial=standing.trial,
+            charged=standing.charged,
+            together=TOGETHER if known else 1,
         )
         return self._last
 
@@ -225,7 +233,7 @@ class Planner:
                 return None
             caps, together = [max(min(caps[0], depth_limit), 0)], TOGETHER if self._patience == PERIOD else 1
         self.age += 1
-        self._last = StepPlan(caps, lagging=lagging, together=together)
+        self._last = StepPlan(caps, least=self._least, lagging=lagging, together=together)
         return self._last
 
     @property

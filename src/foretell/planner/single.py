@@ -26,6 +26,7 @@ class Single:
     points: tuple[list[float], list[float]]  # (nodes beyond the root, seconds) of the pass
     plain: float
     guess_factor: float
+    is_weighed: bool = False  # its guesses cost the same however deep: it goes as deep as it may
 
     def prices(self, kept: Sequence[float], *, entry: float, doubt: float = 1.0) -> list[tuple[float, float]]:
         """(tokens, seconds) of each depth, where so much is kept; doubt: a factor of guessing passes."""
@@ -46,13 +47,14 @@ class Single:
         return found
 
     def best(self, kept: Sequence[float], *, doubt: float = 1.0) -> tuple[int, float, float] | None:
-        """(depth, tokens, seconds) of most tokens a second; None where no depth may be kept."""
+        """(depth, tokens, seconds) of most tokens a second, or of the deepest where ``is_weighed``; None where no depth may
+        be kept."""
         depth, most = 0, (0.0, 1.0)
         for level, (price, one) in enumerate(
             zip(self.prices(kept, entry=self.entry, doubt=doubt), kept, strict=True), 1
         ):
             if one <= 0.0:
                 break
-            if not depth or price[0] * most[1] > most[0] * price[1]:
+            if self.is_weighed or not depth or price[0] * most[1] > most[0] * price[1]:
                 depth, most = level, price
         return (depth, *most) if depth else None

@@ -110,6 +110,7 @@ def part(
         predictions=context.predictions[rows],
         depth_limit=context.depth_limit[rows] if depth_limit is None else depth_limit,
         paid_limit=None if context.paid_limit is None else context.paid_limit[rows],
+        least_chance=context.least_chance,
         probe=context.probe,
         graphs=context.graphs,
     )

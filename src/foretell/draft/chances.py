@@ -1,0 +1,38 @@
+"""How often a looked-up guess is kept, by how much of the text before it was found: what says whether it pays a node."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+FIRST = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Before anything is seen: of greedy answers to questions behind documents (docs/LOG.md)."""
+ENDS = (1, 2, 3, 4, 6, 9, 15)
+"""Matches of so many tokens, and of as many as the one before and one more, count as alike; longer ones too."""
+FIRST_WEIGHT, MEMORY = 6.0, 256.0  # guesses that ``FIRST`` counts as, and after which older ones fade
+
+
+class Chances:
+    """Means that forget. A guess behind kept ones has a longer match before it: a token more for each."""
+
+    def __init__(self) -> None:
+        self.rates = list(FIRST)
+        self._weights = [FIRST_WEIGHT] * len(FIRST)
+
+    def depth(self, match: int, most: int, least: float) -> int:
+        """How many guesses in a line behind a match of so many tokens are kept with a chance of at least ``least``; at most
+        ``most``."""
+        chance = 1.0
+        for level in range(most):
+            chance *= self.rates[bisect_left(ENDS, match + level)]
+            if chance < least:
+                return level
+        return most
+
+    def observe(self, match: int, line: Sequence[int], emitted: Sequence[int]) -> None:
+        """A line of guesses behind such a match, and the tokens that came instead: it is known of each guess behind right
+        ones, as far as tokens came."""
+        for level, (guess, token) in enumerate(zip(line, emitted, strict=False)):
+            at = bisect_left(ENDS, match + level)
+            self.rates[at] += ((guess == token) - self.rates[at]) / (self._weights[at] + 1.0)
+            self._weights[at] = min(self._weights[at] + 1.0, MEMORY)
+            if guess != token:
+                return
