@@ -12,6 +12,7 @@ import pytest
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.draft.none import NoMethod, NoneConfig
+from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
@@ -73,6 +74,18 @@ def test_real_steps_of_all_methods_can_be_timed() -> None:
     costs = calibration().measure()
     assert set(costs.methods) == {"draft_model", *LIGHT}
     assert all(costs.draft(name, 1, 1) > 0.0 for name in costs.methods)
+
+
+def test_the_widest_passes_that_a_lookup_asks_for_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind long texts a pass over many nodes takes much longer than narrow ones let expect."""
+    texts: list[dict[str, int]] = []
+    monkeypatch.setattr("foretell.engine.calibrate.measure_texts", lambda step, methods, _: texts.append(methods) or {})
+    model, config = table(1, max_positions=2048), SuffixConfig(6)
+    choice = Speculation(config, Suffix(), config.load_verifier(model))
+    plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+    costs = Calibration(model, plain, [], [choice], max_batch=1, time_limit_s=20.0).measure()
+    assert {(1, 1), (1, 7)} == costs.verify_cells.keys()
+    assert texts == [{"suffix": 6}]
 
 
 def test_what_was_measured_on_a_quiet_machine_is_kept_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
