@@ -37,8 +37,8 @@ class Problem:
         """The same depths, but as deep as they may where rows are ``weighed``."""
         if self.weighed is None:
             return list(caps)
-        most = (self.kept > 0.0).sum(axis=1)
-        return np.where(self.weighed & (np.asarray(caps) > 0), most, caps).tolist()
+        most = (self.kept > 0.0).sum(axis=1).tolist()
+        return [deep if weighed and cap else cap for cap, deep, weighed in zip(caps, most, self.weighed, strict=True)]
 
 
 @dataclass(frozen=True)
