@@ -34,7 +34,7 @@ class Decision:
     expected: Allocation | None = None
     plain_rate: float = 0.0
     trial: bool = False
-    charged: float = 0.0  # for a trial of guesses, ahead of it
+    charged: float | None = None  # for a trial of guesses where nobody does, ahead of it
     num_steps: int = 1  # of a trial
 
 

@@ -13,7 +13,7 @@ class StepPlan:
     lagging: bool = False  # a drafter has more than two tokens to read: what it takes is not what guesses cost
     least: float = 0.0  # chance to be kept below which a guess that costs nothing to look up does not pay its node
     trial: bool = False
-    charged: float = 0.0  # for a trial of guesses: seconds, ahead of it
+    charged: float | None = None  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once
     inner: "StepPlan | None" = None  # of the planner that a layered one asked ...
     light: bool = False  # ... and whether that plans its light parts

@@ -279,14 +279,16 @@ class Planner:
                 plain = self._offers.plain(step.batch, step.length)
                 ledger.tried.charge_extra(seconds, plain, plain)
         accepted = self._learn_rows(plan, step, settled=settled, heavy=heavy)
+        plain = self._offers.plain(step.batch, step.length)
         if not drafted:
             ledger.speed.count(seconds, seconds)
+            if plan.charged is not None:
+                self._purse.charge_extra(seconds - plain, plan.charged, plain)
             return
-        plain = self._offers.plain(step.batch, step.length)
         if heavy:
             ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
-        if plan.charged:
+        if plan.charged is not None:
             self._purse.charge_extra(seconds - served, plan.charged, plain)
         if self._decisions.knows_plain:
             # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
