@@ -113,3 +113,19 @@ def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, leng
 def test_reading_a_text_is_written_off_over_the_steps_that_remain() -> None:
     row = RowView("a", "m", 4, 60)
     assert [steps_ahead(row, kept) for kept in (0.0, 2.0, 1000.0)] == [30.0, 10.0, 1.0]
+
+
+def test_a_trial_that_finds_nothing_is_charged_what_it_took() -> None:
+    charged = []
+    for seconds in (1.0, 1.5):
+        planner = Planner(table(), Acceptance(DEPTH, weighed=("light",)))
+        for number in range(400):
+            plan = planner.plan([RowView("row", "light", DEPTH, 99)])
+            before, found = planner.trial_seconds, [RowStep("row", "light", plan.caps[0], 0, 0)]
+            if plan.charged is not None and number > 50:
+                break
+            planner.observe(plan, StepObservation(1, found, LOOKUP, 1.0, 0.0))
+        assert plan.trial
+        planner.observe(plan, StepObservation(1, found, LOOKUP, seconds, 0.0))
+        charged.append(planner.trial_seconds - before)
+    assert charged[1] - charged[0] == pytest.approx(0.5, abs=0.1)

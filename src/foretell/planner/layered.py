@@ -161,8 +161,8 @@ class LayeredPlanner:
 
     def _of_light(self, plan: StepPlan) -> StepPlan:
         self._lit = True
-        together = 1 if any(plan.caps) else plan.together
-        return StepPlan(plan.caps, [0] * len(plan.caps), least=plan.least, together=together, inner=plan, light=True)
+        none = [0] * len(plan.caps)
+        return StepPlan(plan.caps, none, least=plan.least, together=plan.together, inner=plan, light=True)
 
     def _of_whole(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
         self._widest = [row.max_depth if row.method in self.parts else 0 for row in rows]

@@ -23,6 +23,7 @@ from foretell.planner.shares import LightShares
 MODES = ("auto", "on", "off")
 MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is not started
 PERIOD = 16  # steps between plans while nothing joins or leaves; every step while much is unknown
+PERIOD_WEIGHED = 4  # ... or so many, where only methods are unknown that weigh their guesses
 PERIOD_PLAIN = 64  # ... and while nothing guesses; twice as many once that has been decided again
 RESTS_TOGETHER = 32  # steps that rest which are learned from together, at most
 TOGETHER = 8  # steps that are learned from together, at most, while a plan stands that much is known for
@@ -207,14 +208,14 @@ class Planner:
             self._patience = standing.num_steps if standing.trial else self._period(rows, was_idle=was_idle)
         standing, limits = self.standing, [row.depth_limit for row in rows]
         caps = [cap if cap <= most else max(most, 0) for cap, most in zip(standing.caps, limits, strict=True)]
-        known = standing.guessing and not standing.trial and self._patience == PERIOD
+        together = self._together if standing.guessing and not standing.trial else 1
         self._last = StepPlan(
             caps,
             least=self._least,
             lagging=lagging,
             trial=standing.trial,
             charged=standing.charged,
-            together=TOGETHER if known else 1,
+            together=together,
         )
         return self._last
 
@@ -231,7 +232,7 @@ class Planner:
         if self.standing.guessing:
             if len(caps) != 1:
                 return None
-            caps, together = [max(min(caps[0], depth_limit), 0)], TOGETHER if self._patience == PERIOD else 1
+            caps, together = [max(min(caps[0], depth_limit), 0)], self._together
         self.age += 1
         self._last = StepPlan(caps, least=self._least, lagging=lagging, together=together)
         return self._last
@@ -247,12 +248,19 @@ class Planner:
         """Whether the next plan for these rows is."""
         return self.stands and self._ids == [(row.request_id, row.method, row.max_depth) for row in rows]
 
+    @property
+    def _together(self) -> int:
+        """Steps to learn from at once while a decision to guess stands."""
+        return min(TOGETHER, self._patience) if self._patience in (PERIOD, PERIOD_WEIGHED) else 1
+
     def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
         if not self.guessing:
             # Where another planner's guesses are the choice, these are weighed as often as before.
             return 2 * PERIOD_PLAIN if was_idle and not self._decisions.floor else PERIOD_PLAIN
         pools = {(row.method, row.heat) for row in rows}
-        return PERIOD if all(self.acceptance.seen(*pool) >= ENOUGH_PROPOSALS for pool in pools) else 1
+        unknown = {method for method, heat in pools if self.acceptance.seen(method, heat) < ENOUGH_PROPOSALS}
+        # Such a method risks little in a step: less than planning takes, after a pass.
+        return PERIOD if not unknown else PERIOD_WEIGHED if self.acceptance.weighed.issuperset(unknown) else 1
 
     # -- after a step ------------------------------------------------------------------------------------------------
 
