@@ -107,7 +107,9 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
             mine, theirs = made._decisions._decide_one(row, gain), twin._decisions._decide_all([row], gain)
             # (A proposal that is made in 999 of 1,000 steps counts there as made in all.)
             assert (mine.caps, mine.trial, mine.num_steps) == (theirs.caps, theirs.trial, theirs.num_steps)
-            assert mine.charged == (None if theirs.charged is None else pytest.approx(theirs.charged, rel=1e-3, abs=1e-3))
+            assert mine.charged == (
+                None if theirs.charged is None else pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
+            )
             assert made._purse._credit == pytest.approx(twin._purse._credit, rel=1e-3, abs=1e-3)
             assert made._purse._needed == pytest.approx(twin._purse._needed, rel=1e-3, abs=1e-3)
             assert mine.guessing == theirs.guessing

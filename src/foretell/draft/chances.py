@@ -6,7 +6,7 @@ from collections.abc import Sequence
 FIRST = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Before anything is seen: of greedy answers to questions behind documents (docs/LOG.md)."""
 ENDS = (1, 2, 3, 4, 6, 9, 15)
-"""Matches of so many tokens, and of as many as the one before and one more, count as alike; longer ones too."""
+"""Lengths of matches, in tokens: those above one of these, up to the next, count as alike."""
 FIRST_WEIGHT, MEMORY = 6.0, 256.0  # guesses that ``FIRST`` counts as, and after which older ones fade
 
 
@@ -18,8 +18,8 @@ class Chances:
         self._weights = [FIRST_WEIGHT] * len(FIRST)
 
     def depth(self, match: int, most: int, least: float) -> int:
-        """How many guesses in a line behind a match of so many tokens are kept with a chance of at least ``least``; at most
-        ``most``."""
+        """How many guesses in a line, at most ``most``, are kept with a chance of at least ``least``. match: tokens of the
+        text before them that were found."""
         chance = 1.0
         for level in range(most):
             chance *= self.rates[bisect_left(ENDS, match + level)]
