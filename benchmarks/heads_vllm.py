@@ -1,7 +1,7 @@
 """A head in vLLM and here: the same guesses at the same places of the same greedy texts, and as many of them kept.
 
-    python benchmarks/heads_vllm.py TARGET HEAD --vllm PYTHON_WITH_VLLM [--layouts eagle3,speculators] [--guesses 4]
-                                    [--dtype float32] [--prompts 16] [--tokens 64]
+    python benchmarks/heads_vllm.py TARGET HEAD --vllm PYTHON_WITH_VLLM --out build/heads_vllm
+                                    [--layouts eagle3,speculators] [--guesses 4] [--dtype float32] [--prompts 16] [--tokens 64]
 
 HEAD is written in each layout, and vLLM gets what ``foretell vllm-args`` says of that; each run is a process. Prompts are
 short messages of the bundled suite, as token ids. Printed are the guesses that both made behind the same text, and for
@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,12 +107,14 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("head")
     parser.add_argument("--vllm", required=True, help="a Python that imports vLLM")
+    parser.add_argument("--out", type=Path, required=True, help="a folder; runs that are in it are not repeated")
     parser.add_argument("--layouts", default="eagle3,speculators")
     parser.add_argument("--guesses", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    for hidden, count in (("--part", 2), ("--served", None)):
+        parser.add_argument(hidden, nargs=count, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
         config, file = json.loads(args.part[0]), Path(args.part[1])
@@ -121,7 +122,7 @@ def main() -> None:
             found = run_ours(args.target, args.head, config, args.dtype, args.prompts, args.tokens)
         else:
             prompts = json.loads(file.with_name("ours.json").read_text())["prompts"]
-            found = run_vllm(args.target, config, prompts, args.dtype, args.tokens)
+            found = run_vllm(args.served, config, prompts, args.dtype, args.tokens)
         file.write_text(json.dumps(found))
         return
     from foretell.methods.common import formats
@@ -130,30 +131,32 @@ def main() -> None:
 
     path = resolve(args.head)
     head, about, asked = formats.load(path), formats.describe_target(path), args.guesses
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    folder = args.out
+    folder.mkdir(parents=True, exist_ok=True)
 
-        def part(config: Any, file: str) -> dict[str, Any]:
-            with (folder / f"{file}.log").open("w") as log:
-                python = sys.executable if "shape" in config else args.vllm
-                own = [python, __file__, *sys.argv[1:], "--part", json.dumps(config), str(folder / f"{file}.json")]
+    def part(config: Any, name: str) -> dict[str, Any]:
+        file, target = folder / f"{name}.json", str(resolve(args.target))
+        if not file.exists():
+            python = sys.executable if "shape" in config else args.vllm
+            with (folder / f"{name}.log").open("w") as log:
+                own = [python, __file__, *sys.argv[1:], "--served", target, "--part", json.dumps(config), str(file)]
                 if subprocess.run(own, stdout=log, stderr=subprocess.STDOUT).returncode:
-                    sys.exit((folder / f"{file}.log").read_text()[-4000:])
-            return dict(json.loads((folder / f"{file}.json").read_text()))
+                    sys.exit(f"{folder / name}.log: {(folder / f'{name}.log').read_text()[-2000:]}")
+        return dict(json.loads(file.read_text()))
 
-        ours = part({"method": head.method, "num_speculative_tokens": asked, "shape": "chain"}, "ours")
-        print(f"here: {told(acceptance(ours['texts'], ours['steps'], asked))}", flush=True)
-        for layout in args.layouts.split(","):
-            formats.save(head, folder / layout, layout, target=about)
-            config = serving(head, formats.LAYOUTS[layout], str(folder / layout), about, asked).vllm
-            theirs = part(config, f"vllm-{layout}")
-            both, equal, kept, texts = compare(ours, theirs)
-            print(f"{layout}: {told(acceptance(theirs['texts'], theirs['steps'], asked))}; its counts {theirs['kept']}")
-            print(
-                f"    {texts} of {len(ours['texts'])} texts equal; of {both} steps behind equal texts {equal} with equal "
-                f"guesses, {kept} with as many kept",
-                flush=True,
-            )
+    ours = part({"method": head.method, "num_speculative_tokens": asked, "shape": "chain"}, "ours")
+    print(f"here: {told(acceptance(ours['texts'], ours['steps'], asked))}", flush=True)
+    for layout in args.layouts.split(","):
+        formats.save(head, folder / layout, layout, target=about)
+        config = serving(head, formats.LAYOUTS[layout], str(folder / layout), about, asked).vllm
+        theirs = part(config, f"vllm-{layout}")
+        both, equal, kept, texts = compare(ours, theirs)
+        print(f"{layout}: {told(acceptance(theirs['texts'], theirs['steps'], asked))}; its counts {theirs['kept']}")
+        print(
+            f"    {texts} of {len(ours['texts'])} texts equal; of {both} steps behind equal texts {equal} with equal "
+            f"guesses, {kept} with as many kept",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
