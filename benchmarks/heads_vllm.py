@@ -1,7 +1,7 @@
 """A head in vLLM and here: the same guesses at the same places of the same greedy texts, and as many of them kept.
 
-    python benchmarks/heads_vllm.py TARGET HEAD --vllm PYTHON_WITH_VLLM --out build/heads_vllm
-                                    [--layouts eagle3,speculators] [--guesses 4] [--dtype float32] [--prompts 16] [--tokens 64]
+    python benchmarks/heads_vllm.py TARGET HEAD --vllm PYTHON_WITH_VLLM --out build/heads [--layouts eagle3,speculators]
+                                    [--guesses 4] [--dtype float32] [--prompts 16] [--tokens 64]
 
 HEAD is written in each layout, and vLLM gets what ``foretell vllm-args`` says of that; each run is a process. Prompts are
 short messages of the bundled suite, as token ids. Printed are the guesses that both made behind the same text, and for
@@ -31,7 +31,8 @@ def run_ours(target: str, head: str, config: dict[str, Any], dtype: str, count: 
     items = [item for item in load_suite() if item.format == "chat" and len(item.prompt) <= MAX_CHARACTERS]
     stride = len(items) // count
     prompts = [
-        list(engine.chat_prompt([{"role": "user", "content": item.prompt}])) for item in items[: stride * count : stride]
+        list(engine.chat_prompt([{"role": "user", "content": item.prompt}]))
+        for item in items[: stride * count : stride]
     ]
     steps: list[Step] = []
 

@@ -164,7 +164,9 @@ def _block(head: DFlashHead, layout: Layout, model: str, about: TargetInfo, leng
             "otherwise drafts wrongly"
         )
     if config.causal:
-        notes.append("its block is causal (is_causal, which vLLM reads): an engine that does not read that drafts worse")
+        notes.append(
+            "its block is causal (is_causal, which vLLM reads): an engine that does not read that drafts worse"
+        )
     if config.num_layers > 1:
         notes.append("on a CPU vLLM 0.32 norms the context's keys of all layers as the first's: it guesses differently")
     inner = layout.speculators is not None

@@ -134,7 +134,9 @@ def test_layers_with_windows(tmp_path: Path, whole: bool) -> None:
     for layout in ("dflash", "dflash_speculators"):
         formats.save(found, tmp_path / layout, layout)
         assert formats.load(tmp_path / layout).config == wanted.config
-    assert json.loads((tmp_path / "dflash_speculators" / "config.json").read_text())["sliding_window_non_causal"] is whole
+    assert (
+        json.loads((tmp_path / "dflash_speculators" / "config.json").read_text())["sliding_window_non_causal"] is whole
+    )
     assert wanted.last_seen(torch.tensor([[4, 5]])).tolist() == [[[5, 5] if whole else [4, 5]], [[5, 5]]]
 
 
