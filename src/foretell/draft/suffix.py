@@ -273,7 +273,7 @@ class SuffixDrafter(Drafter):
             for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
         ]
 
-    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int, least: float) -> tuple[list[Node], float]:
+    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int, least: float = 0.0) -> tuple[list[Node], float]:
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
         if depth_limit < 1:  # places are looked up where they are wanted: the texts that came meanwhile are read then
             return [], 0.0
