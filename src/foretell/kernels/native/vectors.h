@@ -51,6 +51,7 @@ INLINE bf16x16 high_half(vec rounded) { return narrow(rounded); }
 enum { PAIRED = 0 };
 INLINE part p_dot(part acc, part a, part b) { return p_fma(a, b, acc); } /* never called, as is what follows */
 INLINE part p_pairs(const bf16 *a, const bf16 *b) {(void)b; return p_of_bf16(a); }
+INLINE bf16x16 half_of(vec x) { return narrow(x); }
 #endif
 
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }
