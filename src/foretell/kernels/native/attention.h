@@ -138,7 +138,7 @@ static float largest_of(const Model *m, float *scores, int64_t from, int64_t to)
 
 /* 16 scores become weights; returns what sum becomes: see weigh. */
 INLINE vec weigh16(const int is_bf16, const Lanes lanes, float *scores, const float *scales, int64_t j, vec largest, vec by, vec sum) {
-  vec e = exp16(v_mul(v_sub(v_load(scores + j), largest), by));
+  vec e = exp_below(v_mul(v_sub(v_load(scores + j), largest), by));
   if (lanes != 0xffff) e = v_keep(lanes, e);
   if (scales) sum = v_add(sum, e), e = v_mul(e, v_load_some(lanes, scales + j));
   if (PAIRED && is_bf16) {
@@ -349,7 +349,7 @@ static void join_states(const Model *m, const float *state, float *joined) {
     return;
   }
   const float largest = MAX(joined[dim], state[dim]), by = m->score_cap != 0.0 ? 1.0f : score_scale(m);
-  const vec before = exp16(v_all((joined[dim] - largest) * by)), now = exp16(v_all((state[dim] - largest) * by));
+  const vec before = exp_below(v_all((joined[dim] - largest) * by)), now = exp_below(v_all((state[dim] - largest) * by));
   for (int64_t d = 0; d < dim; d += 16)
     v_store(joined + d, v_fma(v_load(state + d), now, v_mul(v_load(joined + d), before)));
   float sum[16];
