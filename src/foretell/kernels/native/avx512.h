@@ -96,7 +96,7 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) {
 
 /* What tiles work in: parts of a vec (here the whole), so that accumulators fill the registers. */
 typedef vec part;
-enum { PARTS = 1, SCORES = 16, HELD = 24, CHAINED = 3, ABREAST = 2, TOGETHER = 4, FEW_QUERIES = 4 /* of attention: see slots.h */ };
+enum { PARTS = 1, SCORES = 16, HELD = 24, CHAINED = 3, ABREAST = 2, AT_ONCE = 4, FEW_QUERIES = 4 /* of attention: see slots.h */ };
 enum { GROUP = 10, EACH = 8 /* activation rows of one tile at most, and where one is not enough */ };
 INLINE vec join(const part *parts) { return parts[0]; }
 INLINE part p_zero(void) { return v_zero(); }

@@ -98,7 +98,7 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) { /* odd elements first, as
  * too. */
 typedef floats8 part;
 enum { PARTS = 2, GROUP = 6, EACH = 6 /* activation rows of one tile at most */ };
-enum { SCORES = 4, HELD = 6, CHAINED = 3, ABREAST = 1, TOGETHER = 2, FEW_QUERIES = 7 /* of attention: see slots.h */ };
+enum { SCORES = 4, HELD = 6, CHAINED = 3, ABREAST = 1, AT_ONCE = 2, FEW_QUERIES = 7 /* of attention: see slots.h */ };
 INLINE vec join(const part *parts) { return HALVES(parts[0], parts[1]); }
 INLINE part p_zero(void) { return half_zero(); }
 INLINE part p_fma(part a, part b, part c) { return half_fma(a, b, c); }

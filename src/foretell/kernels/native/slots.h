@@ -140,18 +140,18 @@ static void turn_keys(const Slots *s, int64_t first, float *to) {
 }
 
 /* Scores of R queries with G times 16 turned keys, `ld` floats apart: `each` numbers follow each other in a lane's chain. The
- * tree adds chains 8 apart, then 4, 2 and 1: such four as it joins first are summed by themselves, TOGETHER of them at a time. */
+ * tree adds chains 8 apart, then 4, 2 and 1: such four as it joins first are summed by themselves, AT_ONCE of them at a time. */
 INLINE void score_tile(const int R, const int G, const int each, const int paired, int64_t size, const float *keys, int64_t ld,
                        const float *queries, int64_t ld_queries, float *to) {
   static const int8_t first[4] = {0, 2, 1, 3}, behind[4] = {0, 8, 4, 12};
   part sums[4][CHAINED][ABREAST * PARTS];
   for (int n = 0; n < 4; n++) { /* not unrolled: gcc would load ahead what registers do not hold */
-    UNROLL for (int some = 0; some < 4; some += TOGETHER) {
-      part acc[CHAINED][ABREAST * PARTS][TOGETHER];
+    UNROLL for (int some = 0; some < 4; some += AT_ONCE) {
+      part acc[CHAINED][ABREAST * PARTS][AT_ONCE];
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++)
-        UNROLL for (int c = 0; c < TOGETHER; c++) acc[r][h][c] = p_zero();
+        UNROLL for (int c = 0; c < AT_ONCE; c++) acc[r][h][c] = p_zero();
       for (int64_t i = first[n] * each; i < size; i += 16 * each) {
-        UNROLL for (int c = 0; c < TOGETHER; c++) {
+        UNROLL for (int c = 0; c < AT_ONCE; c++) {
           UNROLL for (int e = 0; e < each; e++) {
             const int64_t at = i + behind[some + c] * each + e;
             part k[ABREAST * PARTS];
@@ -169,7 +169,7 @@ INLINE void score_tile(const int R, const int G, const int each, const int paire
       }
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++) {
         part x = p_add(acc[r][h][0], acc[r][h][1]);
-        if (TOGETHER == 4) x = p_add(x, p_add(acc[r][h][TOGETHER - 2], acc[r][h][TOGETHER - 1]));
+        if (AT_ONCE == 4) x = p_add(x, p_add(acc[r][h][AT_ONCE - 2], acc[r][h][AT_ONCE - 1]));
         sums[n][r][h] = some ? p_add(sums[n][r][h], x) : x;
       }
     }
@@ -280,7 +280,7 @@ static void mix_whole(int R, int is_bf16, int how, const float *weights, const c
     if (how == ONE) {
       for (int r = 0; r < R; r++, weights += LD_SCORES, mixed += ld) MIX(1, 1, ONE);
       weights -= R * LD_SCORES, mixed -= R * ld;
-    } else if (how == TWO) {
+    } else if (PAIRED || how == TWO) {
       MIX_CASES(TWO)
     } else {
       MIX_CASES(MADE)
