@@ -262,7 +262,7 @@ def test_methods_with_options() -> None:
     assert method.label == "draft_model:7:rejection"
     assert method.config.resolved() == {
         "method": "draft_model", "model": "some/draft", "num_speculative_tokens": 7, "verify": "rejection",
-        "shape": "chain", "draws": "auto", "judge": None, "draft_weights": "auto", "acceptance": None,
+        "shape": "chain", "draws": "auto", "judge": None, "draft_weights": "least", "acceptance": None,
         "vocabulary": "auto", "draft_vocab_size": 0, "draft_window": -1,
     }  # fmt: skip
     options = "hybrid:9:second=draft_model:second_tokens=3:draft_vocab_size=512:discount=0.5"

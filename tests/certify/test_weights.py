@@ -83,5 +83,5 @@ def test_the_bundled_pair_in_8_and_4_bits() -> None:
 
 
 def test_draft_weights_are_checked() -> None:
-    with pytest.raises(ConfigError, match="draft_weights = 'int3' must be one of auto, fp32, bf16, int8, int4"):
+    with pytest.raises(ConfigError, match="draft_weights = 'int3' must be one of auto, fp32, bf16, int8, int4, least"):
         Engine.load("bundled", speculative={"method": "draft_model", "draft_weights": "int3"})

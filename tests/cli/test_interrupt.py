@@ -1,11 +1,13 @@
 """Ctrl-C, wherever it strikes."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
 
 from foretell.cli.interrupt import Terminated, interruptible
+from foretell.cli.output import waiting
 
 
 class Dropped:
@@ -28,6 +30,22 @@ def test_an_interrupt_that_a_finalizer_swallowed_ends_the_loop() -> None:
             assert turn < 5
     assert turns == [0, 1, 2]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_that_is_swallowed_while_a_model_is_loaded_ends_the_command() -> None:
+    with pytest.raises(KeyboardInterrupt), waiting("loading", no_color=True):
+        Dropped()
+
+
+def test_other_threads_get_none() -> None:
+    with ThreadPoolExecutor(1) as pool, interruptible():
+        assert pool.submit(_waited).result() is None
+
+
+def _waited() -> None:
+    with waiting("loading", no_color=True):
+        pass
 
 
 def test_an_interrupt_elsewhere_is_raised_at_once() -> None:

@@ -46,6 +46,7 @@ def test_terminal_tints_accepted_tokens_and_ctrl_c_restores_it(models: dict[str,
     )  # fmt: skip
     os.close(theirs)
     assert b"loading" in read_until(ours, b"\x1b[?25h")  # the cursor is back: loaded
+    read_until(ours, b"guesses keep the text: checked here")  # what waits has a green sign, too
     shown = read_until(ours, TINT.encode())
     assert TINT.encode() in shown, shown
     os.write(ours, b"\x03")  # Ctrl-C

@@ -174,7 +174,7 @@ def test_resolved_says_what_runs() -> None:
     assert found["exact"] is True
     assert found["speculative"] == {
         "method": "draft_model", "num_speculative_tokens": 3, "verify": "rejection", "shape": "chain",
-        "draws": "auto", "judge": None, "model": None, "draft_weights": "auto", "vocabulary": "auto",
+        "draws": "auto", "judge": None, "model": None, "draft_weights": "least", "vocabulary": "auto",
         "acceptance": None, "draft_vocab_size": 0, "draft_window": -1,
     }  # fmt: skip
 

@@ -19,4 +19,5 @@ def test_a_valid_body_is_made_short_and_an_invalid_one_stays_invalid() -> None:
     assert fuzz.shorten({"model": "x", "max_completion_tokens": 500.0}, "toy")["max_completion_tokens"] == 8
     assert fuzz.shorten({"input": "x"}, "toy") == {"input": "x", "max_output_tokens": 8}
     assert fuzz.shorten({"messages": []}, "toy") == {"messages": [], "max_tokens": 8}, "a model need not be named"
+    assert fuzz.shorten({"prompt": "x"}, "toy", "/tokenize") == {"prompt": "x"}, "it has no limit"
     assert fuzz.shorten([1], "toy") == [1]

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
 
 
@@ -16,8 +17,11 @@ def interruptible(*, terminable: bool = False) -> Iterator[Callable[[], None]]:
     lost.
 
     Python raises it at any point, and in a finalizer it is only printed. terminable: SIGTERM raises
-    Terminated the same way. For the main thread.
+    Terminated the same way. Other threads than the main one get no signals.
     """
+    if current_thread() is not main_thread():
+        yield lambda: None
+        return
     pressed: type[KeyboardInterrupt] | None = None
 
     def press(number: int, frame: FrameType | None) -> None:

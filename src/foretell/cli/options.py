@@ -126,11 +126,11 @@ Dtype = Annotated[
 Weights = Annotated[
     str,
     typer.Option(
-        "--weights", envvar="FORETELL_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        "--weights", envvar="FORETELL_WEIGHTS", metavar="auto|fp32|bf16|int8|int4|least", rich_help_panel=MODELS,
         callback=checked(names.check_weights),
         help="How the target's matrices are held and multiplied: auto as the file has them (those of a quantised GGUF file "
-        "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded. The text then follows the quantised model's "
-        "distribution; 'foretell certify' measures how far that is from the unquantised one.",
+        "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded, least as for drafts. The text then follows the "
+        "quantised model's distribution; 'foretell certify' measures how far that is from the unquantised one.",
     ),
 ]  # fmt: skip
 Lora = Annotated[
@@ -158,9 +158,11 @@ Kv = Annotated[
 DraftWeights = Annotated[
     str | None,
     typer.Option(
-        "--draft-weights", envvar="FORETELL_DRAFT_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        "--draft-weights", envvar="FORETELL_DRAFT_WEIGHTS", metavar="auto|fp32|bf16|int8|int4|least",
+        rich_help_panel=MODELS,
         callback=checked(lambda name: names.check_weights(name, "draft_weights")),
-        help="The same for the draft model; it changes speed and acceptance, never the text. Default: auto",
+        help="The same for the draft model; it changes speed and acceptance, never the text. Default: least, 4 bits "
+        "where the native decoder runs a model of 64 million weights or more.",
     ),
 ]  # fmt: skip
 DeviceMap = Annotated[

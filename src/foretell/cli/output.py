@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
+from foretell.cli.interrupt import interruptible
 from foretell.core.errors import ConfigError
 from foretell.core.progress import listening
 from foretell.core.visible import VISIBLE as VISIBLE
@@ -91,9 +92,11 @@ def has_color(stream: TextIO, no_color: bool) -> bool:
 @contextmanager
 def waiting(what: str, *, no_color: bool) -> Iterator[None]:
     """A line on stderr while something takes seconds, with the time, and with the share of what is loaded; nothing where
-    stderr is no terminal."""
+    stderr is no terminal. A Ctrl-C meanwhile ends the command, wherever Python was."""
     if not sys.stderr.isatty():
-        yield
+        with interruptible() as check:
+            yield
+            check()
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -106,8 +109,9 @@ def waiting(what: str, *, no_color: bool) -> Iterator[None]:
         def update(name: str, share: float) -> None:
             shown.update(line, description=f"loading {name}, {share:.0%}" if share < 1 else what)
 
-        with listening(update):
+        with listening(update), interruptible() as check:
             yield
+            check()
 
 
 class PieceWriter:

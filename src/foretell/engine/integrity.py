@@ -4,6 +4,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.loop import Loop
 from foretell.engine.state import State
 from foretell.model.blocks import BlockCache
+from foretell.model.prefill import round_up
 
 
 def check_loop(loop: Loop) -> None:
@@ -23,9 +24,10 @@ def check_loop(loop: Loop) -> None:
             f"{loop.recorder.num_submitted} requests were submitted, {len(loop.jobs)} are present, "
             f"{sum(loop.recorder.num_finished.values())} have ended"
         )
-    if len(loop.running) > 1 and loop.used_tokens > loop.limits.kv_tokens + sum(
-        job.row.choice.num_nodes for job in loop.running.values()
-    ):
+    # A step adds up to its nodes to each row, and with them begins blocks; the next tick makes room for them.
+    block = loop.batch.pool.block
+    grown = sum(round_up(job.row.choice.num_nodes, block) for job in loop.running.values())
+    if len(loop.running) > 1 and loop.used_tokens > loop.limits.kv_tokens + grown:
         raise RuntimeError(f"{loop.used_tokens} slots in use, {loop.limits.kv_tokens} allowed")
     for job in loop.jobs.values():
         if job.row.finish_reason is not None:

@@ -65,8 +65,9 @@ def load_model(
 
     weights: "auto" holds matrices as the checkpoint does: those of a quantised GGUF file stay packed and are multiplied as
     they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
-    native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
-    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
+    native implementation runs; "least", for drafts, rounds to 4 bits where that implementation runs a model of 64 million
+    weights or more, and is "auto" elsewhere. Where matrices are quantised, dtype is that of keys, values and of what is not
+    quantised, by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
 
     kv: "auto" holds keys and values in dtype; "int8" rounds each of a head's with a scale of its own, which only the native
     implementation reads: about half the memory of bfloat16, and the distribution of a model that reads them so.
@@ -121,7 +122,7 @@ def load_model(
     else:
         config = plain[0]
     check_layers(files, config, name=name)
-    quantised = weights in ("int8", "int4") or (weights == "auto" and files.is_quantised)
+    quantised = weights in ("int8", "int4") or (weights in ("auto", "least") and files.is_quantised)
     if (
         quantised and dtype is None and implementation in _PACKING
     ):  # keys and values in bfloat16 are read in half the time

@@ -5,7 +5,7 @@ from foretell.core.jsontext import JSONDecodeError, parse_json
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
 IMPLEMENTATIONS = ("auto", "transformers", *FAST)
-WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
+WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4", "least")
 """How matrices may be held: see ``load_model``."""
 KV = ("auto", "int8")
 """How keys and values may be held: in dtype, or rounded."""

@@ -326,7 +326,7 @@ def test_passes_and_slots(shape: Shape) -> None:
 # -- chains ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "threshold"), [("probability", 0.5), ("svip", 1.1), ("adaedl", 0.5)])
+@pytest.mark.parametrize(("rule", "threshold"), [("path", 0.3), ("probability", 0.5), ("svip", 1.1), ("adaedl", 0.5)])
 @pytest.mark.parametrize("draws", [DrawMode.FIXED, DrawMode.IID, DrawMode.COUPLED])
 def test_adaptive(rule: str, threshold: float, draws: DrawMode) -> None:
     """The chain of Chain, cut at the first distribution (after the first) by which the rule would not draw."""
@@ -345,7 +345,12 @@ def test_adaptive(rule: str, threshold: float, draws: DrawMode) -> None:
             while length < space:
                 probs = probs_after(params[row], int(code[row, length]), length, distributions).double()
                 entropy = -float((probs * probs.clamp(min=1e-300).log()).sum())
+                above = [
+                    probs_after(params[row], int(code[row, depth]), depth, distributions).max()
+                    for depth in range(length)
+                ]
                 unsure = {
+                    "path": math.prod(map(float, above)) < threshold,
                     "probability": float(probs.max()) < threshold,
                     "svip": math.sqrt(entropy) > threshold,
                     "adaedl": 1 - math.sqrt(0.2 * entropy) < threshold,
@@ -357,3 +362,19 @@ def test_adaptive(rule: str, threshold: float, draws: DrawMode) -> None:
             assert int(tree.valid[row].sum()) == length + 1
             assert torch.equal(tree.tokens[row, : length + 1], whole.tokens[row, : length + 1])
     assert len(lengths) >= 3, "the rule is worth testing"
+
+
+@pytest.mark.parametrize(("rule", "num_passes"), [("path", 2), ("probability", 3)])
+def test_the_path_s_rule_stops_before_a_pass(rule: str, num_passes: int) -> None:
+    """Of guesses with probabilities .8, .6 and .4 a threshold of .5 leaves two: nothing is read after the second."""
+    tops = (0.8, 0.6, 0.4)
+    distributions = [
+        torch.tensor([[top, (1 - top) / 2, (1 - top) / 2]]).repeat(3**depth, 1) for depth, top in enumerate(tops)
+    ]
+    expander = TableExpander(distributions)
+    context = rows([SamplingParams()], 3)
+    shape = Adaptive(depth=3, rule=rule, threshold=0.5 if rule == "probability" else 0.481)
+    found = grow(expander, context, [3], shape, DrawMode.COUPLED, noise_for(context))
+    assert found.tree.num_nodes - 1 == 2
+    assert expander.num_passes == num_passes
+    assert found.slots.tolist() == [[0, 1, -1 if rule == "path" else 2]]

@@ -15,6 +15,7 @@ from foretell.kernels.native import library
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel, frequent_tokens
 from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama import matrices
 from foretell.model.llama.native import NativeModel
 from foretell.model.load import load_model
 from foretell.model.target import CausalModel, Target
@@ -82,6 +83,24 @@ def test_the_text_is_the_same(temperature: float) -> None:
     assert texts[0] == texts[1] == texts[2]
     assert kept[2] > 0.5 * kept[1], "a quarter of the vocabulary holds most of what is written"
     assert max(max(ids) for ids in texts[0]) >= 2048, "else nothing was out of reach"
+
+
+@pytest.mark.skipif(library()[1] is not None, reason="no native decoder here")
+def test_a_large_draft_has_four_bits_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its narrow head has the very values of the whole one, in half the bytes of eight bits; the text is the same."""
+    monkeypatch.setattr(matrices, "LARGE", 1 << 16)
+    plain = Engine.load("bundled", speculative="none").generate("def add(a, b):", temperature=0.0, max_new_tokens=24)
+    engine = Engine.load("bundled", speculative={"method": "draft_model"})
+    method = engine.choice().method
+    assert isinstance(method, DraftModel)
+    assert method.model.spec.weights == "int4"
+    written = engine.generate("def add(a, b):", temperature=0.0, max_new_tokens=24)
+    assert written.token_ids == plain.token_ids
+    assert written.num_accepted_tokens > 0
+    whole, narrow = logits(method.model), logits(NarrowModel(method.model, IDS))
+    assert torch.equal(narrow[..., IDS], whole[..., IDS])
+    named = Engine.load("bundled", speculative={"method": "draft_model", "draft_weights": "auto"})
+    assert "int4" not in named.choice().method.model.spec.weights  # type: ignore[attr-defined]
 
 
 def few() -> CausalModel:

@@ -15,7 +15,7 @@ from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import need
-from foretell.model.llama import native, quantise, twin, unpack
+from foretell.model.llama import matrices, native, quantise, twin, unpack
 from foretell.model.llama import shape as llama
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
@@ -315,7 +315,7 @@ def test_head_and_embedding_for_drafters() -> None:
     torch.testing.assert_close(wanted.grad[0, 0], values.sum(0))
 
 
-def test_bf16_dequantises_and_int4_keeps_what_has_4_bits() -> None:
+def test_bf16_dequantises_and_int4_keeps_what_has_4_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     module = make_model("llama", **SIZES)
     shape = llama.read_shape(module.config)
 
@@ -331,6 +331,10 @@ def test_bf16_dequantises_and_int4_keeps_what_has_4_bits() -> None:
     assert label(fewer, "int8") == "int8"
     assert label(("Q8_0",), "int8") == "Q8_0"
     assert label(("Q6_K",), "int8") == "int8"
+    assert label(("Q6_K",), "least") == "Q6_K"  # so few weights are not what takes the time
+    monkeypatch.setattr(matrices, "LARGE", 1 << 18)
+    assert label(("Q6_K",), "least") == "int4"
+    assert set(label(fewer, "least").split("+")) == set(fewer)
 
 
 def test_bytes_of_a_pass_are_those_of_the_matrices() -> None:

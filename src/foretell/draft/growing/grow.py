@@ -61,10 +61,28 @@ def grow(
 def _grow_adaptive(
     expander: Expander, context: Context, limits: Sequence[int], shape: Adaptive, draws: DrawMode, noise: Noise
 ) -> Grown:
+    if shape.rule == "path":
+        return _grow_path(expander, context, limits, shape.threshold, CHAIN_LABELS[draws], noise)
+
     def stop(node: int, probs: Callable[[], Tensor]) -> Tensor:
         return unsure(probs(), shape)
 
     return Grown.of_chain(chain(expander, context, limits, CHAIN_LABELS[draws], noise, stop=stop), max(limits))
+
+
+def _grow_path(
+    expander: Expander, context: Context, limits: Sequence[int], threshold: float, label: DrawnBy, noise: Noise
+) -> Grown:
+    likely: Tensor | None = None  # [B] product of the largest q so far
+
+    def enough(node: int, probs: Callable[[], Tensor]) -> Tensor:
+        nonlocal likely
+        top = probs().amax(-1)
+        likely = top if likely is None else likely * top
+        return likely < threshold
+
+    tree = chain(expander, context, limits, label, noise, enough=enough)
+    return Grown.of_chain(tree, tree.num_nodes - 1)  # the last guess was not read, wherever that was
 
 
 def _grow_specdec(
@@ -115,10 +133,12 @@ def chain(
     noise: Noise,
     *,
     stop: Stop | None = None,
+    enough: Stop | None = None,
 ) -> TokenTree:
     """limits[b] guesses one after the other, each drawn by ``label`` from the expander's processed distribution; fewer
     where the rule ``stop`` says so. It is called before each guess but the first, which is always made. It reads q and the
-    earlier guesses, so whether a guess is made never depends on its own token.
+    earlier guesses, so whether a guess is made never depends on its own token. ``enough`` is asked after each guess, with
+    what that was drawn from, whether it is a row's last: a pass sooner, as nothing is read where it is.
 
     The drafter's distribution goes through the same processing as the target's: same temperature, same penalties, same
     path. Where a guess is drawn with the target's noise it is not made (``Deferred``). For IID the tree carries q, the
@@ -138,14 +158,14 @@ def chain(
     distributions: list[Tensor] = []
     if label == DrawnBy.COUPLED:
         noise.coupled_keys(num_tokens + 1)  # the verifier's depths too: hashed once
-    if stop is not None:
+    if stop is not None or enough is not None:
         depth_limit = limits_of(context, limits)
         going, count = depth_limit > 0, depth_limit.clamp(max=1) + 1
     for node in range(1, num_tokens + 1):
         paths = Paths(tokens, plan.ancestry[:, node - 1 : node])
         drawn_from = Deferred(logits, context.processors, context.history, paths)
+        softened = partial(_softened, drawn_from)
         if stop is not None and node > 1:
-            softened = partial(_softened, drawn_from)
             going = going & (depth_limit >= node) & ~stop(node, softened)
             if device.type == "cpu" and not bool(going.any()):
                 tokens = tokens[:, :node]
@@ -165,6 +185,13 @@ def chain(
             tokens[:, node] = won[:, 0]
         if label == DrawnBy.IID:
             distributions.append(drawn_from.probs[:, 0])
+        if enough is not None and node < num_tokens:
+            going = going & (depth_limit > node) & ~enough(node, softened)
+            if device.type == "cpu" and not bool(going.any()):
+                tokens = tokens[:, : node + 1]
+                break
+            assert count is not None
+            count = count + going
         if node < num_tokens:
             here = plan.nodes(node, node + 1)
             if count is not None and device.type == "cpu":  # rows without this node are left out of the products

@@ -28,7 +28,7 @@ class DraftModelConfig(WindowedMethodConfig):
     capabilities = DraftModel.capabilities
 
     model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
-    draft_weights: str = "auto"  # how its matrices are held, as load_model has it; the text does not depend on it
+    draft_weights: str = "least"  # how its matrices are held, as load_model has it; the text does not depend on it
     # Where its vocabulary is not the target's: "tli" guesses the tokens that both have, in any shape; "slem" has the
     # target's tokenizer split the draft's text, in chains; "same" refuses. "auto": "tli" where they differ.
     vocabulary: str = "auto"

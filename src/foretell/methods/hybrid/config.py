@@ -35,7 +35,7 @@ class HybridConfig(MethodConfig):
     second_tokens: int = 3  # most guesses in a line of that method
     second_shape: str | None = None  # what it grows; None: an EAGLE head a tree as large as pays here, else a chain
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
-    draft_weights: str = "auto"  # of method draft_model: as there
+    draft_weights: str = "least"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
     draft_window: int = -1  # of the second method: as there
     discount: float = 0.92  # what a token by the second method is worth beside one by suffix, whose guesses are free

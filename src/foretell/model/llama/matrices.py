@@ -3,7 +3,8 @@
 ``weights`` is one of WEIGHTS. "auto" keeps what the file holds: a quantised matrix of a GGUF file with its very values, a
 plain one in the model's dtype. "fp32" and "bf16" dequantise, to the model's dtype. "int8" and "int4" round; with "int4"
 the embedding and the head have 8 bits, and a matrix that the file already holds in 4 bits or fewer is kept. The target's
-distribution is then the rounded model's.
+distribution is then the rounded model's. "least" is for drafts, whose law may be any: as "int4", the embedding and the head
+too, where a model has LARGE weights or more; of a smaller one other things than reading its weights take the time.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,6 +27,8 @@ from foretell.model.packed import Packed
 
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _VALUES = 1 << 20  # about so many are converted at a time by one thread
+LARGE = 1 << 26
+"""Weights of a model that are rounded by "least"."""
 
 
 @dataclass
@@ -79,6 +82,8 @@ def read_matrices(
     Loading takes the arena and some MiB more. Raises ModelError for a block kind that is not known.
     """
     out, plans = Matrices(), {}
+    if weights == "least" and sum(prod(source.shape(name)) for name in names) < LARGE:
+        weights = "auto"
     for name in names:
         plan = _plan(source, name, "fp32" if name in plain else weights, dtype)
         own = source.shared(name) if plan.format is None else None
@@ -133,6 +138,7 @@ def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> 
     if packed is not None and packed.kind not in FORMAT_OF:
         raise ModelError(f"tensor {name} is {packed.kind}; quantised kinds that are decoded: {', '.join(FORMAT_OF)}")
     wanted = "int8" if weights == "int4" and name in (llama.EMBEDDING, llama.HEAD) else weights
+    wanted = "int4" if weights == "least" else wanted
     if packed is not None:
         form = FORMAT_OF[packed.kind]
         if wanted == "auto" or (wanted == "int8" and form == "Q8") or (wanted == "int4" and FORMATS[form].bits <= 4):

@@ -101,6 +101,7 @@ class NativeModel(CausalModel):
             raise ModelError(f"{name}: {reason}; load it as 'lean'")
         self.native = native_functions()
         self.shape = shape
+        self._weights = weights
         self._dequantised: Tensor | None = None
         self._rounded: Matrices | None = None  # the head in int8
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
@@ -156,8 +157,8 @@ class NativeModel(CausalModel):
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NativeModel":
         """See ``CausalModel.rebuilt``; quantised matrices are rounded again, to 4 bits or to 8."""
         spec = self.spec
-        label = spec.weights if spec.weights in ("int4", "int8") else "int8"
-        weights = label if spec.is_quantised else "auto"
+        rounded = self._weights if self._weights in ("int4", "int8", "least") else "int8"
+        weights = rounded if spec.is_quantised else "auto"
         cast = {name: tensor.to(spec.dtype).contiguous() for name, tensor in tensors.items()}
         source = TensorWeights(cast)
         return NativeModel(self.shape, source, dtype=spec.dtype, name=spec.name, weights=weights, kv=spec.kv)

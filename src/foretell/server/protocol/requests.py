@@ -107,7 +107,7 @@ Prompt = (
 )
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Strict, json_schema_extra={"examples": [{"prompt": "A text."}]}):
     """A text, as vLLM's clients (``prompt``) or llama.cpp's (``content``) give it, or a conversation."""
 
     model: str | None = Field(None, max_length=512, description="The model that is served.")

@@ -93,7 +93,8 @@ def _columns(model: CausalModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _native_columns(model: NativeModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-    """The same by the native kernels: these rows of the head as a matrix of their own, in the head's format or in int8."""
+    """The same by the native kernels: these rows of the head as a matrix of their own, plain or in 4 bits where the head
+    is (whose rounding again changes nothing), else in 8."""
     name = llama.HEAD if llama.HEAD in model.matrices.held else llama.EMBEDDING
     table = model.matrices.plain.get(name)
     if table is not None:
@@ -101,9 +102,9 @@ def _native_columns(model: NativeModel, tokens: Tensor) -> Callable[[Tensor], Te
     else:
         rows = torch.empty(len(tokens), model.spec.hidden_size)
         model.native.rows(ctypes.addressof(model.matrices.held[name]), tokens.data_ptr(), len(tokens), rows.data_ptr())
-    weights = "auto" if table is not None else "int8"
-    held = read_matrices(TensorWeights({name: rows}), [name], weights=weights, dtype=rows.dtype, allocate=huge_pages)
-    matrix, count = held.held[name], len(tokens)
+    weights = "auto" if table is not None else "int4" if model.matrices.kinds.get(name) == "int4" else "int8"
+    held = read_matrices(TensorWeights({"": rows}), [""], weights=weights, dtype=rows.dtype, allocate=huge_pages)
+    matrix, count = held.held[""], len(tokens)
 
     def columns(normed: Tensor) -> Tensor:
         assert held  # its memory lives as long as this function
