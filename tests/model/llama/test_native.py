@@ -240,8 +240,10 @@ def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
     ("kind", "sizes"),
     [("llama", {"num_attention_heads": 6}), ("mistral-window", {"sliding_window": 131, "head_dim": 80})],
 )
-def test_nodes_of_random_trees_have_the_bits_of_their_paths(kind: str, sizes: dict[str, Any], dtype: torch.dtype) -> None:
-    """Tiles of 2 to 100 queries behind texts of up to three segments, beside each path read node by node."""
+def test_nodes_of_random_trees_have_the_bits_of_their_paths(
+    kind: str, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """2 to 50 nodes behind texts of up to three segments, beside each path read node by node."""
     _, model = native_of(kind, dtype, **sizes, max_position_embeddings=1024)
     capacity, generator = 640, torch.Generator().manual_seed(7)
     cache = model.new_cache(1, capacity)
@@ -254,17 +256,22 @@ def test_nodes_of_random_trees_have_the_bits_of_their_paths(kind: str, sizes: di
     text = tokens_of(1, 560, seed=3)
     for start in range(0, 560, 112):
         read(text[:, start : start + 112], chain(1, 112), start)
-    for start, nodes in ((553, 2), (509, 4), (402, 9), (255, 16), (131, 24), (20, 50)):  # slots before it stay as they are
+    sizes_at = ((553, 2), (509, 4), (402, 9), (255, 16), (131, 24), (20, 50))
+    for start, nodes in sizes_at:  # each leaves the slots before it as they are
         tokens = torch.randint(0, VOCABULARY, (1, nodes), generator=generator)
-        parent = torch.tensor([-1, *(int(torch.randint(max(0, i - 4), i, (), generator=generator)) for i in range(1, nodes))])
+        above = [int(torch.randint(max(0, i - 4), i, (), generator=generator)) for i in range(1, nodes)]
+        parent = torch.tensor([-1, *above])
         alone: dict[int, Tensor] = {}
-        for leaf in set(range(nodes)) - set(parent.tolist()):
+        for leaf in {*range(nodes)} - {*above}:
             path = [leaf]
             while path[0]:
                 path.insert(0, int(parent[path[0]]))
             for depth, node in enumerate(path):
                 alone[node] = read(tokens[:, node : node + 1], chain(1, 1), start + depth)[0]
-        assert torch.equal(read(tokens, parent[None], start), torch.stack([alone[i] for i in range(nodes)])), (start, nodes)
+        assert torch.equal(read(tokens, parent[None], start), torch.stack([alone[i] for i in range(nodes)])), (
+            start,
+            nodes,
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
