@@ -42,6 +42,7 @@ from foretell.planner.costs import PassCosts
 from foretell.planner.run_costs import StepCosts, step_costs
 
 RULES = {
+    "path": (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
     "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "svip": (0.8, 1.0, 1.2, 1.4, 1.6, 1.9),  # sqrt of an entropy in nats: stop above
     "adaedl": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7),
@@ -161,9 +162,9 @@ class Model:
         return cls(draft, PassCosts.of({1: 1.0, most + 1: 1.0}))
 
     def speed(self, lane: Lane, prompts: Sequence[int], most: int) -> float:
-        """Tokens a plain pass. A rule that stops early has read one guess more than it decided on."""
+        """Tokens a plain pass. A rule that stops early has read one guess more than it decided on, but for "path"."""
         accepted, drafted = lane.recorded(prompts)
-        passes = drafted if lane.family in ("fixed", "long") else torch.where(drafted < most, drafted + 1, drafted)
+        passes = drafted if lane.family in ("fixed", "long", "path") else torch.where(drafted < most, drafted + 1, drafted)
         passes = torch.where(drafted == 0, 0, passes)
         return policy_speed(accepted, drafted, self.draft, passes=passes, target_cost=self.verify)
 

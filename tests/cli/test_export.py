@@ -229,7 +229,13 @@ def test_vllm_args_of_block_drafters(invoke: Invoke, tmp_path: Path) -> None:
     vllm, sglang, notes = said(invoke, head, "--target", "bundled")
     assert vllm == {"method": "dflash", "model": head, "num_speculative_tokens": 4}
     assert sglang == ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", head]
-    assert "causal_head" in notes
+    assert "is_causal" in notes
+    head = saved(tmp_path / "w", dflash(num_layers=2, windows=(8, 0)), "dflash_speculators")
+    vllm, sglang, notes = said(invoke, head, "--target", "bundled")
+    assert vllm == {"method": "dflash", "model": head, "num_speculative_tokens": 4}
+    assert sglang is None
+    assert "in those with windows alone" in notes
+    assert "export --to dflash'" in notes
     head = saved(tmp_path / "s", spark())
     vllm, sglang, _ = said(invoke, head, "--target", "bundled", "--num-speculative-tokens", "5")
     assert vllm == {"method": "dspark", "model": head, "num_speculative_tokens": 5}

@@ -334,6 +334,7 @@ def test_dflash_and_dspark_keys(tmp_path: Path) -> None:
     assert config["dflash_config"] == {
         "mask_token_id": 39, "target_layer_ids": [1, 4], "causal_head": True, "sample_from_anchor": False,
     }  # fmt: skip
+    assert config["is_causal"]  # vLLM's key
     formats.save(dflash(**DSPARK), tmp_path / "dspark")
     config = written(tmp_path / "dspark")
     assert config["architectures"] == ["DSparkDraftModel"]

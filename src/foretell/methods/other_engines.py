@@ -148,7 +148,7 @@ def _medusa(head: MedusaHead, layout: Layout, model: str, length: int | None) ->
 
 def _block(head: DFlashHead, layout: Layout, model: str, about: TargetInfo, length: int | None) -> Serving:
     config, notes = head.config, _positions(about)
-    most, spark = config.num_guesses, layout.name == "dspark"
+    most, spark = config.num_guesses, layout.name.startswith("dspark")
     length = most if length is None else length
     if length > most:
         raise ConfigError(f"num_speculative_tokens = {length} must be at most {most}: a block has no more guesses")
@@ -164,10 +164,20 @@ def _block(head: DFlashHead, layout: Layout, model: str, about: TargetInfo, leng
             "otherwise drafts wrongly"
         )
     if config.causal:
-        notes.append("its block is causal (dflash_config.causal_head): an engine that does not read that drafts worse")
+        notes.append(
+            "its block is causal (is_causal, which vLLM reads): an engine that does not read that drafts worse"
+        )
+    if config.num_layers > 1:
+        notes.append("on a CPU vLLM 0.32 norms the context's keys of all layers as the first's: it guesses differently")
+    inner = layout.speculators is not None
+    if inner and config.windows_causal and any(config.windows) and not all(config.windows):
+        notes.append("vLLM 0.32 makes blocks causal in all its layers, where they are in those with windows alone")
     name = "dspark" if spark else "dflash"
     flags = ["--speculative-algorithm", name.upper(), "--speculative-draft-model-path", model]
-    return Serving({"method": name, "model": model, "num_speculative_tokens": length}, flags, notes)
+    if inner:
+        notes.append(f"SGLang does not read the speculators layout: 'foretell export --to {name}' first")
+    vllm = {"method": name, "model": model, "num_speculative_tokens": length}
+    return Serving(vllm, None if inner else flags, notes)
 
 
 def _tree_flags(algorithm: str, model: str, length: int) -> list[str]:

@@ -117,6 +117,7 @@ def test_what_is_written_has_their_keys(tmp_path: Path, config: dict[str, Any], 
         "sample_from_anchor", "architectures", "markov_rank", "enable_confidence_head",
     ):  # fmt: skip
         assert written.get(key) == config.get(key), key
+    assert written["sliding_window_non_causal"]  # to vLLM, false says that every layer is causal
     assert {"num_hidden_layers", "head_dim", "rope_theta"} <= written["transformer_layer_config"].keys()
     assert "dflash_config" not in written
     assert set(load_file(tmp_path / "model.safetensors")) == set(head_of(**changes).state_dict())
@@ -133,6 +134,9 @@ def test_layers_with_windows(tmp_path: Path, whole: bool) -> None:
     for layout in ("dflash", "dflash_speculators"):
         formats.save(found, tmp_path / layout, layout)
         assert formats.load(tmp_path / layout).config == wanted.config
+    assert (
+        json.loads((tmp_path / "dflash_speculators" / "config.json").read_text())["sliding_window_non_causal"] is whole
+    )
     assert wanted.last_seen(torch.tensor([[4, 5]])).tolist() == [[[5, 5] if whole else [4, 5]], [[5, 5]]]
 
 

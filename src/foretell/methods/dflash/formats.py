@@ -94,8 +94,8 @@ class DFlashLayout(Layout):
             "use_sliding_window": False,
             **describe_windows(config.windows),
         }
-        if config.windows:
-            inner["causal_head"] = out["is_causal"] = config.causal
+        if config.windows or config.causal:
+            inner["causal_head"] = out["is_causal"] = config.causal  # JetSpec's key, and vLLM's
             if not config.causal and config.windows_causal:
                 del inner["causal_head"], out["is_causal"]  # what says no kind of layer is that by layers
         if target.num_layers is not None:
@@ -279,7 +279,8 @@ class DFlashSpeculators(DFlashLayout):
             "mask_token_id": config.mask_token_id,
             AUX: [layer_id + 1 for layer_id in config.layer_ids],
             "sample_from_anchor": config.sample_from_anchor,
-            "sliding_window_non_causal": not config.windows_causal,
+            # Of layers with windows alone, by its name; vLLM 0.32 makes all layers causal where it is false.
+            "sliding_window_non_causal": not (config.windows and config.windows_causal),
             "target_hidden_size": None,
             "tie_word_embeddings": False,
             "transformer_layer_config": inner,
@@ -313,6 +314,7 @@ class DFlashSpeculators(DFlashLayout):
         hidden, num_heads = layer.size("hidden_size"), layer.size("num_attention_heads")
         vocab = layer.size("vocab_size")
         size = keys.size("draft_vocab_size", vocab)
+        sizes = windows(layer, num_layers, qwen=True)
         keys.only("target_hidden_size", hidden)
         ids = tuple(number - 1 for number in keys.integers(AUX))
         check_layer_ids(ids, name=found.name, source=f"{AUX} in config.json")
@@ -331,8 +333,8 @@ class DFlashSpeculators(DFlashLayout):
             rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
             sample_from_anchor=keys.flag("sample_from_anchor", self.anchor_predicts),
             draft_vocab_size=None if size == vocab else size,
-            windows=windows(layer, num_layers, qwen=True),
-            windows_causal=not keys.flag("sliding_window_non_causal", default=False),
+            windows=sizes,
+            windows_causal=not keys.flag("sliding_window_non_causal", default=False) or not sizes,
             **self.extras(found, Keys({}, found.name)),
         )
         refuse_unknown(keys, (*HARMLESS, *HARMLESS_TRAINING))
