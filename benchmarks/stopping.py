@@ -164,7 +164,9 @@ class Model:
     def speed(self, lane: Lane, prompts: Sequence[int], most: int) -> float:
         """Tokens a plain pass. A rule that stops early has read one guess more than it decided on, but for "path"."""
         accepted, drafted = lane.recorded(prompts)
-        passes = drafted if lane.family in ("fixed", "long", "path") else torch.where(drafted < most, drafted + 1, drafted)
+        passes = (
+            drafted if lane.family in ("fixed", "long", "path") else torch.where(drafted < most, drafted + 1, drafted)
+        )
         passes = torch.where(drafted == 0, 0, passes)
         return policy_speed(accepted, drafted, self.draft, passes=passes, target_cost=self.verify)
 

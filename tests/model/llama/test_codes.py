@@ -106,6 +106,7 @@ def test_bits_of_several_segments(sizes: dict[str, Any], monkeypatch: pytest.Mon
     kind = "mistral-window" if "head_dim" in sizes else "llama"
     more = {"sliding_window": 131} if "head_dim" in sizes else {}
     plain_tests.test_texts_of_several_segments_give_the_same_bits_in_any_pass(kind, {**sizes, **more}, torch.bfloat16)
+    plain_tests.test_nodes_of_random_trees_have_the_bits_of_their_paths(kind, {**sizes, **more}, torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -236,6 +236,45 @@ def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [("llama", {"num_attention_heads": 6}), ("mistral-window", {"sliding_window": 131, "head_dim": 80})],
+)
+def test_nodes_of_random_trees_have_the_bits_of_their_paths(
+    kind: str, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """2 to 50 nodes behind texts of up to three segments, beside each path read node by node."""
+    _, model = native_of(kind, dtype, **sizes, max_position_embeddings=1024)
+    capacity, generator = 640, torch.Generator().manual_seed(7)
+    cache = model.new_cache(1, capacity)
+
+    def read(tokens: Tensor, parent: Tensor, start: int) -> Tensor:
+        logits = model.forward(tokens, layout(parent, torch.tensor([start]), capacity), cache).logits
+        assert logits is not None
+        return logits[0]
+
+    text = tokens_of(1, 560, seed=3)
+    for start in range(0, 560, 112):
+        read(text[:, start : start + 112], chain(1, 112), start)
+    sizes_at = ((553, 2), (509, 4), (402, 9), (255, 16), (131, 24), (20, 50))
+    for start, nodes in sizes_at:  # each leaves the slots before it as they are
+        tokens = torch.randint(0, VOCABULARY, (1, nodes), generator=generator)
+        above = [int(torch.randint(max(0, i - 4), i, (), generator=generator)) for i in range(1, nodes)]
+        parent = torch.tensor([-1, *above])
+        alone: dict[int, Tensor] = {}
+        for leaf in {*range(nodes)} - {*above}:
+            path = [leaf]
+            while path[0]:
+                path.insert(0, int(parent[path[0]]))
+            for depth, node in enumerate(path):
+                alone[node] = read(tokens[:, node : node + 1], chain(1, 1), start + depth)[0]
+        assert torch.equal(read(tokens, parent[None], start), torch.stack([alone[i] for i in range(nodes)])), (
+            start,
+            nodes,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_longer_than_a_chunk_give_the_same_bits_at_any_width(dtype: torch.dtype) -> None:
     """Sums of 2,100 products, the last four behind whole lines: of several rows they are made in chunks."""
     module, model = native_of("llama", dtype, intermediate_size=2100)

@@ -119,27 +119,49 @@ static void put_query(const Slots *s, const float *x, float *turned, float *quer
     turned[d ^ 1] = from_bf16(((const bf16 *)query)[d]);
 }
 
+/* Which of 16 positions from j on lie in [from, to). */
+INLINE Lanes lanes_in(int64_t j, int64_t from, int64_t to) {
+  return j >= from && j + 16 <= to ? 0xffff : first_lanes(to - j) & (Lanes)~first_lanes(MAX(0, from - j));
+}
+
+/* The largest score at positions [from, to) of a segment; they are capped first where a model does so. */
+static float largest_of(const Model *m, float *scores, int64_t from, int64_t to) {
+  const float scale = score_scale(m), cap = (float)m->score_cap;
+  for (int64_t j = from / 16 * 16; cap != 0.0f && j < to; j += 16) v_store(scores + j, capped(v_load(scores + j), scale, cap));
+  vec top = v_all(-INFINITY);
+  for (int64_t j = from / 16 * 16; j < to; j += 16) {
+    const Lanes lanes = lanes_in(j, from, to);
+    top = v_max_some(lanes, top, v_load(scores + j));
+  }
+  return v_largest(top);
+}
+
+/* 16 scores become weights; returns what sum becomes: see weigh. */
+INLINE vec weigh16(const int is_bf16, const Lanes lanes, float *scores, const float *scales, int64_t j, vec largest, vec by, vec sum) {
+  vec e = exp_below(v_mul(v_sub(v_load(scores + j), largest), by));
+  if (lanes != 0xffff) e = v_keep(lanes, e);
+  if (scales) sum = v_add(sum, e), e = v_mul(e, v_load_some(lanes, scales + j));
+  if (PAIRED && is_bf16) {
+    const bf16x16 rounded = half_of(e);
+    memcpy((bf16 *)scores + j, &rounded, 32); /* what is overwritten has been read */
+    return scales ? sum : v_add(sum, widen(rounded));
+  }
+  if (is_bf16) e = round_bf16(e);
+  v_store(scores + j, e);
+  return scales ? sum : v_add(sum, e);
+}
+
 /* Scores at positions [from, to) of a segment become weights, exp(score - largest), times the scales of values where there
  * are some; returns the sum without these. */
-static float weigh(const Model *m, int is_bf16, float *scores, const float *scales, int64_t from, int64_t to, float *largest) {
-  const float scale = score_scale(m), cap = (float)m->score_cap;
-  const vec by = v_all(cap != 0.0f ? 1.0f : scale);
-  vec top = v_all(-INFINITY), sum = v_zero();
-#define SEEN_LANES (j >= from && j + 16 <= to ? 0xffff : first_lanes(to - j) & (Lanes)~first_lanes(MAX(0, from - j)))
+static float weigh(const Model *m, int is_bf16, float *scores, const float *scales, int64_t from, int64_t to, float largest) {
+  const vec by = v_all(m->score_cap != 0.0 ? 1.0f : score_scale(m)), top = v_all(largest);
+  vec sum = v_zero();
   for (int64_t j = from / 16 * 16; j < to; j += 16) {
-    if (cap != 0.0f) v_store(scores + j, capped(v_load(scores + j), scale, cap));
-    top = v_max_some(SEEN_LANES, top, v_load(scores + j));
+    const Lanes lanes = lanes_in(j, from, to);
+    if (lanes != 0xffff) sum = weigh16(is_bf16, lanes, scores, scales, j, top, by, sum);
+    else if (is_bf16 && !scales) sum = weigh16(1, 0xffff, scores, 0, j, top, by, sum);
+    else sum = weigh16(is_bf16, 0xffff, scores, scales, j, top, by, sum);
   }
-  *largest = v_largest(top);
-  for (int64_t j = from / 16 * 16; j < to; j += 16) {
-    vec e = v_keep(SEEN_LANES, exp16(v_mul(v_sub(v_load(scores + j), v_all(*largest)), by)));
-    if (scales) sum = v_add(sum, e), e = v_mul(e, v_load_some(SEEN_LANES, scales + j));
-    if (is_bf16) e = round_bf16(e);
-    if (PAIRED && is_bf16) h_store_some((bf16 *)scores + j, 0xffff, high_half(e)); /* what is overwritten has been read */
-    if (!scales) sum = v_add(sum, e);
-    if (!PAIRED || !is_bf16) v_store(scores + j, e);
-  }
-#undef SEEN_LANES
   return sum1(sum);
 }
 
@@ -157,7 +179,7 @@ static void find_slots(const Pass *p, const Tile *tile, const Seen *s, int64_t f
 
 /* Scores of all queries of a tile with keys in slots [a, e) of a segment that begins at `start`. */
 static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t start, int64_t a, int64_t e) {
-  const int64_t ld = 16 * w->ld_queries;
+  const int64_t size = 16 * turned_size(s);
   for (int64_t j0 = a / 16 * 16; j0 < e; j0 += PANEL) {
     const int64_t groups = MIN(PANEL / 16, (e - j0 + 15) / 16);
     const Slots run = open_run(s, j0, 16 * groups, w->opened, 0);
@@ -176,20 +198,12 @@ static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t sta
     }
     for (int64_t g = 0; g < groups; g++) {
       if (!s->coded) fetch_ahead(run.keys + 16 * g * run.bytes, 16 * run.bytes);
-      turn_keys(&run, 16 * g, w->keys + g * ld);
+      turn_keys(&run, 16 * g, w->keys + g * size);
     }
     for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
       const int64_t parts = (left + CHAINED - 1) / CHAINED;
-      const float *queries[CHAINED];
-      float *to[CHAINED];
       R = (left + parts - 1) / parts;
-      for (int64_t r = 0; r < R; r++)
-        queries[r] = w->turned + (i + r) * w->ld_queries, to[r] = w->scores + (i + r) * LD_SCORES + j0 - start;
-      for (int64_t g = 0, G; g < groups; g += G) {
-        G = groups - g >= ABREAST ? ABREAST : 1;
-        score_turned(s, (int)R, (int)G, w->keys + g * ld, ld, queries, to);
-        for (int64_t r = 0; r < R; r++) to[r] += 16 * G;
-      }
+      score_turned(s, (int)R, groups, w->keys, w->turned + i * w->ld_queries, w->ld_queries, w->scores + i * LD_SCORES + j0 - start);
       for (int64_t r = 0; s->coded && r < R; r++)
         for (int64_t j = j0 - start; j < j0 - start + 16 * groups; j += 16) {
           float *scores = w->scores + (i + r) * LD_SCORES + j;
@@ -226,21 +240,25 @@ static void weigh_node(Pass *p, const Slots *s, const Work *w, const Tile *tile,
       v_store(w->scores + q * LD_SCORES + j - start, s->coded ? v_mul(x, v_load(of_keys)) : x);
     }
   }
-  for (int64_t q = node * tile->heads; q < (node + 1) * tile->heads; q++) {
+  for (int64_t q = node * tile->heads; q < (node + 1) * tile->heads; q++) { /* before weights, which would wait for each */
+    float *state = w->states + q * w->ld;
+    for (int64_t d = 0; d < dim; d += 16) v_store(state + d, v_zero());
+    state[dim] = state[dim + 1] = 0.0f;
+    if (low < total) state[dim] = largest_of(p->model, w->scores + q * LD_SCORES, low - start, total - start);
+  }
+  for (int64_t q = node * tile->heads; low < total && q < (node + 1) * tile->heads; q++) {
     float *state = w->states + q * w->ld, *scores = w->scores + q * LD_SCORES;
-    memset(state, 0, (dim + 2) * sizeof(float));
-    if (low < total)
-      state[dim + 1] = weigh(p->model, s->is_bf16, scores, s->coded ? scales : 0, low - start, total - start, state + dim);
+    state[dim + 1] = weigh(p->model, s->is_bf16, scores, s->coded ? scales : 0, low - start, total - start, state[dim]);
   }
 }
 
 /* Values of slots [a, e) of a segment that begins at `start`, mixed for all queries of the tile. */
 static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t start, int64_t a, int64_t e) {
-  const int64_t count = tile->nodes * tile->heads, panel = count > 2 * TILED || s->coded ? PANEL : SEGMENT;
+  const int64_t count = tile->nodes * tile->heads, made = s->is_bf16 && !PAIRED && count > 2 * TILED;
+  const int64_t panel = made || s->coded ? PANEL : SEGMENT; /* of few queries converting values again is as fast */
   for (int64_t j0 = a / 2 * 2; j0 < e; j0 += panel) {
     const int64_t j1 = MIN(e, j0 + panel);
     const Slots run = open_run(s, j0, j1 - j0, w->opened, 1);
-    const int made = s->is_bf16 && count > 2 * TILED; /* else converting again is as fast */
     const int64_t made_bytes = made ? make_panel(&run, run.values, j1 - j0, w->values) : 0;
     for (int64_t i = 0, left = count, R; left; i += R, left -= R) {
       const int64_t parts = (left + TILED - 1) / TILED;
@@ -331,12 +349,12 @@ static void join_states(const Model *m, const float *state, float *joined) {
     return;
   }
   const float largest = MAX(joined[dim], state[dim]), by = m->score_cap != 0.0 ? 1.0f : score_scale(m);
-  float factors[16] = {(joined[dim] - largest) * by, (state[dim] - largest) * by};
-  v_store(factors, exp16(v_load(factors)));
-  const vec before = v_all(factors[0]), now = v_all(factors[1]);
+  const vec before = exp_below(v_all((joined[dim] - largest) * by)), now = exp_below(v_all((state[dim] - largest) * by));
   for (int64_t d = 0; d < dim; d += 16)
     v_store(joined + d, v_fma(v_load(state + d), now, v_mul(v_load(joined + d), before)));
-  joined[dim] = largest, joined[dim + 1] = fmaf(state[dim + 1], factors[1], joined[dim + 1] * factors[0]);
+  float sum[16];
+  v_store(sum, v_fma(v_all(state[dim + 1]), now, v_mul(v_all(joined[dim + 1]), before)));
+  joined[dim] = largest, joined[dim + 1] = sum[0];
 }
 
 INLINE float *begun_of(const Pass *p, int64_t row, int64_t head) {

@@ -87,7 +87,7 @@ INLINE floats8 half_even(ints8 x) { return _mm256_castsi256_ps(_mm256_slli_epi32
 INLINE floats8 p_of_bf16(const uint16_t *p) { return widened8(_mm_loadu_si128((const __m128i *)p)); }
 INLINE floats8 p_odd(floats8 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(mask_of_odd())); }
 INLINE floats8 p_even(floats8 x) { return half_even(_mm256_castps_si256(x)); }
-INLINE void p_turn(floats8 *v) {
+INLINE void half_turn(floats8 *v) {
   floats8 a[8], b[8];
   UNROLL for (int i = 0; i < 4; i++) { /* two numbers of two vectors each, then four of four */
     a[i] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x20), a[i + 4] = _mm256_permute2f128_ps(v[i], v[i + 4], 0x31);

@@ -96,7 +96,7 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) {
 
 /* What tiles work in: parts of a vec (here the whole), so that accumulators fill the registers. */
 typedef vec part;
-enum { PARTS = 1, SCORES = 16, HELD = 24, CHAINED = 6, ABREAST = 2, FEW_QUERIES = 4 /* of attention: see slots.h */ };
+enum { PARTS = 1, SCORES = 16, HELD = 24, CHAINED = 3, ABREAST = 2, AT_ONCE = 4, FEW_QUERIES = 4 /* of attention: see slots.h */ };
 enum { GROUP = 10, EACH = 8 /* activation rows of one tile at most, and where one is not enough */ };
 INLINE vec join(const part *parts) { return parts[0]; }
 INLINE part p_zero(void) { return v_zero(); }
@@ -110,27 +110,27 @@ INLINE part p_of_bf16(const bf16 *p) { return widen(_mm256_loadu_si256((const __
 INLINE part p_add(part a, part b) { return v_add(a, b); }
 INLINE part p_odd(part x) { return odd_floats((bf16x32)x); }
 INLINE part p_even(part x) { return even_floats((bf16x32)x); }
-/* 16 vectors of 16 numbers of 32 bits: lane j of vector i to lane i of vector j. */
-INLINE void p_turn(part *v) {
-  part a[16];
-  UNROLL for (int i = 0; i < 16; i += 2) a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
-  UNROLL for (int i = 0; i < 16; i += 4) {
+/* Words [d, d + 8) of 16 keys: word i of all to vector i. Halves are put together as they are read, which spares shuffles. */
+INLINE void p_turn(const char *const *keys, int64_t d, part *v) {
+  part a[8], b[8];
+#define HALF(i) _mm256_loadu_ps((const float *)keys[i] + d)
+  UNROLL for (int i = 0; i < 8; i++)
+    a[i] = _mm512_insertf32x8(_mm512_castps256_ps512(HALF(i / 4 * 8 + i % 4)), HALF(i / 4 * 8 + i % 4 + 4), 1);
+#undef HALF
+  UNROLL for (int i = 0; i < 8; i += 2) b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+  UNROLL for (int i = 0; i < 8; i += 4) { /* lanes of four keys: words j, j + 4 of the first, and of the next four */
     UNROLL for (int h = 0; h < 2; h++) {
-      v[i + 2 * h] = (part)_mm512_unpacklo_pd((__m512d)a[i + h], (__m512d)a[i + h + 2]);
-      v[i + 2 * h + 1] = (part)_mm512_unpackhi_pd((__m512d)a[i + h], (__m512d)a[i + h + 2]);
+      a[i + 2 * h] = (part)_mm512_unpacklo_pd((__m512d)b[i + h], (__m512d)b[i + h + 2]);
+      a[i + 2 * h + 1] = (part)_mm512_unpackhi_pd((__m512d)b[i + h], (__m512d)b[i + h + 2]);
     }
   }
-  UNROLL for (int i = 0; i < 4; i++) { /* now numbers 4 q to 4 q + 3 of vector 4 s + i are number 4 q + i of vectors 4 s to 4 s + 3 */
-    const part x = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), y = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
-    const part z = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd), w = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
-    a[i] = _mm512_shuffle_f32x4(x, y, 0x88), a[i + 8] = _mm512_shuffle_f32x4(x, y, 0xdd);
-    a[i + 4] = _mm512_shuffle_f32x4(z, w, 0x88), a[i + 12] = _mm512_shuffle_f32x4(z, w, 0xdd);
-  }
-  UNROLL for (int i = 0; i < 16; i++) v[i] = a[i];
+  UNROLL for (int j = 0; j < 4; j++)
+    v[j] = _mm512_shuffle_f32x4(a[j], a[4 + j], 0x88), v[4 + j] = _mm512_shuffle_f32x4(a[j], a[4 + j], 0xdd);
 }
 #ifdef __AVX512BF16__
 enum { PAIRED = 1 }; /* products of bf16 take two numbers at a time, the second first */
 INLINE part p_dot(part acc, part a, part b) { return v_dot_bf16(acc, (bf16x32)a, (bf16x32)b); }
+INLINE bf16x16 half_of(vec x) { return (bf16x16)_mm512_cvtneps_pbh(x); } /* to the nearest bf16, of finite numbers */
 /* 16 numbers of a, each with that of b behind it. */
 INLINE part p_pairs(const bf16 *a, const bf16 *b) {
   const __m512i order = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,

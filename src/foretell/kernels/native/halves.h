@@ -98,7 +98,7 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) { /* odd elements first, as
  * too. */
 typedef floats8 part;
 enum { PARTS = 2, GROUP = 6, EACH = 6 /* activation rows of one tile at most */ };
-enum { SCORES = 4, HELD = 6, CHAINED = 3, ABREAST = 1, FEW_QUERIES = 7 /* of attention: see slots.h */ };
+enum { SCORES = 4, HELD = 6, CHAINED = 3, ABREAST = 1, AT_ONCE = 2, FEW_QUERIES = 7 /* of attention: see slots.h */ };
 INLINE vec join(const part *parts) { return HALVES(parts[0], parts[1]); }
 INLINE part p_zero(void) { return half_zero(); }
 INLINE part p_fma(part a, part b, part c) { return half_fma(a, b, c); }
@@ -108,6 +108,11 @@ INLINE part p_tail(const float *p, int64_t n) { return half_load((1u << n) - 1, 
 INLINE void p_store(float *p, part x) { half_write(p, x); }
 INLINE part p_all(float x) { return half_all(x); }
 INLINE part p_add(part a, part b) { return half_add(a, b); }
+/* Words [d, d + 8) of 8 keys: word i of all to vector i. */
+INLINE void p_turn(const char *const *keys, int64_t d, part *v) {
+  UNROLL for (int i = 0; i < 8; i++) v[i] = half_read((const float *)keys[i] + d);
+  half_turn(v);
+}
 enum { INPUT_BYTES = 24576 /* of activations and of a tile's weights, which both stay in L1 */ };
 enum { BLOCK = 48 /* weight rows that share a pass over the activations */ };
 

@@ -120,7 +120,7 @@ INLINE void turn4(float32x4_t *v) {
   v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c)), v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
   v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d)), v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
-INLINE void p_turn(floats8 *v) {
+INLINE void half_turn(floats8 *v) {
   float32x4_t q[4][4]; /* quarters: the first and the last four numbers, of the first and the last four vectors */
   UNROLL for (int i = 0; i < 4; i++) q[0][i] = v[i].a, q[1][i] = v[i].b, q[2][i] = v[i + 4].a, q[3][i] = v[i + 4].b;
   UNROLL for (int i = 0; i < 4; i++) turn4(q[i]);

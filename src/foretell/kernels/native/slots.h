@@ -115,27 +115,23 @@ static vec scores16(const Slots *s, const void *query, const char *run, const ch
   return s->is_bf16 ? scores_dim(dim, 1, query, run, 2 * dim, 0) : scores_dim(dim, 0, query, run, 4 * dim, 0);
 }
 
-/* n words of LANES keys from word d on, turned, to columns of `to` [turned size, 16]. */
-INLINE void turn_words(const int64_t n, const int split, const char *const *keys, int64_t d, float *to) {
-  part v[LANES];
-  UNROLL for (int i = 0; i < LANES; i++) v[i] = n == LANES ? p_load((const float *)keys[i] + d) : p_tail((const float *)keys[i] + d, n);
-  p_turn(v);
-  UNROLL for (int i = 0; i < LANES; i++) {
-    if (split) p_store(to + 2 * (d + i) * 16, p_odd(v[i])), p_store(to + (2 * (d + i) + 1) * 16, p_even(v[i]));
-    else p_store(to + (d + i) * 16, v[i]);
-  }
-}
-
+/* 16 keys in slots from `first` on, turned to [turned size, 16]; behind the capacity the last is taken again. */
 INLINE void turn_some(const int split, int64_t words, const char *const *keys, float *to) {
+  const int64_t each = split ? 2 : 1;
   for (int h = 0; h < PARTS; h++) {
-    int64_t d = 0;
-    for (; d + LANES <= words; d += LANES) turn_words(LANES, split, keys + LANES * h, d, to + LANES * h);
-    if (d < words) turn_words(8, split, keys + LANES * h, d, to + LANES * h); /* head dimensions are multiples of 16 */
+    for (int64_t d = 0; d < words; d += 8) { /* head dimensions are multiples of 16 */
+      part v[8];
+      p_turn(keys + LANES * h, d, v);
+      UNROLL for (int i = 0; i < 8; i++) {
+        float *at = to + LANES * h + (d + i) * each * 16;
+        if (split) p_store(at, p_odd(v[i])), p_store(at + 16, p_even(v[i]));
+        else p_store(at, v[i]);
+      }
+    }
   }
-  for (int64_t d = (words + LANES - 1) / LANES * LANES; split && d < (words + 15) / 16 * 16; d++) memset(to + 2 * d * 16, 0, 128);
+  for (int64_t d = words; d < (words + 15) / 16 * 16; d++) memset(to + d * each * 16, 0, each * 64);
 }
 
-/* 16 keys in slots from `first` on, turned; behind the capacity the last is taken again. */
 static void turn_keys(const Slots *s, int64_t first, float *to) {
   const char *keys[16];
   UNROLL for (int i = 0; i < 16; i++) keys[i] = s->keys + MIN(first + i, s->capacity - 1) * s->bytes;
@@ -144,52 +140,63 @@ static void turn_keys(const Slots *s, int64_t first, float *to) {
 }
 
 /* Scores of R queries with G times 16 turned keys, `ld` floats apart: `each` numbers follow each other in a lane's chain. The
- * leaves of the tree are sums of two chains; what they are added to waits in `level`. */
+ * tree adds chains 8 apart, then 4, 2 and 1: such four as it joins first are summed by themselves, AT_ONCE of them at a time. */
 INLINE void score_tile(const int R, const int G, const int each, const int paired, int64_t size, const float *keys, int64_t ld,
-                       const float *const *queries, float *const *to) {
-  static const int8_t leaves[8] = {0, 4, 2, 6, 1, 5, 3, 7};
-  part level[CHAINED][ABREAST * PARTS][3];
-  UNROLL for (int n = 0; n < 8; n++) {
-    part acc[CHAINED][ABREAST * PARTS][2];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++) acc[r][h][0] = acc[r][h][1] = p_zero();
-    for (int64_t i = leaves[n] * each; i < size; i += 16 * each) {
-      UNROLL for (int c = 0; c < 2; c++) {
-        UNROLL for (int e = 0; e < each; e++) {
-          const int64_t at = i + c * 8 * each + e;
-          part k[ABREAST * PARTS];
-          UNROLL for (int h = 0; h < G * PARTS; h++) k[h] = p_load(keys + h / PARTS * ld + at * 16 + h % PARTS * LANES);
-          UNROLL for (int r = 0; r < R; r++) {
-            const part q = p_all(queries[r][at]);
-            UNROLL for (int h = 0; h < G * PARTS; h++)
-                acc[r][h][c] = paired ? p_dot(acc[r][h][c], q, k[h]) : p_fma_here(acc[r][h][c], q, k[h]);
+                       const float *queries, int64_t ld_queries, float *to) {
+  static const int8_t first[4] = {0, 2, 1, 3}, behind[4] = {0, 8, 4, 12};
+  part sums[4][CHAINED][ABREAST * PARTS];
+  for (int n = 0; n < 4; n++) { /* not unrolled: gcc would load ahead what registers do not hold */
+    UNROLL for (int some = 0; some < 4; some += AT_ONCE) {
+      part acc[CHAINED][ABREAST * PARTS][AT_ONCE];
+      UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++)
+        UNROLL for (int c = 0; c < AT_ONCE; c++) acc[r][h][c] = p_zero();
+      for (int64_t i = first[n] * each; i < size; i += 16 * each) {
+        UNROLL for (int c = 0; c < AT_ONCE; c++) {
+          UNROLL for (int e = 0; e < each; e++) {
+            const int64_t at = i + behind[some + c] * each + e;
+            part k[ABREAST * PARTS];
+            UNROLL for (int h = 0; h < G * PARTS; h++) {
+              k[h] = p_load(keys + h / PARTS * ld + at * 16 + h % PARTS * LANES);
+              HERE(k[h]); /* gcc would load it again for every query */
+            }
+            UNROLL for (int r = 0; r < R; r++) {
+              const part q = p_all(queries[r * ld_queries + at]);
+              UNROLL for (int h = 0; h < G * PARTS; h++)
+                  acc[r][h][c] = paired ? p_dot(acc[r][h][c], q, k[h]) : p_fma_here(acc[r][h][c], q, k[h]);
+            }
           }
         }
       }
-    }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++) {
-      part x = p_add(acc[r][h][0], acc[r][h][1]);
-      int up = 0;
-      UNROLL for (int rest = n; rest & 1; rest >>= 1) x = p_add(level[r][h][up++], x);
-      if (n < 7) level[r][h][up] = x;
-      else p_store(to[r] + h * LANES, x);
+      UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++) {
+        part x = p_add(acc[r][h][0], acc[r][h][1]);
+        if (AT_ONCE == 4) x = p_add(x, p_add(acc[r][h][AT_ONCE - 2], acc[r][h][AT_ONCE - 1]));
+        sums[n][r][h] = some ? p_add(sums[n][r][h], x) : x;
+      }
     }
   }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int h = 0; h < G * PARTS; h++)
+    p_store(to + r * LD_SCORES + h * LANES, p_add(p_add(sums[0][r][h], sums[1][r][h]), p_add(sums[2][r][h], sums[3][r][h])));
 }
 
-static void score_turned(const Slots *s, int R, int G, const float *keys, int64_t ld, const float *const *queries,
-                         float *const *to) {
-  const int64_t size = turned_size(s);
+/* Of R queries with all of n times 16 turned keys. */
+static void score_turned(const Slots *s, int R, int64_t n, const float *keys, const float *queries, int64_t ld_queries, float *to) {
+  const int64_t size = turned_size(s), ld = 16 * size;
+#define SCORE(N, M, EACH, PAIRS) score_tile(MIN(N, CHAINED), M, EACH, PAIRS, size, keys, ld, queries, ld_queries, to)
 #define SCORE_CASE(N, M)                                                                                               \
   case N:                                                                                                              \
-    if (!s->is_bf16) score_tile(MIN(N, CHAINED), M, 1, 0, size, keys, ld, queries, to);                                \
-    else if (PAIRED) score_tile(MIN(N, CHAINED), M, 1, 1, size, keys, ld, queries, to);                                \
-    else score_tile(MIN(N, CHAINED), M, 2, 0, size, keys, ld, queries, to);                                            \
+    if (!s->is_bf16) SCORE(N, M, 1, 0);                                                                                \
+    else if (PAIRED) SCORE(N, M, 1, 1);                                                                                \
+    else SCORE(N, M, 2, 0);                                                                                            \
     break;
-#define SCORE(M) SCORE_CASE(1, M) SCORE_CASE(2, M) SCORE_CASE(3, M) SCORE_CASE(4, M) SCORE_CASE(5, M) SCORE_CASE(6, M)
-  if (G == 1) switch (R) { SCORE(1) }
-  else switch (R) { SCORE(ABREAST) }
-#undef SCORE
+#define SCORES_OF(M) SCORE_CASE(1, M) SCORE_CASE(2, M) default: SCORE_CASE(3, M)
+  for (int64_t G; n; n -= G, keys += G * ld, to += 16 * G) {
+    G = n >= ABREAST ? ABREAST : 1;
+    if (G == 1) switch (R) { SCORES_OF(1) }
+    else switch (R) { SCORES_OF(ABREAST) }
+  }
+#undef SCORES_OF
 #undef SCORE_CASE
+#undef SCORE
 }
 
 /* Whether values stand in pairs of bf16, and weights so; else both are floats, rounded before. */
@@ -202,7 +209,7 @@ INLINE float from_bf16(bf16 x) {
   return y;
 }
 
-/* How values are read: each for itself, two at a time, or two of a panel that has been made (see make_panel). */
+/* How values are read: each for itself, two at a time, or two floats each of a panel that has been made (see make_panel). */
 enum { ONE, TWO, MADE };
 
 INLINE part value_of(const int is_bf16, const char *row, int64_t d) {
@@ -220,11 +227,8 @@ INLINE void mix_tile(const int R, const int C, const int is_bf16, const int how,
     if (how == TWO)
       UNROLL for (int k = 0; k < 2; k++) fetch_ahead(values + (i + k) * bytes + first * (is_bf16 ? 2 : 4), 16 * C * (is_bf16 ? 2 : 4));
     if (PAIRED && is_bf16 && how != ONE) {
-      UNROLL for (int c = 0; c < C * PARTS; c++) {
-        const char *row = values + i * bytes;
-        const int64_t d = first + LANES * c;
-        value[c] = how == TWO ? p_pairs((const bf16 *)row + d, (const bf16 *)(row + bytes) + d) : p_load((const float *)row + d);
-      }
+      const bf16 *row = (const bf16 *)(values + i * bytes) + first;
+      UNROLL for (int c = 0; c < C * PARTS; c++) value[c] = p_pairs(row + LANES * c, row + bytes / 2 + LANES * c);
       UNROLL for (int r = 0; r < R; r++) {
         const part weight = p_all(weights[r * LD_SCORES + i / 2]);
         UNROLL for (int c = 0; c < C * PARTS; c++) acc[r][c] = p_dot(acc[r][c], weight, value[c]);
@@ -276,7 +280,7 @@ static void mix_whole(int R, int is_bf16, int how, const float *weights, const c
     if (how == ONE) {
       for (int r = 0; r < R; r++, weights += LD_SCORES, mixed += ld) MIX(1, 1, ONE);
       weights -= R * LD_SCORES, mixed -= R * ld;
-    } else if (how == TWO) {
+    } else if (PAIRED || how == TWO) {
       MIX_CASES(TWO)
     } else {
       MIX_CASES(MADE)
@@ -299,17 +303,13 @@ static void mix_one(const Slots *s, const float *weights, const char *values, in
 /* Weights from an even position `at` on. */
 INLINE const float *weights_at(const Slots *s, const float *weights, int64_t at) { return weights + (in_pairs(s) ? at / 2 : at); }
 
-/* Values of n slots as tiles of many queries read them: pairs where they are products', else floats; bytes of a slot's. */
+/* Values of n slots as floats, for tiles of many queries; bytes of a slot's. */
 static int64_t make_panel(const Slots *s, const char *values, int64_t n, float *to) {
   for (int64_t i = 0; i < n; i++) {
     fetch_ahead(values + i * s->bytes, s->bytes);
-    for (int64_t d = 0; d < s->dim; d += LANES) {
-      const bf16 *row = (const bf16 *)(values + i * s->bytes) + d;
-      if (!PAIRED) p_store(to + i * s->dim + d, p_of_bf16(row));
-      else if (i % 2 == 0) p_store(to + i / 2 * s->dim + d, p_pairs(row, i + 1 < n ? row + s->dim : row));
-    }
+    for (int64_t d = 0; d < s->dim; d += LANES) p_store(to + i * s->dim + d, p_of_bf16((const bf16 *)(values + i * s->bytes) + d));
   }
-  return PAIRED ? s->dim * 2 : s->dim * 4;
+  return s->dim * 4;
 }
 
 #endif

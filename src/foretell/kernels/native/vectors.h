@@ -51,13 +51,14 @@ INLINE bf16x16 high_half(vec rounded) { return narrow(rounded); }
 enum { PAIRED = 0 };
 INLINE part p_dot(part acc, part a, part b) { return p_fma(a, b, acc); } /* never called, as is what follows */
 INLINE part p_pairs(const bf16 *a, const bf16 *b) {(void)b; return p_of_bf16(a); }
+INLINE bf16x16 half_of(vec x) { return narrow(x); }
 #endif
 
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }
 
-/* exp for x <= 0 or moderate; relative error about 2e-7. NaN of NaN: of a NaN and a number, min and max take the second. */
-INLINE vec exp16(vec x) {
-  x = v_max(v_all(-87.0f), v_min(v_all(88.0f), x));
+/* exp for x <= 88; relative error about 2e-7. NaN of NaN: of a NaN and a number, min and max take the second. */
+INLINE vec exp_below(vec x) {
+  x = v_max(v_all(-87.0f), x);
   vec n = v_round(v_mul(x, v_all(1.44269504f)));
   vec r = v_fnma(n, v_all(0.693359375f), x);
   r = v_fnma(n, v_all(-2.12194440e-4f), r);
@@ -70,6 +71,9 @@ INLINE vec exp16(vec x) {
   p = v_fma(v_mul(r, r), p, v_add(r, v_all(1.0f)));
   return v_scale(p, n);
 }
+
+/* The same for any x: of more than 88 what it is of 88. */
+INLINE vec exp16(vec x) { return exp_below(v_min(v_all(88.0f), x)); }
 
 INLINE vec v_select(Lanes lanes, vec a, vec b) { return v_add(v_keep(lanes, a), v_keep((Lanes)~lanes, b)); }
 
