@@ -388,7 +388,7 @@ FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None],
     "slots": (slots_data, draw_slots, (5.6, 3.2)),
     "lengths": (lengths_data, draw_lengths, (6.8, 5.6)),
     "weightless": (weightless_data, draw_weightless, (6.4, 2.8)),
-    "stopping": (stopping_data, draw_stopping, (6.8, 3.6)),
+    "stopping": (stopping_data, draw_stopping, (6.8, 6.0)),
 }
 
 

@@ -20,7 +20,7 @@ from foretell.doctor.examine import Predicted
 from foretell.doctor.predict import predictions
 from foretell.draft.base import Probe
 from foretell.draft.config import Loader
-from foretell.draft.shapes import Chain, parse_shape
+from foretell.draft.shapes import Adaptive, Chain, parse_shape
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
@@ -93,7 +93,8 @@ def test_which_shape_the_second_method_grows() -> None:
         return str(config.second_proposal.name)
 
     assert shape() == shape(second="eagle1") == "opt_tree"
-    assert shape(verify="rejection") == shape(second="draft_model") == shape(second="medusa") == "chain"
+    assert shape(verify="rejection") == shape(second="medusa") == "chain"
+    assert shape(second="draft_model") == "adaptive"
     assert shape(second="draft_model", second_shape="eagle2") == "eagle2"
     with pytest.raises(ConfigError, match="cannot grow the shape 'specdec'"):
         shape(second="medusa", second_shape="specdec")
@@ -107,6 +108,17 @@ def test_which_shape_the_second_method_grows() -> None:
         with pytest.raises(ConfigError, match="treats all children of a node together"):
             shape(verify="gumbel_list", second_shape="static/branching=2x1", draws=draws)
     assert shape(verify="gumbel_list", second_shape="static/branching=2x1", draws="fixed") == "static"
+
+
+def test_lines_that_stop_by_themselves_are_not_planned_and_are_timed_whole() -> None:
+    """A guess that was not made would be timed as one that costs nothing."""
+    stops = speculative_config({"method": "draft_model", "shape": "adaptive/threshold=0.3"})
+    chain = speculative_config({"method": "draft_model"})
+    dear = speculative_config({"method": "hybrid", "second": "draft_model"})
+    assert (stops.weighs, chain.weighs, dear.weighs, speculative_config("hybrid").weighs) == (True, False, True, False)
+    assert stops.measured() == chain == chain.measured()
+    made = Hybrid(Suffix(), DraftModel(table(2)), shape=Adaptive(3), discount=1.0)
+    assert made.measured().shape == Chain(3)
 
 
 def test_greedy_text_under_rejection() -> None:

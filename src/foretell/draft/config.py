@@ -140,6 +140,15 @@ class MethodConfig(ABC):
         return None if self.proposal_shape.is_chain else self.shape
 
     @property
+    def weighs(self) -> bool:
+        """Whether its shape does: see ``Shape.weighs``."""
+        return self.proposal_shape.weighs
+
+    def measured(self) -> "MethodConfig":
+        """As steps are timed: a chain of which every guess is made."""
+        return dataclasses.replace(self, shape="chain") if self.proposal_shape.weighs else self
+
+    @property
     def weights(self) -> tuple[Any, ...]:
         """What ``load`` reads: the method and its own keys. Equal for configurations that one loaded method serves, if
         it has the acceptance head that their shape may need (``Shape.asks_acceptance``)."""

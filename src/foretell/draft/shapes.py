@@ -34,6 +34,7 @@ class Shape:
     fixed: ClassVar[bool] = False
     template: ClassVar[bool] = True
     asks_acceptance: ClassVar[bool] = False  # stops where the drafter expects a rejection: see ``Method.foresees``
+    weighs: ClassVar[bool] = False  # makes the guesses that pay: its depth need not be planned
 
     depth: int = 0  # largest depth; 0 in a configuration: its num_speculative_tokens
 
@@ -106,6 +107,7 @@ class Adaptive(Shape):
     name = "adaptive"
     summary = "a chain that stops where the drafter is unsure, decided before the token is drawn"
     is_chain = True
+    weighs = True
 
     rule: str = "path"
     threshold: float = 0.4

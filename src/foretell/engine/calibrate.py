@@ -190,7 +190,8 @@ class Calibration:
         self.longest = min(longest or spec.max_positions, spec.max_positions)
         self.model, self.plain, self.must_stop = model, plain, must_stop
         self.choices = {
-            choice.config.method: replace(choice, method=choice.method.measured()) for choice in (*choices, *weightless)
+            choice.config.method: replace(choice, config=choice.config.measured(), method=choice.method.measured())
+            for choice in (*choices, *weightless)
         }
         self.weightless = frozenset(choice.config.method for choice in weightless)
         self.max_batch, self.time_limit_s = max_batch, time_limit_s

@@ -175,7 +175,7 @@ def depth_of(choices: Iterable[Speculation]) -> int:
 def acceptance_of(choices: Sequence[Speculation], priors: Mapping[str, float] | None = None) -> Acceptance:
     """What a planner of these knows at the start."""
     every = [*choices, *light_choices(choices)]
-    weighed = {one.config.method for one in every if one.method.capabilities.weighs}
+    weighed = {one.config.method for one in every if one.method.capabilities.weighs or one.config.weighs}
     return Acceptance(depth_of(choices), priors, weighed)
 
 

@@ -11,7 +11,7 @@ from foretell.core.tree import DrawMode
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.legality import parse_draws, refusal
-from foretell.draft.shapes import Chain, Shape, Sized, parse_shape
+from foretell.draft.shapes import Adaptive, Chain, Shape, Sized, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
 from foretell.methods.hybrid.size import TOKENS, size_for
@@ -76,7 +76,16 @@ class HybridConfig(MethodConfig):
         if self.second_shape is not None:
             return parse_shape(self.second_shape, self.second_tokens)
         tree = parse_shape(f"opt_tree/size={max(TOKENS)}", self.second_tokens)
-        return tree if self._draws_trees and self._refusal(tree) is None else Chain(self.second_tokens)
+        if self._draws_trees and self._refusal(tree) is None:
+            return tree
+        # A draft model's pass is dear: one fewer where a line is hardly kept is worth more than the look at q takes.
+        line = Adaptive(self.second_tokens)
+        return line if self.second == "draft_model" and self._refusal(line) is None else Chain(self.second_tokens)
+
+    @property
+    def weighs(self) -> bool:
+        """See ``MethodConfig``: of the second method."""
+        return self.second_proposal.weighs
 
     @property
     def weights(self) -> tuple[Any, ...]:

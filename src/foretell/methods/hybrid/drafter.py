@@ -346,8 +346,10 @@ class Hybrid(Method):
         return self._like(self.suffix.fresh())
 
     def measured(self) -> "Hybrid":
-        """Where the second method always guesses: steps of suffix's say nothing of the other's cost."""
-        return self._like(self.suffix.fresh(), discount=math.inf)
+        """Where the second method always guesses, and every guess: steps of suffix's say nothing of the other's cost."""
+        made = self._like(self.suffix.fresh(), discount=math.inf)
+        made.shape = Chain(self.shape.depth) if self.shape.weighs else self.shape
+        return made
 
     def isolated(self) -> "Hybrid":
         """One object for all rows that share nothing: each learns from its own text alone, and what its own proposals are
