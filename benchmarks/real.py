@@ -327,7 +327,7 @@ def main() -> None:
     )
     parser.add_argument("--weights", default="bf16", help="of the target: bf16, int8, int4, auto, separated by commas")
     parser.add_argument(
-        "--draft-weights", default="same", help="of the draft model: same as the target's, or one of these"
+        "--draft-weights", default="least", help="of the draft model: same as the target's, or one of these"
     )
     parser.add_argument("--methods", help="default: all that the model has weights for")
     parser.add_argument("--temperatures", default="0,1")

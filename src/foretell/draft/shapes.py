@@ -110,7 +110,7 @@ class Adaptive(Shape):
     weighs = True
 
     rule: str = "path"
-    threshold: float = 0.4
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""

@@ -96,7 +96,7 @@ def test_the_text_is_the_same(temperature: float, save: Save, target: LlamaForCa
     for config in (
         {"method": "none"},
         {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3},
-        {"method": "hybrid", "second": "draft_model", "model": str(folder)},
+        {"method": "hybrid", "second": "draft_model", "second_shape": "chain", "model": str(folder)},
     ):
         engine = Engine(load_model(tmp_path / "target", dtype="bfloat16"), speculative=config)
         found = [
