@@ -33,7 +33,8 @@ class HybridConfig(MethodConfig):
     num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
     second: str = "eagle3"  # the method that guesses where suffix has nothing good
     second_tokens: int = 3  # most guesses in a line of that method
-    second_shape: str | None = None  # what it grows; None: an EAGLE head a tree as large as pays here, else a chain
+    # What it grows; None: an EAGLE head a tree as large as pays here, a draft model a line that stops, others a chain.
+    second_shape: str | None = None
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "least"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
