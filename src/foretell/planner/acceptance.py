@@ -87,13 +87,11 @@ class Acceptance:
         self._pool_rates: dict[int, tuple[list[list[float]], list[list[float]], list[float]]] = {}
         self._queue: list[tuple[int, int, int, int, int, int]] = []
         self._step = 0
-        # What a proposal adds to the counts, by (drafted, accepted) and by (allowed, drafted).
         self._near = NEIGHBOUR_SHARE ** np.abs(np.arange(depth)[:, None] - np.arange(depth))
-        at, one, two = np.arange(depth), np.arange(depth + 1)[:, None, None], np.arange(depth + 1)[None, :, None]
-        kept = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
-        found = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
-        self._adds_kept = kept.reshape(-1, 2 * depth).astype(np.float64)
-        self._adds_found = found.reshape(-1, 2 * depth).astype(np.float64)
+        # What a proposal adds to the counts of one kind, by how deep it was allowed, and by how deep it was kept, or drafted.
+        at, allowed, came = np.arange(depth), np.arange(depth + 1)[:, None, None], np.arange(depth + 1)[None, :, None]
+        adds = np.concatenate([(came >= at) & (allowed > at), (came > at) & (allowed > at)], axis=2)
+        self._adds = adds.reshape(-1, 2 * depth).astype(np.float64)
 
     def tick(self) -> None:
         """To be called after every step, with or without guesses."""
@@ -160,9 +158,8 @@ class Acceptance:
         if not any(known.values()):
             return None
         (kept, found), _, extra = self._pool(max(known, key=lambda place: known[place]))
-        kept, found = np.cumprod(kept).tolist(), np.cumprod(found).tolist()
-        nodes = _nodes(np.array([found]), np.array([extra]))[0].tolist()
-        return [one * other for one, other in zip(kept, found, strict=True)], nodes
+        nodes = _nodes(np.cumprod(found)[None], np.array([extra]))[0].tolist()
+        return np.cumprod(kept).tolist(), nodes
 
     def curve(
         self, method: str, request_id: str, depth: int, heat: int = 0
@@ -189,8 +186,8 @@ class Acceptance:
         age = np.exp((self._rows.last[slots] - self._step) / STALE_STEPS)[:, None, None]
         pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
         weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
-        optimistic = np.cumprod(_upper(rate, weight), axis=2)
-        return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], _nodes(drafted, np.array(extra)))
+        optimistic = np.cumprod(_upper(rate[:, 0], weight[:, 0]), axis=1)
+        return Curves(kept, drafted, optimistic, _nodes(drafted, np.array(extra)))
 
     def curves_of_one(
         self, request_id: str, method: str, heat: int
@@ -206,22 +203,23 @@ class Acceptance:
         age = math.exp((self._rows.last[slot] - self._step) / STALE_STEPS)
         pool_age = math.exp((self._pools.last[pool] - self._step) / STALE_STEPS)
         of_pool = self._pool_weight(method)
-        by_kind, hopes = [], [1.0] * depth
+        by_kind, hopes = [], []
         for kind in (0, 1):
             product = hope = 1.0
             line = []
             tried = counts[2 * kind * depth : (2 * kind + 1) * depth]
             hits = counts[(2 * kind + 1) * depth : (2 * kind + 2) * depth]
-            for place, (tries, hit, mean, rests) in enumerate(zip(tried, hits, rates[kind], known[kind], strict=True)):
+            for tries, hit, mean, rests in zip(tried, hits, rates[kind], known[kind], strict=True):
                 rate = (hit + of_pool * mean) / (tries + of_pool)
                 product *= rate
                 line.append(product)
+                if kind:
+                    continue
                 z = QUANTILE * QUANTILE / (tries * age + min(POOL_WEIGHT, PRIOR_WEIGHT + rests * pool_age))
                 hope *= (rate + z / 2 + math.sqrt(z * (rate * (1 - rate) + z / 4))) / (1 + z)
-                hopes[place] *= hope
+                hopes.append(hope)
             by_kind.append(line)
-        kept = [one * other for one, other in zip(*by_kind, strict=True)]
-        drafted = by_kind[1]
+        kept, drafted = by_kind
         nodes, before = [], 0.0
         for found, more in zip(drafted, extra, strict=True):
             nodes.append(found + drafted[0] * (more - before))
@@ -274,9 +272,7 @@ class Acceptance:
         trees[each, cap - 1] = drafted > 0
         trees[each, self.max_depth + cap - 1] = np.where(drafted > 0, nodes - drafted, 0)
         trees[:, -1] = 1.0
-        new = np.concatenate(
-            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], trees], axis=1
-        )
+        new = np.concatenate([self._adds[cap * base + accepted], self._adds[cap * base + drafted], trees], axis=1)
         # A long request counts less per proposal than short ones: the pool is for requests that have just begun.
         weight = np.maximum(1.0 / (1.0 + rows.table[slots, -1] / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         rows.table *= np.exp(np.bincount(slots, minlength=len(rows.last)) / -ROW_MEMORY)[:, None]
@@ -296,9 +292,7 @@ class Acceptance:
         if drafted:
             trees[cap - 1], trees[self.max_depth + cap - 1] = 1.0, nodes - drafted
         trees[-1] = 1.0
-        new = np.concatenate(
-            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], trees]
-        )
+        new = np.concatenate([self._adds[cap * base + accepted], self._adds[cap * base + drafted], trees])
         weight = max(1.0 / (1.0 + float(row[-1]) / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         row *= math.exp(-1.0 / ROW_MEMORY)
         row += new
@@ -327,7 +321,7 @@ class Acceptance:
         own: list[float] = counts.tolist()
         table: list[float] = own if lent is None else (counts + lent).tolist()
         rates = []
-        priors = ((self._priors[pool], PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))
+        priors = ((self._priors[pool] * PRIOR_FOUND, PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))
         for start, (rate, weight) in zip((0, 2 * most), priors, strict=True):
             line = []
             middle = start + most

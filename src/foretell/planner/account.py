@@ -8,6 +8,7 @@ BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
 START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that a purse starts with, and holds at most
 ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
+WON_SHARE = 0.25  # of what guesses have won over plain decoding, that one trial may lose beyond the credit
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 
 
@@ -39,9 +40,19 @@ class TrialAccount:
         for purse in self._purses:
             purse.earn(seconds)
 
+    def win(self, seconds: float) -> None:
+        """A step with guesses took so much less than plain decoding of its tokens, whoever planned it."""
+        for purse in self._purses:
+            purse.won += seconds
+
 
 class Purse:
-    """Credit in seconds, initialised by the first call of ``credit``. Not thread-safe."""
+    """Credit in seconds, initialised by the first call of ``credit``. Not thread-safe.
+
+    One trial may overdraw it, where a drafter reads a text that no share of a short run would pay, but not by more than
+    keeps the run within ``PROMISE`` of plain decoding. Then nothing is tried until that is earned back, or won by the
+    guesses that were tried; but what was read may be put to use: steps that lose as much again.
+    """
 
     def __init__(self, share: float = 1.0) -> None:
         """share: of what trials may lose."""
@@ -49,6 +60,8 @@ class Purse:
         self._credit: float | None = None
         self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
         self._deciding = 0.0  # seconds that the last decision took
+        self._served = self._most = self._reserve = 0.0
+        self.won = 0.0  # seconds, by guesses, over plain decoding
         self.trials = 0
         self.seconds = 0.0  # charged so far
 
@@ -56,8 +69,18 @@ class Purse:
         """Seconds that a trial may lose now; plain: seconds of a step without guesses."""
         if self._credit is None:
             self._credit = START_CREDIT_PASSES * plain
-        self._credit = min(self._credit, MAX_CREDIT_PASSES * plain)
+        self._most = MAX_CREDIT_PASSES * plain
+        self._credit = min(self._credit, self._most)
         return self._credit
+
+    @property
+    def most(self) -> float:
+        """Seconds that a trial of guesses may lose now. Call ``credit`` before."""
+        assert self._credit is not None
+        if self._credit < 0.0:
+            return self._reserve
+        over = (PROMISE - BUDGET) * self._served + WON_SHARE * self.won
+        return max(self._credit, self._reserve, min(over, self._most))
 
     def ask(self, loss: float) -> None:
         """Register a trial of this expected loss: ``is_due`` says when the credit covers it, and somewhat more, as it is
@@ -71,11 +94,13 @@ class Purse:
     @property
     def is_due(self) -> bool:
         """Whether the credit covers the registered trial."""
-        return self._credit is not None and self._credit >= self._needed
+        return self._credit is not None and self.most >= self._needed
 
-    def charge(self, loss: float) -> None:
-        """Charge a trial that starts now with its expected loss in seconds. Call ``credit`` before."""
+    def charge(self, loss: float, reserve: float = 0.0) -> None:
+        """Charge a trial that starts now with its expected loss in seconds. reserve: what further ones may lose that put to
+        use what it reads. Call ``credit`` before."""
         assert self._credit is not None
+        self._reserve = reserve or max(self._reserve - max(loss, 0.0), 0.0)
         self._credit -= max(loss, 0.0)
         self.trials += 1
         self.seconds += max(loss, 0.0)
@@ -98,9 +123,15 @@ class Purse:
         self._credit -= extra
         self.seconds += extra
 
+    def repay(self, seconds: float) -> None:
+        """Guesses that a plan stands for have won so much over what there is without them: what was overdrawn is paid."""
+        if self._credit is not None and self._credit < 0.0:
+            self._credit = min(self._credit + seconds, 0.0)
+
     def earn(self, seconds: float) -> None:
         """Credit a share of a step's seconds."""
         if self._credit is not None:
+            self._served += seconds
             self._credit += BUDGET * self._share * seconds
 
 

@@ -92,12 +92,14 @@ class Decisions:
 
     def _try_one(self, row: RowView, single: Single, off: Decision) -> Decision:
         """``_try_guessing`` of one row."""
-        credit, kept = self._purse.credit(single.plain), single.kept
+        kept = single.kept
+        self._purse.credit(single.plain)
         hopes = [max(hope, one) if one > 0.0 else 0.0 for hope, one in zip(single.optimistic, kept, strict=True)]
         hope = single.best(hopes, doubt=math.exp(-self._ledger.corrections.doubt))
         if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
             return off
-        prices = single.prices(kept, entry=single.entry * steps_ahead(row, sum(kept)))
+        reading = single.entry * steps_ahead(row, sum(kept))  # a failed trial has read the whole text in vain
+        prices = single.prices(kept, entry=reading)
         allowed = sum(one > 0.0 for one in kept)
         best: tuple[float, Allocation, float] | None = None
         for cap in (hope[0],) if single.is_weighed else sorted({1, 2, hope[0]}):
@@ -105,12 +107,12 @@ class Decisions:
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
             value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
-            self._purse.ask(loss)
-            if loss <= credit and (best is None or value > best[0]):
+            self._purse.ask(loss + reading)
+            if loss + reading <= self._purse.most and (best is None or value > best[0]):
                 best = (value, Allocation([depth], tokens, seconds), loss)
         if best is None:
             return off
-        self._purse.charge(best[2])
+        self._purse.charge(best[2], reading)
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:

@@ -124,6 +124,7 @@ class Offers:
             return None
         kept, drafted, optimistic, nodes = self.acceptance.curves_of_one(row.request_id, method, row.heat)
         own = 1.0
+        made = drafted if method in self.acceptance.weighed else [1.0] * len(drafted)
         if self.shares is not None:
             light, by_light, more = self.shares.of(row.request_id, method, row.heat)
             if light:  # as in ``mixed``
@@ -135,6 +136,7 @@ class Offers:
         depth = min(row.max_depth, row.depth_limit, len(kept))
         if method not in self._columns:
             self._columns[method] = self._grid(method, 1)[:, 1].tolist()
+        draft = [cost * share for cost, share in zip(self._columns[method], [1.0, *made[1:]], strict=False)]
         if self._points is None:
             xs, ys = self.costs.verify_curve(1)
             self._points = xs.tolist(), ys.tolist()
@@ -147,7 +149,7 @@ class Offers:
             first, level = beyond * factor * text.once, beyond * factor * text.each
             node = beyond * self.costs.text(PASS).each
         return Single(
-            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], self._columns[method], factor,
+            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], draft, factor,
             self._entry(row, sum(kept[:depth])) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
             self.corrections.guess, method in self.acceptance.weighed,
         )  # fmt: skip
@@ -178,7 +180,8 @@ class Offers:
         if method not in self.corrections.draft:
             return 0.0
         grid, text = self._grid(method, batch), self.costs.text(method)
-        caps = [min(row.cap, len(grid)) for row in rows]
+        stops = method in self.acceptance.weighed
+        caps = [min(max(row.drafted, 1) if stops else row.cap, len(grid)) for row in rows]
         depth = max(caps)
         own = sum(
             self.costs.beyond(row.length) * (text.once + text.each * cap) for row, cap in zip(rows, caps, strict=True)

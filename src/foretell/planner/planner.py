@@ -5,6 +5,7 @@ plain decoding is one of the choices. Unknown choices are tried within a budget 
 its expected loss.
 """
 
+import math
 from collections.abc import Sequence
 
 from foretell.core.errors import ConfigError
@@ -296,8 +297,11 @@ class Planner:
         if heavy:
             ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
+        ledger.account.win(served - seconds)
         if plan.charged is not None:
             self._purse.charge_extra(seconds - served, plan.charged, plain)
+        elif self.guessing:
+            self._purse.repay(min(served, (step.batch + accepted) / max(self.floor, 1e-300)) - seconds)
         if self._decisions.knows_plain:
             # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
             ledger.speed.count(min(served, seconds * (step.batch + accepted) / step.batch), seconds)
