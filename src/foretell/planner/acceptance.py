@@ -158,7 +158,7 @@ class Acceptance:
         if not any(known.values()):
             return None
         (kept, found), _, extra = self._pool(max(known, key=lambda place: known[place]))
-        nodes = _nodes(np.cumprod(found)[None], np.array([extra]))[0].tolist()
+        nodes = _nodes(np.array([np.cumprod(found)]), np.array([extra]))[0].tolist()
         return np.cumprod(kept).tolist(), nodes
 
     def curve(
@@ -186,7 +186,7 @@ class Acceptance:
         age = np.exp((self._rows.last[slots] - self._step) / STALE_STEPS)[:, None, None]
         pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
         weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
-        optimistic = np.cumprod(_upper(rate[:, 0], weight[:, 0]), axis=1)
+        optimistic = np.cumprod(_upper(rate[:, 0], weight[:, 0]), axis=1).astype(np.float64, copy=False)
         return Curves(kept, drafted, optimistic, _nodes(drafted, np.array(extra)))
 
     def curves_of_one(
@@ -321,7 +321,7 @@ class Acceptance:
         own: list[float] = counts.tolist()
         table: list[float] = own if lent is None else (counts + lent).tolist()
         rates = []
-        priors = ((self._priors[pool] * PRIOR_FOUND, PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))
+        priors = ((self._priors[pool], PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))
         for start, (rate, weight) in zip((0, 2 * most), priors, strict=True):
             line = []
             middle = start + most

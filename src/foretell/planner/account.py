@@ -60,7 +60,8 @@ class Purse:
         self._credit: float | None = None
         self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
         self._deciding = 0.0  # seconds that the last decision took
-        self._served = self._most = self._reserve = 0.0
+        self._served = self._most = self._reserve = self._overdrawn = 0.0
+        self._reads = False
         self.won = 0.0  # seconds, by guesses, over plain decoding
         self.trials = 0
         self.seconds = 0.0  # charged so far
@@ -75,17 +76,18 @@ class Purse:
 
     @property
     def most(self) -> float:
-        """Seconds that a trial of guesses may lose now. Call ``credit`` before."""
+        """Seconds that a trial of guesses like the one that was asked for may lose now. Call ``credit`` before."""
         assert self._credit is not None
-        if self._credit < 0.0:
-            return self._reserve
+        if not self._reads:
+            return max(self._credit, self._reserve or self._credit)
         over = (PROMISE - BUDGET) * self._served + WON_SHARE * self.won
-        return max(self._credit, self._reserve, min(over, self._most))
+        return self._credit if self._credit < 0.0 else max(self._credit, min(over, self._most))
 
-    def ask(self, loss: float) -> None:
-        """Register a trial of this expected loss: ``is_due`` says when the credit covers it, and somewhat more, as it is
-        weighed again then: that costs time, and what its drafter lags behind grows."""
-        self._needed = min(self._needed, ASKED_AGAIN * max(loss, 0.0) + self._deciding)
+    def ask(self, loss: float, reading: float = 0.0) -> None:
+        """Register a trial of this expected loss: ``is_due`` says when it is covered, and somewhat more, as it is weighed
+        again then: that costs time, and what its drafter lags behind grows. reading: as for ``charge``."""
+        self._reads = reading > 0.0
+        self._needed = min(self._needed, ASKED_AGAIN * max(loss + reading, 0.0) + self._deciding)
 
     def ask_nothing(self) -> None:
         """Cancel the registered trial."""
@@ -96,12 +98,14 @@ class Purse:
         """Whether the credit covers the registered trial."""
         return self._credit is not None and self.most >= self._needed
 
-    def charge(self, loss: float, reserve: float = 0.0) -> None:
-        """Charge a trial that starts now with its expected loss in seconds. reserve: what further ones may lose that put to
-        use what it reads. Call ``credit`` before."""
+    def charge(self, loss: float, reading: float = 0.0) -> None:
+        """Charge a trial that starts now with its expected loss in seconds. reading: a long text's part of it, which trials
+        behind it put to use; they may lose as much. Call ``credit`` before."""
         assert self._credit is not None
-        self._reserve = reserve or max(self._reserve - max(loss, 0.0), 0.0)
+        self._reserve = reading or max(self._reserve - max(loss, 0.0), 0.0)
         self._credit -= max(loss, 0.0)
+        if reading:
+            self._overdrawn = max(-self._credit, 0.0)
         self.trials += 1
         self.seconds += max(loss, 0.0)
 
@@ -123,10 +127,19 @@ class Purse:
         self._credit -= extra
         self.seconds += extra
 
+    def refund(self, charged: float) -> None:
+        """The trial that was charged so much did not take place: another guess stood in for the one that was to be tried."""
+        assert self._credit is not None
+        self._credit += charged
+        self.seconds -= charged
+        self._reserve = self._overdrawn = 0.0
+
     def repay(self, seconds: float) -> None:
-        """Guesses that a plan stands for have won so much over what there is without them: what was overdrawn is paid."""
-        if self._credit is not None and self._credit < 0.0:
-            self._credit = min(self._credit + seconds, 0.0)
+        """Guesses that a plan stands for have won so much over what there is without them: it goes to what was overdrawn."""
+        if self._credit is not None and seconds > 0.0:
+            paid = min(seconds, self._overdrawn)
+            self._credit += paid
+            self._overdrawn -= paid
 
     def earn(self, seconds: float) -> None:
         """Credit a share of a step's seconds."""

@@ -100,6 +100,7 @@ class Decisions:
             return off
         reading = single.entry * steps_ahead(row, sum(kept))  # a failed trial has read the whole text in vain
         prices = single.prices(kept, entry=reading)
+        reading = reading if reading > single.plain else 0.0
         allowed = sum(one > 0.0 for one in kept)
         best: tuple[float, Allocation, float] | None = None
         for cap in (hope[0],) if single.is_weighed else sorted({1, 2, hope[0]}):
@@ -107,7 +108,7 @@ class Decisions:
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
             value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
-            self._purse.ask(loss + reading)
+            self._purse.ask(loss, reading)
             if loss + reading <= self._purse.most and (best is None or value > best[0]):
                 best = (value, Allocation([depth], tokens, seconds), loss)
         if best is None:
@@ -138,7 +139,7 @@ class Decisions:
     def _try_guessing(self, rows: Sequence[RowView], question: Question, off: Decision) -> Decision:
         """No row guesses: let one or a few rows try, if guessing may pay."""
         problem = question.problem
-        credit = self._purse.credit(problem.plain)
+        self._purse.credit(problem.plain)
         depth = problem.kept.shape[1]
         allowed = problem.kept > 0.0
         optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
@@ -149,7 +150,7 @@ class Decisions:
         order = np.argsort(-optimistic[:, 0], kind="stable")
         spread = np.array([steps_ahead(row, kept) for row, kept in zip(rows, problem.kept.sum(axis=1), strict=True)])
         problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
-        best: tuple[float, Allocation, float] | None = None
+        best: tuple[float, Allocation, float, float] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
             tried = order[:count]
             for cap in sorted({1, 2, max(hope.caps)}):
@@ -160,12 +161,13 @@ class Decisions:
                 loss = choice.seconds - choice.tokens / off.plain_rate
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
                 value = learned / max(loss, 0.02 * problem.plain)
-                self._purse.ask(loss)
-                if loss <= credit and (best is None or value > best[0]):
-                    best = (value, choice, loss)
+                reading = float(problem.entry[caps > 0].sum())
+                self._purse.ask(loss, reading)
+                if loss + reading <= self._purse.most and (best is None or value > best[0]):
+                    best = (value, choice, loss, reading)
         if best is None:
             return off
-        self._purse.charge(best[2])
+        self._purse.charge(*best[2:])
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _try_other(self, question: Question, standing: Decision) -> Decision:

@@ -298,7 +298,9 @@ class Planner:
             ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
         ledger.account.win(served - seconds)
-        if plan.charged is not None:
+        if plan.charged is not None and all(row.by_light for row in step.rows if row.cap):
+            self._purse.refund(plan.charged)
+        elif plan.charged is not None:
             self._purse.charge_extra(seconds - served, plan.charged, plain)
         elif self.guessing:
             self._purse.repay(min(served, (step.batch + accepted) / max(self.floor, 1e-300)) - seconds)
