@@ -83,6 +83,11 @@ class Purse:
         over = (PROMISE - BUDGET) * self._served + WON_SHARE * self.won
         return self._credit if self._credit < 0.0 else max(self._credit, min(over, self._most))
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether what a trial has read shall be put to use, whatever its first guesses were worth."""
+        return self._reserve > 0.0
+
     def ask(self, loss: float, reading: float = 0.0) -> None:
         """Register a trial of this expected loss: ``is_due`` says when it is covered, and somewhat more, as it is weighed
         again then: that costs time, and what its drafter lags behind grows. reading: as for ``charge``."""
@@ -132,7 +137,8 @@ class Purse:
         assert self._credit is not None
         self._credit += charged
         self.seconds -= charged
-        self._reserve = self._overdrawn = 0.0
+        if self._overdrawn and self._credit >= 0.0:
+            self._reserve = self._overdrawn = 0.0
 
     def repay(self, seconds: float) -> None:
         """Guesses that a plan stands for have won so much over what there is without them: it goes to what was overdrawn."""

@@ -96,11 +96,12 @@ class Decisions:
         self._purse.credit(single.plain)
         hopes = [max(hope, one) if one > 0.0 else 0.0 for hope, one in zip(single.optimistic, kept, strict=True)]
         hope = single.best(hopes, doubt=math.exp(-self._ledger.corrections.doubt))
-        if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
-            return off
         reading = single.entry * steps_ahead(row, sum(kept))  # a failed trial has read the whole text in vain
         prices = single.prices(kept, entry=reading)
         reading = reading if reading > single.plain else 0.0
+        goes_on = self._purse.goes_on and not reading
+        if hope is None or (hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START) and not goes_on):
+            return off
         allowed = sum(one > 0.0 for one in kept)
         best: tuple[float, Allocation, float] | None = None
         for cap in (hope[0],) if single.is_weighed else sorted({1, 2, hope[0]}):

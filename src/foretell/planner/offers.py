@@ -24,7 +24,7 @@ CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags 
 def steps_ahead(row: RowView, kept: float) -> float:
     """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have, if
     each keeps so many guesses."""
-    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / 2 / (1.0 + kept)))
+    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / (1.0 + kept)))
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Planner:
         self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
         self.standing = Decision([])
         self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
+        self._known = 0  # steps of these rows before the last decision
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
         self._least = 0.0  # of plans while the decision stands
         self._decisions = Decisions()
@@ -202,6 +203,7 @@ class Planner:
         if ids != self._ids or self.age >= self._patience or (not self.guessing and self._purse.is_due):
             self._waiting.flush()
             was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
+            self._known = self._known + self.age if ids == self._ids else 0
             self._ids, self.age = ids, 0
             self.standing = standing = self._decisions.decide(rows, self.standing)
             if self.acceptance.weighed and any(standing.caps):
@@ -261,6 +263,8 @@ class Planner:
         pools = {(row.method, row.heat) for row in rows}
         unknown = {method for method, heat in pools if self.acceptance.seen(method, heat) < ENOUGH_PROPOSALS}
         # Such a method risks little in a step: less than planning takes, after a pass.
+        if not unknown:
+            return min(PERIOD, max(PERIOD_WEIGHED, self._known)) if self.acceptance.weighed else PERIOD
         return PERIOD if not unknown else PERIOD_WEIGHED if self.acceptance.weighed.issuperset(unknown) else 1
 
     # -- after a step ------------------------------------------------------------------------------------------------
