@@ -116,7 +116,7 @@ class LayeredPlanner:
         planned = self._plan_light(views, arriving, before)
         standing = light.standing
         floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
-        if abs(floor - whole.floor) > 0.05 * floor:
+        if len(rows) == 1 and abs(floor - whole.floor) > 0.05 * floor:
             whole.replan()
         whole.floor = floor
         if not standing.trial:
