@@ -72,14 +72,11 @@ def best(share: float) -> float:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rare_runs_are_followed_to_their_ends(seed: int) -> None:
-    """Most guesses miss, and a planner of depths takes them for the rule: it allows one, and never sees what a run is."""
-    rates = []
+    """Most guesses miss, and a planner of depths that takes them for the rule allows one, and never sees what a run is."""
     for weighed in (("light",), ()):
         text = Runs(layered(weighed), seed).rows(10, 0.02).rows(40, 0.1)
-        rates.append(text.rate)
+        assert text.rate > 0.95 * best(0.1) > 1.6
         assert (set(text.caps) == {DEPTH}) == bool(weighed)
-    assert rates[0] > 0.95 * best(0.1) > 1.6
-    assert rates[1] < rates[0], "control: planned depths lose"
 
 
 @pytest.mark.parametrize("gates", [True, False])
@@ -112,7 +109,7 @@ def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, leng
 
 def test_reading_a_text_is_written_off_over_the_steps_that_remain() -> None:
     row = RowView("a", "m", 4, 60)
-    assert [steps_ahead(row, kept) for kept in (0.0, 2.0, 1000.0)] == [30.0, 10.0, 1.0]
+    assert [steps_ahead(row, kept) for kept in (0.0, 2.0, 1000.0)] == [32.0, 20.0, 1.0]
 
 
 def test_a_trial_that_finds_nothing_is_charged_what_it_took() -> None:

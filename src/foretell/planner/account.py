@@ -8,7 +8,7 @@ BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
 START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that a purse starts with, and holds at most
 ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
-WON_SHARE = 0.25  # of what guesses have won over plain decoding, that one trial may lose beyond the credit
+WON_SHARE = 0.5  # of what guesses have won over plain decoding, that one trial may lose beyond the credit
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 
 
@@ -80,7 +80,7 @@ class Purse:
         assert self._credit is not None
         if not self._reads:
             return max(self._credit, self._reserve or self._credit)
-        over = (PROMISE - BUDGET) * self._served + WON_SHARE * self.won
+        over = PROMISE * self._served + WON_SHARE * self.won
         return self._credit if self._credit < 0.0 else max(self._credit, min(over, self._most))
 
     @property
@@ -133,7 +133,7 @@ class Purse:
         self.seconds += extra
 
     def refund(self, charged: float) -> None:
-        """The trial that was charged so much did not take place: another guess stood in for the one that was to be tried."""
+        """The trial that was charged so much did not take place: another guess stood in for the one to be tried."""
         assert self._credit is not None
         self._credit += charged
         self.seconds -= charged
@@ -141,7 +141,7 @@ class Purse:
             self._reserve = self._overdrawn = 0.0
 
     def repay(self, seconds: float) -> None:
-        """Guesses that a plan stands for have won so much over what there is without them: it goes to what was overdrawn."""
+        """Guesses that a plan stands for have won so much over what there is without them: it pays what was overdrawn."""
         if self._credit is not None and seconds > 0.0:
             paid = min(seconds, self._overdrawn)
             self._credit += paid

@@ -66,6 +66,11 @@ class Decisions:
             best = search(question.problem)
         return best is not None and best.rate > max(len(rows) / plain, self.floor) * (1.0 + GAIN_TO_CONTINUE)
 
+    def _is_blind(self, row: RowView, entry: float, plain: float) -> bool:
+        """Whether a long text would be read for guesses of which nothing is known: no more than a trial, whatever is
+        expected. entry: seconds of it a step."""
+        return entry * steps_ahead(row, 0.0) > plain and not self._offers.acceptance.knows(row.method)
+
     def decide(self, rows: Sequence[RowView], before: Decision) -> Decision:
         """What these rows do next; before: what stood so far."""
         gain = GAIN_TO_CONTINUE if before.guessing else GAIN_TO_START
@@ -81,7 +86,7 @@ class Decisions:
             return off
         best = single.best(single.kept)
         begun = thread_time()
-        if best is None or best[1] / best[2] <= off.plain_rate * (1.0 + gain):
+        if best is None or best[1] / best[2] <= off.plain_rate * (1.0 + gain) or self._is_blind(row, single.entry, plain):
             made = self._try_one(row, single, off)
         else:
             depth, tokens, seconds = best
@@ -127,7 +132,8 @@ class Decisions:
             return off
         best = search(question.problem)
         begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
-        if best is None or best.rate <= off.plain_rate * (1.0 + gain):
+        blind = any(map(self._is_blind, rows, question.problem.entry.tolist(), [plain] * batch))
+        if best is None or best.rate <= off.plain_rate * (1.0 + gain) or blind:
             made = self._try_guessing(rows, question, off)
         else:
             made = self._try_other(question, Decision(best.caps, True, best, off.plain_rate))
@@ -146,11 +152,12 @@ class Decisions:
         optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
         doubt = float(np.exp(-self._ledger.corrections.doubt))
         hope = search(replace(problem, kept=optimistic, guess_factor=problem.guess_factor * doubt))
-        if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
-            return off
         order = np.argsort(-optimistic[:, 0], kind="stable")
         spread = np.array([steps_ahead(row, kept) for row, kept in zip(rows, problem.kept.sum(axis=1), strict=True)])
         problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
+        goes_on = self._purse.goes_on and problem.entry[order[0]] <= problem.plain
+        if hope is None or (hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START) and not goes_on):
+            return off
         best: tuple[float, Allocation, float, float] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
             tried = order[:count]
@@ -163,6 +170,7 @@ class Decisions:
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
                 value = learned / max(loss, 0.02 * problem.plain)
                 reading = float(problem.entry[caps > 0].sum())
+                reading = reading if reading > problem.plain else 0.0
                 self._purse.ask(loss, reading)
                 if loss + reading <= self._purse.most and (best is None or value > best[0]):
                     best = (value, choice, loss, reading)

@@ -22,8 +22,8 @@ CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags 
 
 
 def steps_ahead(row: RowView, kept: float) -> float:
-    """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have, if
-    each keeps so many guesses."""
+    """Steps over which reading what a row's drafter lags behind is written off: those it may still have, if each keeps so
+    many guesses."""
     return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / (1.0 + kept)))
 
 
@@ -75,9 +75,7 @@ class Offers:
             return None
         requests, methods, heats = zip(*[(row.request_id, row.method, row.heat) for row in rows], strict=True)
         curves, own = self.acceptance.curves(requests, methods, heats), [1.0] * len(rows)
-        weighed = np.array([row.method in self.acceptance.weighed for row in rows])
-        # One that weighs its guesses stops before the passes of those that it does not make.
-        made = np.where(weighed[:, None] & (np.arange(curves.kept.shape[1]) > 0), curves.drafted, 1.0)
+        found = curves.drafted
         if self.shares is not None:
             curves, own = mixed(curves, [self.shares.of(*row) for row in zip(requests, methods, heats, strict=True)])
         batch, depth = curves.kept.shape
@@ -88,6 +86,10 @@ class Offers:
         )
         depth = int(limits.max())
         allowed = np.arange(depth)[None] < limits[:, None]
+        weighed = np.array([row.method in self.acceptance.weighed for row in rows])
+        # One that weighs its guesses stops before the passes of those that it does not make; the first is always made.
+        goes_on = np.where(weighed[:, None] & (np.arange(depth) > 0), found[:, :depth], 1.0)
+        made = {name: goes_on[np.array(methods) == name].mean(axis=0)[:, None] for name in names}
         factors = self.corrections
         drafts = {  # a method's drafting, as often as its rows make guesses of their own
             name: factors.draft[name] * fmean(share for row, share in zip(rows, own, strict=True) if row.method == name)
@@ -111,10 +113,7 @@ class Offers:
             entry=np.array(entry),
             own=at_depth * (beyond * factor_of)[:, None],
             node=beyond * self.costs.text(PASS).each,
-            draft=np.stack([
-                self._grid(name, batch)[:depth] * made[np.array(methods) == name, :depth].mean(axis=0)[:, None] * drafts[name]
-                for name in names
-            ]),
+            draft=np.stack([self._grid(name, batch)[:depth] * made[name] * drafts[name] for name in names]),
             curve=(xs, ys + self._attention(batch, _mean_length(rows))),
             plain=plain,
             guess_factor=factors.guess,

@@ -5,7 +5,6 @@ plain decoding is one of the choices. Unknown choices are tried within a budget 
 its expected loss.
 """
 
-import math
 from collections.abc import Sequence
 
 from foretell.core.errors import ConfigError
@@ -254,7 +253,7 @@ class Planner:
     @property
     def _together(self) -> int:
         """Steps to learn from at once while a decision to guess stands."""
-        return min(TOGETHER, self._patience) if self._patience in (PERIOD, PERIOD_WEIGHED) else 1
+        return min(TOGETHER, self._patience) if PERIOD_WEIGHED <= self._patience <= PERIOD else 1
 
     def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
         if not self.guessing:
@@ -263,9 +262,10 @@ class Planner:
         pools = {(row.method, row.heat) for row in rows}
         unknown = {method for method, heat in pools if self.acceptance.seen(method, heat) < ENOUGH_PROPOSALS}
         # Such a method risks little in a step: less than planning takes, after a pass.
-        if not unknown:
-            return min(PERIOD, max(PERIOD_WEIGHED, self._known)) if self.acceptance.weighed else PERIOD
-        return PERIOD if not unknown else PERIOD_WEIGHED if self.acceptance.weighed.issuperset(unknown) else 1
+        if unknown:
+            return PERIOD_WEIGHED if self.acceptance.weighed.issuperset(unknown) else 1
+        # What lookups find differs from text to text, which its first steps show.
+        return min(PERIOD, max(PERIOD_WEIGHED, self._known)) if self.acceptance.weighed else PERIOD
 
     # -- after a step ------------------------------------------------------------------------------------------------
 
