@@ -99,3 +99,18 @@ def test_a_poor_draft_is_left_alone_again(sure: tuple[float, float], found: floa
     assert run.planner.whole.acceptance.knows("whole"), "it was tried"
     assert run.speed() > 0.98 * by_lookups_alone(sure, found=found).speed()
     assert run.least > 1.0 - 1.5 * PROMISE
+
+
+def test_a_trial_in_which_a_lookup_stood_in_costs_nothing() -> None:
+    """Nothing was read, so that the next one can be paid."""
+    run = Requests(SURE, found=0.4)
+    whole = run.planner.whole
+    for number in range(2000):
+        before, plan = whole.trial_seconds, run.planner.plan([RowView(str(number // 20), "whole", DEPTH, LENGTH, PROMPT)])
+        (cap,), charged = plan.caps, plan.inner is whole._last and plan.trial and plan.charged
+        row = RowStep(str(number // 20), "whole", cap, 2, 2, light=(cap, 2, 2), by_light=True)
+        run.planner.observe(plan, StepObservation(1, [row] if cap else [], LOOKUP, 1.0 + 2 * NODE, 0.0))
+        if charged:
+            break
+    assert charged > 1.0
+    assert whole.trial_seconds < before + 0.1

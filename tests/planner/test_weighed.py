@@ -107,6 +107,20 @@ def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, leng
         assert ((batch + chance) / (plain + more) > batch / plain) == (chance > least)
 
 
+def test_a_line_that_stops_is_priced_as_far_as_it_goes() -> None:
+    """Of a method that weighs its guesses: its lines stop before the passes of those that it does not make."""
+    costs, row = table(), RowView("row", "whole", DEPTH, 99)
+    acceptance = Acceptance(DEPTH, weighed=("whole",))
+    for _ in range(100):
+        acceptance.observe("row", "whole", DEPTH, 3, 2)
+    offers = Offers(costs, acceptance, Corrections(costs.methods))
+    single = offers.single(row, 1.0)
+    assert single is not None
+    assert sum(single.draft[:DEPTH]) == pytest.approx(costs.draft("whole", 1, 3), rel=0.05)
+    stopped = RowStep("row", "whole", DEPTH, 3, 2)
+    assert offers.draft_seconds("whole", [stopped], 1) == pytest.approx(costs.draft("whole", 1, 3))
+
+
 def test_reading_a_text_is_written_off_over_the_steps_that_remain() -> None:
     row = RowView("a", "m", 4, 60)
     assert [steps_ahead(row, kept) for kept in (0.0, 2.0, 1000.0)] == [32.0, 20.0, 1.0]
