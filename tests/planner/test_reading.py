@@ -106,7 +106,10 @@ def test_a_trial_in_which_a_lookup_stood_in_costs_nothing() -> None:
     run = Requests(SURE, found=0.4)
     whole = run.planner.whole
     for number in range(2000):
-        before, plan = whole.trial_seconds, run.planner.plan([RowView(str(number // 20), "whole", DEPTH, LENGTH, PROMPT)])
+        before, plan = (
+            whole.trial_seconds,
+            run.planner.plan([RowView(str(number // 20), "whole", DEPTH, LENGTH, PROMPT)]),
+        )
         (cap,), charged = plan.caps, plan.inner is whole._last and plan.trial and plan.charged
         row = RowStep(str(number // 20), "whole", cap, 2, 2, light=(cap, 2, 2), by_light=True)
         run.planner.observe(plan, StepObservation(1, [row] if cap else [], LOOKUP, 1.0 + 2 * NODE, 0.0))

@@ -86,7 +86,11 @@ class Decisions:
             return off
         best = single.best(single.kept)
         begun = thread_time()
-        if best is None or best[1] / best[2] <= off.plain_rate * (1.0 + gain) or self._is_blind(row, single.entry, plain):
+        if (
+            best is None
+            or best[1] / best[2] <= off.plain_rate * (1.0 + gain)
+            or self._is_blind(row, single.entry, plain)
+        ):
             made = self._try_one(row, single, off)
         else:
             depth, tokens, seconds = best
