@@ -103,16 +103,15 @@ def test_a_poor_draft_is_left_alone_again(sure: tuple[float, float], found: floa
 
 def test_a_trial_in_which_a_lookup_stood_in_costs_nothing() -> None:
     """Nothing was read, so that the next one can be paid."""
-    run = Requests(SURE, found=0.4)
-    whole = run.planner.whole
-    for number in range(2000):
-        before, plan = (
-            whole.trial_seconds,
-            run.planner.plan([RowView(str(number // 20), "whole", DEPTH, LENGTH, PROMPT)]),
-        )
-        (cap,), charged = plan.caps, plan.inner is whole._last and plan.trial and plan.charged
-        row = RowStep(str(number // 20), "whole", cap, 2, 2, light=(cap, 2, 2), by_light=True)
-        run.planner.observe(plan, StepObservation(1, [row] if cap else [], LOOKUP, 1.0 + 2 * NODE, 0.0))
+    planner = Requests(SURE, found=0.0).planner
+    whole, charged = planner.whole, 0.0
+    for _ in range(2000):
+        before, plan = whole.trial_seconds, planner.plan([RowView("row", "whole", DEPTH, LENGTH, PROMPT)])
+        (cap,) = plan.caps
+        charged = 0.0 if plan.light or plan.inner is None else plan.inner.charged or 0.0
+        found = 2 if charged else 0
+        row = RowStep("row", "whole", cap, found, found, light=(cap, found, found), by_light=found > 0)
+        planner.observe(plan, StepObservation(1, [row] if cap else [], LOOKUP, 1.0 + NODE * found, 0.0))
         if charged:
             break
     assert charged > 1.0

@@ -109,12 +109,12 @@ def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, leng
 
 def test_a_line_that_stops_is_priced_as_far_as_it_goes() -> None:
     """Of a method that weighs its guesses: its lines stop before the passes of those that it does not make."""
-    costs, row = table(), RowView("row", "whole", DEPTH, 99)
+    costs = CostTable(table().verify_cells, {"whole": {(1, d): 0.1 * d for d in (1, DEPTH)}})
     acceptance = Acceptance(DEPTH, weighed=("whole",))
     for _ in range(100):
         acceptance.observe("row", "whole", DEPTH, 3, 2)
     offers = Offers(costs, acceptance, Corrections(costs.methods))
-    single = offers.single(row, 1.0)
+    single = offers.single(RowView("row", "whole", DEPTH, 99), 1.0)
     assert single is not None
     assert sum(single.draft[:DEPTH]) == pytest.approx(costs.draft("whole", 1, 3), rel=0.05)
     stopped = RowStep("row", "whole", DEPTH, 3, 2)

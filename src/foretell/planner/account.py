@@ -88,6 +88,10 @@ class Purse:
         """Whether what a trial has read shall be put to use, whatever its first guesses were worth."""
         return self._reserve > 0.0
 
+    def end_reading(self) -> None:
+        """A request has ended: what was read of it is of no use any more."""
+        self._reserve = 0.0
+
     def ask(self, loss: float, reading: float = 0.0) -> None:
         """Register a trial of this expected loss: ``is_due`` says when it is covered, and somewhat more, as it is weighed
         again then: that costs time, and what its drafter lags behind grows. reading: as for ``charge``."""
@@ -138,7 +142,8 @@ class Purse:
         self._credit += charged
         self.seconds -= charged
         if self._overdrawn and self._credit >= 0.0:
-            self._reserve = self._overdrawn = 0.0
+            self._overdrawn = 0.0
+            self.end_reading()
 
     def repay(self, seconds: float) -> None:
         """Guesses that a plan stands for have won so much over what there is without them: it pays what was overdrawn."""
