@@ -110,7 +110,7 @@ def test_where_the_light_part_finds_much_the_whole_method_is_not_taken_for_what_
 
     told, untold = attained(tell=True), attained(tell=False)
     assert told > 0.78
-    assert untold < 0.65
+    assert untold < 0.75
 
 
 def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:
