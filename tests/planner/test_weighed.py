@@ -91,6 +91,19 @@ def test_a_planner_of_one_such_method_does_the_same() -> None:
     assert set(text.caps) == {DEPTH}
 
 
+def test_a_new_text_is_planned_again_soon_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the method is well known: its first steps show what lookups find in it."""
+    planner, steps = layered(("light",)), []
+    run, decisions = Runs(planner, 0).rows(20, 0.3), planner.light._decisions
+    decide = decisions.decide
+    monkeypatch.setattr(decisions, "decide", lambda *given: steps.append(len(run.caps)) or decide(*given))
+    run.caps = []
+    for _ in range(60):
+        run.step("new", "whole", 0.3)
+    assert len(run.caps) == 60, "it guesses in every step"
+    assert steps[:5] == [0, 4, 8, 16, 32]
+
+
 @pytest.mark.parametrize(("batch", "length"), [(1, 0), (1, 2000), (4, 0), (4, 2000)])
 def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, length: int) -> None:
     costs = table(batch)
