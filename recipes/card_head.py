@@ -1,8 +1,8 @@
 """An EAGLE-3 head for a chat model, from prompts to weights on one CUDA card, in minutes.
 
-    python -m recipes.card_head --target FILE.gguf --out FOLDER --minutes 5 [--own 9000 --passages 2400 ...]
+    python -m recipes.card_head --target FILE.gguf --out FOLDER --minutes 5 --own 6000 [--prompts FILE ...]
 
-The target writes its prompts (``recipes.chat_prompts``) and answers them in batches of a thousand rows and more; what the
+The target writes prompts (``recipes.chat_prompts``) and answers them in batches of a thousand rows and more; what the
 head reads of it (three layers and the last hidden state) is kept on the card while it writes, so that no text is read a
 second time. Then the trainer of ``foretell train`` runs on what is kept. Batches of this width give up what the engine
 promises, the same text in any batch; a drafter does not care.
@@ -33,12 +33,13 @@ from foretell.model.identity import target_hash
 from foretell.train.methods import prepare
 from foretell.train.own_prompts import own_questions
 from foretell.train.recipes.eagle3 import three_layers
-from foretell.train.responses import pack
+from foretell.train.responses import pack, read_prompts
 from foretell.train.trainer import Report, Trainer
-from recipes.chat_prompts import library_questions, passage_questions
-from recipes.problems import problem
+from recipes.chat_prompts import passage_questions
 
-PREFILL = 16_384
+RESERVE = 26 * 2**30 if torch.cuda.is_available() else 0
+"""Bytes that are left for training."""
+PREFILL = 65_536
 """Positions that are read in one pass."""
 COMPACT = 0.8
 """Rows that ended leave the batch when no more than this share of its rows is left."""
@@ -72,8 +73,15 @@ class Writer:
         c = self.config
         states = (len(self.layers) + 1) * c.hidden_size
         each = slots * (2 * c.num_hidden_layers * self.kv * self.dim + states) * 2 + 6 * c.vocab_size
-        free = torch.cuda.mem_get_info()[0] if self.device.type == "cuda" else 2**31
-        return max(1, int(share * free / each))
+        return max(1, int(share * self.free / each))
+
+    @property
+    def free(self) -> int:
+        """Bytes of the device's memory."""
+        if self.device.type != "cuda":
+            return 2**31
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
 
     def run(
         self, tokens: Tensor, cache: list[tuple[Tensor, Tensor]], at: int, pad: Tensor, states: Tensor | None
@@ -121,7 +129,14 @@ class Writer:
 
     @torch.inference_mode()
     def batch(
-        self, prompts: Sequence[list[int]], temperatures: Sequence[float], top_p: float, most: int, seed: int, *, keep: bool
+        self,
+        prompts: Sequence[list[int]],
+        temperatures: Sequence[float],
+        top_p: float,
+        most: int,
+        seed: int,
+        *,
+        keep: bool,
     ) -> list[Written]:
         """Answers of at most ``most`` tokens. keep: with ``Written.kept``."""
         count, lengths = len(prompts), [len(prompt) for prompt in prompts]
@@ -172,19 +187,28 @@ class Writer:
             last = self.run(chosen[:, None], cache, slot, pad[live], into)
             if into is not None:
                 states[live, slot] = into[:, 0]
+        del cache
+        slot_of = torch.arange(width + most, device=self.device)
+        own = (slot_of >= pad[:, None]) & (slot_of < length[:, None])
+        flat, flat_best = states[own], best[own]  # one block of memory for all texts
         size = len(self.layers) * c.hidden_size
-        found = []
+        found, at = [], 0
         for row, (end, ids) in enumerate(zip(length.tolist(), tokens.tolist(), strict=True)):
             begin = width - lengths[row]
-            kept = None
-            if keep:
-                own = states[row, begin:end]
-                kept = Kept(own[:, :size].clone(), own[:, size:].clone(), best[row, begin:end].clone())
+            part = slice(at, at := at + end - begin)
+            kept = Kept(flat[part, :size], flat[part, size:], flat_best[part]) if keep else None
             found.append(Written(ids[begin:end], lengths[row], end < width + most, kept))
         return found
 
     def all(
-        self, prompts: Sequence[list[int]], temperatures: Sequence[float], *, top_p: float, most: int, seed: int, keep: bool
+        self,
+        prompts: Sequence[list[int]],
+        temperatures: Sequence[float],
+        *,
+        top_p: float,
+        most: int,
+        seed: int,
+        keep: bool,
     ) -> Iterator[tuple[int, Written]]:
         """Every prompt's answer with its number, prompts of like length together."""
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -233,9 +257,13 @@ class Author:
 
     def completions(self, requests: Sequence[Request], *, batch_size: int) -> Iterator[tuple[int, Any]]:
         """(number, completion) of requests that have one sampling."""
+        if not requests:
+            return
         assert self.tokenizer is not None
         prompts = [
-            self.tokenizer.encode(each.prompt, add_special_tokens=False) if isinstance(each.prompt, str) else each.prompt
+            self.tokenizer.encode(each.prompt, add_special_tokens=False)
+            if isinstance(each.prompt, str)
+            else each.prompt
             for each in requests
         ]
         params: SamplingParams = requests[0].params
@@ -272,17 +300,16 @@ class KeptTeacher(Teacher):
         return KeptBatch.of(batch, kept, self._head)
 
 
-def prompts_of(author: Any, args: argparse.Namespace) -> list[str]:
-    """Questions in random order."""
-    r = random.Random(f"card/{args.seed}")
+def prompts_of(author: Any, args: argparse.Namespace) -> list[list[int]]:
+    """Token ids of prompts in random order: those that the target writes, and those of the files."""
     journal = args.out / "questions"
-    found = own_questions(author, args.own, args.seed, journal.with_suffix(".own"))
-    found += passage_questions(author, args.passages, args.seed, journal.with_suffix(".passages"))
-    found += library_questions(r, args.library)
-    found += [problem("train", r.randrange(40_000)).question for _ in range(args.problems)]
-    found = sorted(set(found))
-    r.shuffle(found)
-    return found
+    questions = own_questions(author, args.own, args.seed, journal.with_suffix(".own"))
+    questions += passage_questions(author, args.passages, args.seed, journal.with_suffix(".passages"))
+    found = [author.chat_prompt([{"role": "user", "content": question}]) for question in sorted(set(questions))]
+    for file in args.prompts:
+        found += read_prompts(file, author.engine)
+    random.Random(f"card/{args.seed}").shuffle(found)
+    return [prompt for prompt in found if len(prompt) <= args.prompt_tokens]
 
 
 def main() -> None:
@@ -293,12 +320,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, help="of training", default=5.0)
-    parser.add_argument("--own", type=int, default=9000, help="user turns that the model writes; about half are kept")
-    parser.add_argument("--passages", type=int, default=2400, help="texts that the model writes, each with a task about it")
-    parser.add_argument("--library", type=int, default=2500)
-    parser.add_argument("--problems", type=int, default=2500)
-    parser.add_argument("--prompt-tokens", type=int, default=320, help="longer prompts are left out")
-    parser.add_argument("--answer-tokens", type=int, default=384)
+    parser.add_argument("--own", type=int, default=6000, help="user turns that the model writes; about half are kept")
+    parser.add_argument(
+        "--passages", type=int, default=1500, help="texts that the model writes, each with a task about it"
+    )
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="further prompts, e.g. of recipes.prompts")
+    parser.add_argument("--prompt-tokens", type=int, default=448, help="longer prompts are left out")
+    parser.add_argument("--answer-tokens", type=int, default=320)
     parser.add_argument("--repeats", type=int, default=1, help="answers of a prompt: at temperatures 1, 0, 1, ...")
     parser.add_argument("--answer-minutes", type=float, default=3.0, help="after which no batch of answers is begun")
     parser.add_argument("--seed", type=int, default=0)
@@ -316,12 +344,9 @@ def main() -> None:
     layers = three_layers(spec.num_layers)
     writer = Writer(module.eval(), spec.eos_token_ids, layers)
     say(f"{spec.name}, {spec.dtype}, layers {layers}, end tokens {spec.eos_token_ids}")
-    questions = prompts_of(Author(engine, writer), args)
-    say(f"{len(questions)} prompts")
-    chats = [engine.chat_prompt([{"role": "user", "content": question}]) for question in questions]
-    chats = [chat for chat in chats if len(chat) <= args.prompt_tokens]
+    chats = prompts_of(Author(engine, writer), args)
+    say(f"{len(chats)} prompts")
     asked = [(chat, float((turn + number) % 2)) for turn in range(args.repeats) for number, chat in enumerate(chats)]
-    (args.out / "prompts.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     teacher, texts = KeptTeacher(engine.model), []
     answers = writer.all(
         [chat for chat, _ in asked], [heat for _, heat in asked], top_p=1.0, most=args.answer_tokens, seed=args.seed + 1,
@@ -332,7 +357,8 @@ def main() -> None:
         if text.kept is not None and len(text.ids) > text.start + 1:
             teacher.keep(text)
             texts.append((text.ids, text.start))
-        if time.perf_counter() > until:
+        if time.perf_counter() > until or (len(texts) % 256 == 0 and writer.free < RESERVE):
+            say("no time or memory for more answers")
             break
     made_by = {
         "target": spec.name, "target_hash": target_hash(engine.model), "implementation": spec.implementation,
