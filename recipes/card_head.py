@@ -37,8 +37,10 @@ from foretell.train.responses import pack, read_prompts
 from foretell.train.trainer import Report, Trainer
 from recipes.chat_prompts import passage_questions
 
-RESERVE = 26 * 2**30 if torch.cuda.is_available() else 0
+RESERVE = 36 * 2**30 if torch.cuda.is_available() else 0
 """Bytes that are left for training."""
+WINDOW = 6144
+"""Prompts that are sorted by length together: an end for want of time leaves a fair part of all."""
 PREFILL = 65_536
 """Positions that are read in one pass."""
 COMPACT = 0.8
@@ -211,17 +213,19 @@ class Writer:
         keep: bool,
     ) -> Iterator[tuple[int, Written]]:
         """Every prompt's answer with its number, prompts of like length together."""
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        while order:
-            rows = self.rows(len(prompts[order[-1]]) + most)
-            part, order = order[-rows:], order[:-rows]  # the longest first: memory is freest then
-            begun = time.perf_counter()
-            made = self.batch(
-                [prompts[i] for i in part], [temperatures[i] for i in part], top_p, most, seed + len(order), keep=keep
-            )
-            total = sum(len(text.ids) - text.start for text in made)
-            print(f"  {len(part)} rows, {total} tokens, {total / (time.perf_counter() - begun):.0f}/s", flush=True)
-            yield from zip(part, made, strict=True)
+        for first in range(0, len(prompts), WINDOW):
+            window = range(first, min(first + WINDOW, len(prompts)))
+            order = sorted(window, key=lambda index: len(prompts[index]))
+            while order:
+                rows = self.rows(len(prompts[order[-1]]) + most)
+                part, order = order[-rows:], order[:-rows]
+                begun = time.perf_counter()
+                made = self.batch(
+                    [prompts[i] for i in part], [temperatures[i] for i in part], top_p, most, seed + part[0], keep=keep
+                )
+                total = sum(len(text.ids) - text.start for text in made)
+                print(f"  {len(part)} rows, {total} tokens, {total / (time.perf_counter() - begun):.0f}/s", flush=True)
+                yield from zip(part, made, strict=True)
 
 
 def _half(x: Tensor) -> Tensor:
@@ -326,7 +330,7 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="further prompts, e.g. of recipes.prompts")
     parser.add_argument("--prompt-tokens", type=int, default=448, help="longer prompts are left out")
-    parser.add_argument("--answer-tokens", type=int, default=320)
+    parser.add_argument("--answer-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=1, help="answers of a prompt: at temperatures 1, 0, 1, ...")
     parser.add_argument("--answer-minutes", type=float, default=3.0, help="after which no batch of answers is begun")
     parser.add_argument("--seed", type=int, default=0)
@@ -371,8 +375,8 @@ def main() -> None:
     given: dict[str, Any] = {
         "minutes": args.minutes, "precision": "bfloat16", "optimizer": "muon", "num_slots": 5, "alone": 0.2,
         "batch_tokens": 12_288, "max_length": args.prompt_tokens + args.answer_tokens, "eval_every": 0,
-        "held_out": 0.02, "eval_tokens": 40_000, "checkpoint_every": 10**6, "draft_vocab_size": 16_384,
-        "save_dtype": "bfloat16", "layer_ids": list(layers), "seed": args.seed,
+        "held_out": 0.02, "divergence": "lk_hybrid", "eval_tokens": 40_000, "checkpoint_every": 10**6,
+        "draft_vocab_size": 16_384, "save_dtype": "bfloat16", "layer_ids": list(layers), "seed": args.seed,
     }  # fmt: skip
     given.update({key: json.loads(value) for key, _, value in (each.partition("=") for each in args.set)})
     prepared = prepare("eagle3", engine.model, responses, given, target_name=args.name or args.target)
