@@ -41,7 +41,6 @@ from foretell.engine.event import StepEvent
 from foretell.kernels.cdf import invert_cdf
 from foretell.kernels.gpu import ops as operators
 from foretell.kernels.gpu.ops import ops
-from foretell.model.target import CausalModel
 
 SIZES = {  # hidden, layers, intermediate, heads, key-value heads, vocabulary
     "tiny": (64, 2, 128, 4, 2, 512),
