@@ -50,7 +50,7 @@ class Making:
                 raise ConfigError(
                     f"{key} = {asked!r}, but the head of --init {self.init} has {found!r}: drop one of them"
                 )
-        return head.requires_grad_(requires_grad=True)
+        return head.to(self.model.spec.device).requires_grad_(requires_grad=True)
 
     def size(self, *names: str, default: Any = None) -> Any:
         """A number of the target's own configuration, by the first of its names that is there."""
