@@ -199,7 +199,7 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
             result += f"\n\nMeasured before its matrices were rounded to {bits} significant bits."
         if blocks := record.get("blocks"):
             size = record["options"]["draft_vocab_size"]
-            result += f"\n\nMeasured before its matrices were rounded to {blocks}, with a draft vocabulary of {size:,} tokens."
+            result += f"\n\nMeasured before its matrices were rounded to {blocks}, with a draft vocabulary of {size:,}."
     return CARD.format(
         method=head.method, what=WHAT[head.method], parameters=f"{head.num_parameters:,}", megabytes=weights / 1e6,
         data=data, training=training.rstrip(), result=result, target=target,

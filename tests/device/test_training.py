@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from pytest import approx
 
 from foretell.methods.common.teacher import Teacher
 from foretell.model.load import from_module
@@ -34,5 +33,5 @@ def test_a_head_with_a_small_vocabulary_learns_there_as_on_the_cpu(method: str) 
     norms, loss = figures(NAME, method)
     expected_norms, expected = figures("cpu", method)
     assert len(norms) > 5
-    assert norms == approx(expected_norms, rel=1e-4)
-    assert loss == approx(expected, rel=1e-4)
+    assert norms == pytest.approx(expected_norms, rel=1e-4)
+    assert loss == pytest.approx(expected, rel=1e-4)

@@ -9,7 +9,6 @@ al., "Flash-Decoding", 2023): sums are float32, of a running maximum (Milakov an
 import triton
 import triton.language as tl
 
-
 VARY = ("table_row", "num_nodes", "num_tree", "window", "anc_row", "anc_node", "pos_row", "tree_row")
 LIE = ("table", "ancestry", "lengths", "positions", "tree_positions")
 
