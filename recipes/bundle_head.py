@@ -1,10 +1,13 @@
 """Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
 
     python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME] [--bits BITS]
+    python -m recipes.bundle_head RUN --target NAME --blocks Q4_0 [--tokens 8192 --responses FILE]
 
 RUN is a folder that ``foretell train`` wrote. Every number of a card comes from its files. A head of another target than
 the bundled one (``--target smollm2-135m``) lies in a folder of that target's name. With ``--bits`` the numbers of its
-matrices have so few significant bits (bfloat16 has 8), the others 0: of those a wheel keeps nothing.
+matrices have so few significant bits (bfloat16 has 8), the others 0: of those a wheel keeps nothing. With ``--blocks`` it
+becomes a GGUF file (without a vocabulary, so for this project alone) whose matrices are rounded to these blocks; an output
+head that was not trained may then be cut to the ``--tokens`` that stand most often in the answers.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from foretell.methods.common import formats
+from foretell.methods.common.reduced import draft_vocabulary
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.train.responses import Responses
 
 WHAT = {
     "eagle1": "EAGLE-1 head (2401.15077): one layer that predicts the target's next feature; also read by `eagle2`.",
@@ -103,7 +110,9 @@ def trained(record: dict[str, Any], losses: str) -> str:
 
 
 def cores(record: dict[str, Any]) -> str:
-    """How many it had."""
+    """How many it had, or the accelerator."""
+    if record["machine"].get("accelerator"):
+        return f"one {record['machine']['accelerator']}"
     count = record["num_processes"] * record["machine"]["torch_threads"]
     return "one core" if count == 1 else f"{count} cores"
 
@@ -178,8 +187,9 @@ def judge_card(config: dict[str, Any]) -> tuple[str, str, str]:
 
 def card(folder: Path, losses: str | None, target: str = OWN) -> str:
     """The card of a head that lies in folder."""
-    head = formats.load(folder)
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    file = folder / "head.gguf"
+    head = formats.load(file if file.exists() else folder)
+    weights = sum(file.stat().st_size for end in ("safetensors", "gguf") for file in folder.glob(f"*.{end}"))
     if head.method == "judge":
         data, training, result = judge_card(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     else:
@@ -187,6 +197,9 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
         data, training, result = learned(record, target), trained(record, losses or ""), held_out(record)
         if bits := record.get("significant_bits"):
             result += f"\n\nMeasured before its matrices were rounded to {bits} significant bits."
+        if blocks := record.get("blocks"):
+            size = record["options"]["draft_vocab_size"]
+            result += f"\n\nMeasured before its matrices were rounded to {blocks}, with a draft vocabulary of {size:,}."
     return CARD.format(
         method=head.method, what=WHAT[head.method], parameters=f"{head.num_parameters:,}", megabytes=weights / 1e6,
         data=data, training=training.rstrip(), result=result, target=target,
@@ -210,7 +223,25 @@ def round_matrices(file: Path, bits: int) -> None:
     save_file({name: rounded(one, bits) if name in chosen else one for name, one in held.items()}, file, about)
 
 
-def put(run: Path, bundled: Path, target: str = OWN, bits: int = 8) -> Path:
+def cut(head: Eagle3Head, responses: Responses, size: int) -> Eagle3Head:
+    """The head with those ``size`` tokens of its draft vocabulary that stand most often in the answers."""
+    ids = head.target_ids
+    index = torch.arange(responses.tokens.shape[1])
+    said = (index >= responses.start[:, None]) & (index < responses.length[:, None])
+    counts = torch.bincount(responses.tokens[said].long(), minlength=len(head.t2d))
+    counts = torch.where(head.t2d, counts + 1, 0)  # of other tokens the head has no row
+    d2t, t2d = draft_vocabulary(counts, size)
+    small = Eagle3Head(replace(head.config, draft_vocab_size=size)).to(head.dtype)
+    kept = t2d[ids]
+    weights = {**head.state_dict(), "d2t": d2t, "t2d": t2d, "lm_head.weight": head.lm_head.weight.data[kept]}
+    small.load_state_dict(weights)
+    return small
+
+
+def put(
+    run: Path, bundled: Path, target: str = OWN, bits: int = 8, blocks: str = "", tokens: int = 0,
+    responses: Path | None = None,
+) -> Path:  # fmt: skip
     """Copy one run's head and write its card; the folder."""
     method = formats.load(run).method
     folder = bundled / method if target == OWN else bundled / target / method
@@ -219,15 +250,24 @@ def put(run: Path, bundled: Path, target: str = OWN, bits: int = 8) -> Path:
     record = read_record(run) if (run / "record.json").exists() else None
     for old in folder.iterdir():
         old.unlink()
-    for file in sorted(run.iterdir()):
+    if blocks:
+        head = formats.load(run)
+        if tokens and responses is not None:
+            assert isinstance(head, Eagle3Head)
+            head = cut(head, Responses.load(responses), tokens)
+        about = formats.describe_target(run)
+        formats.save_gguf(head, folder / "head.gguf", {}, target=about, kind_of_matrices=blocks)
+    for file in sorted(run.iterdir()) if not blocks else ():
         if file.name == "config.json" or file.suffix == ".safetensors":
             shutil.copy(file, folder / file.name)
-    if target != OWN:  # else the name is the one it was trained under
+    if target != OWN and not blocks:  # else the name is the one it was trained under
         _rename_target(folder / "config.json", target)
     for file in folder.glob("*.safetensors") if bits < 8 else ():
         round_matrices(file, bits)
     if record is not None:
         record |= {"significant_bits": bits} if bits < 8 else {}
+        record |= {"blocks": blocks} if blocks else {}
+        record |= {"bundled_draft_vocab_size": tokens} if tokens else {}
         (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
     (folder / "README.md").write_text(card(folder, losses, target), encoding="utf-8")
@@ -248,9 +288,12 @@ def main() -> None:
     parser.add_argument("--bundled", type=Path, default=Path("src/foretell/bundled"))
     parser.add_argument("--target", default=OWN, help="whose head it is: a name of 'foretell list'")
     parser.add_argument("--bits", type=int, default=8, choices=range(2, 9), metavar="BITS", help="2 to 8 (as they are)")
+    parser.add_argument("--blocks", default="", choices=("Q4_0", "Q8_0"), help="of a GGUF file")
+    parser.add_argument("--tokens", type=int, default=0, help="of its draft vocabulary; it needs --responses")
+    parser.add_argument("--responses", type=Path, help="the answers that the head learned from")
     args = parser.parse_args()
     for run in args.runs:
-        print(put(run, args.bundled, args.target, args.bits))
+        print(put(run, args.bundled, args.target, args.bits, args.blocks, args.tokens, args.responses))
 
 
 if __name__ == "__main__":

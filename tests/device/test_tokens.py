@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import Tensor
+from torch.nn import functional
 
 from foretell import Engine, LearnOptions, Request, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.builtin import METHODS, SHAPES, VERIFIERS
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.load import load_tokenizer
-from tests.device.counting import PROMPTS, both, engine_on, requests
+from tests.device.counting import PROMPTS, both, engine_on, requests, run
 from tests.device.pretend import NAME, device
 from tests.engine.harness import ToyTokenizer, restless
 from tests.model.recurrent import family_module
@@ -69,6 +71,22 @@ def assert_same(config: Any, given: list[Request], **options: Any) -> None:
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_tokens_are_the_cpus(name: str) -> None:
     assert_same({**FAST, **SLOW}[name], requests(ROWS))
+
+
+@pytest.mark.parametrize("name", ["dflash", pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_masks_are_as_wide_as_the_keys(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """CUDA refuses a mask with one value for all keys (seen on an H200, where rows joined others)."""
+    attend, widths = functional.scaled_dot_product_attention, []
+
+    def checked(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
+        if attn_mask is not None:
+            widths.append((attn_mask.shape[-1], key.shape[-2]))
+        return attend(query, key, value, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", checked)
+    run(engine_on("cpu", name), requests([*ROWS, *ROWS]), batch_size=2)
+    assert len(widths) > 10
+    assert all(width == keys for width, keys in widths)
 
 
 OPTIONS: Mapping[str, dict[str, Any]] = {

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes.bundle_head import loss_table, put, round_matrices, rounded
+from recipes.bundle_head import cut, loss_table, put, round_matrices, rounded
 from safetensors.torch import load_file, save_file
 
+from foretell.methods.common import formats
+from foretell.methods.common.reduced import draft_vocabulary
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretell.model.catalogue import CATALOGUE
 from foretell.model.checkpoint import resolve
+from foretell.train.responses import pack
 
 
 @pytest.mark.parametrize("method", ["medusa", "acceptance", "judge"])
@@ -93,3 +98,29 @@ def test_the_matrices_of_smollm2_s_head_are_rounded_as_its_record_says(tmp_path:
     assert all(one.equal(held[name]) for name, one in load_file(tmp_path / "head.safetensors").items())
     assert bits == 6
     assert "rounded to 6 significant bits" in (folder / "README.md").read_text()
+
+
+def test_the_head_of_qwen_is_what_its_record_says() -> None:
+    file = Path(resolve("bundled/qwen2.5-coder-1.5b/eagle3"))
+    record = json.loads((file.parent / "record.json").read_text())
+    head = formats.load(file)
+    assert isinstance(head, Eagle3Head)
+    assert file.stat().st_size < 25e6
+    assert head.config.draft_vocab_size == record["bundled_draft_vocab_size"] == int(head.t2d.sum())
+    assert {matrix.kind for matrix in head.packed.values()} == {record["blocks"]}
+    assert head.trained_length == record["config"]["max_length"]
+    assert CATALOGUE["qwen2.5-coder-1.5b"].drafts == {"eagle3": "bundled/qwen2.5-coder-1.5b/eagle3"}
+
+
+def test_a_head_that_is_cut_guesses_as_before_among_the_tokens_that_are_left() -> None:
+    generator = torch.Generator().manual_seed(2)
+    config = Eagle3HeadConfig(16, 40, 32, 2, 1, 8, draft_vocab_size=30, layer_ids=(0, 1))
+    head = Eagle3Head.fresh(config, generator, vocabulary=draft_vocabulary(torch.arange(40), 30))
+    answers = pack([([39, 12, 12, 38, 3, 3, 3, 3], 1), ([1, 12, 20, 38], 2)])  # 3 is none of the head's tokens
+    small = cut(head, answers, 4)
+    ids = small.target_ids
+    assert {12, 20, 38} < set(ids.tolist())
+    assert bool(small.t2d[ids].all())
+    read = torch.randn(1, 3, 16, generator=generator)
+    columns = [head.target_ids.tolist().index(token) for token in ids.tolist()]
+    torch.testing.assert_close(small.lm_head(read), head.lm_head(read)[..., columns])

@@ -98,7 +98,7 @@ def test_draft_vocabulary_counts_what_it_misses() -> None:
     perfect = LossSlot(known.logits[row, at][:, ids], row, at, vocab=ids)
     p = known.logits[row, at].softmax(-1)
     q = p[:, ids] / p[:, ids].sum(-1, keepdim=True)
-    found = compare(perfect, known.logits)
+    found = compare(perfect, known)
     torch.testing.assert_close(found.acceptance, torch.minimum(p[:, ids], q).sum(-1))
     assert bool((found.acceptance < 1).all())  # measured against the whole of p
     assert float(divergence_of(known, Outcome([perfect]), forward_kl).total) == pytest.approx(

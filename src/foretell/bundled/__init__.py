@@ -1,22 +1,23 @@
 """The models that travel inside the package: a small target, drafters for it, and a suite of prompts (see README.md).
 
 Nothing is loaded here: `path` names a file or folder. "target" and "draft" are folders that any Hugging Face loader
-opens; the heads are folders in their own formats (`foretell.methods.common.formats`).
+opens; the heads are folders in their own formats (`foretell.methods.common.formats`), or GGUF files.
 """
 
 from pathlib import Path
 
 _HERE = Path(__file__).parent
 HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "dflash", "acceptance", "judge")
-NAMED = ("smollm2-135m/eagle3",)
-"""Heads for models of ``foretell list``."""
+NAMED = {"smollm2-135m/eagle3": "", "qwen2.5-coder-1.5b/eagle3": "head.gguf"}
+"""Heads for models of ``foretell list``, and the file of a folder where it is one."""
 _ALIASES = {"eagle2": "eagle1"}  # the same weights on another tree
 _PATHS = {
     "target": _HERE / "target",
     "draft": _HERE / "draft",
     "suite": _HERE / "suite.jsonl",
     "abstention": _HERE / "abstention.jsonl",
-    **{name: _HERE / name for name in (*HEADS, *NAMED)},
+    **{name: _HERE / name for name in HEADS},
+    **{name: _HERE / name / file for name, file in NAMED.items()},
     **{name: _HERE / head for name, head in _ALIASES.items()},
 }
 

@@ -54,7 +54,13 @@ class CudaRecorder:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.stream(
+                torch.cuda.current_stream()
+            ),  # a capture that fails leaves its own stream behind as current
+            torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"),
+        ):
             out = function()
         return graph.replay, out
 

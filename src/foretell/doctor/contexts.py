@@ -99,7 +99,7 @@ def score(head: Head, teacher: Teacher, labeled: ComputedBatch, layers: Sequence
     own = ComputedBatch(labeled.batch, mine, labeled.hidden, labeled.logits)
     outcome = objective.outcome(own, teacher, torch.Generator().manual_seed(0), training=False)
     kept = [_finite(slot) for slot in outcome.slots[:NUM_SLOTS]]
-    places = [compare(slot, own.logits) for slot, _ in kept]
+    places = [compare(slot, own) for slot, _ in kept]
     meter = Meter()
     meter.add(own, Outcome([slot for slot, _ in kept]), stepwise=objective.stepwise, places=places)
     slots = meter.slots()[:NUM_SLOTS]

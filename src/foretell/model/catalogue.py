@@ -80,6 +80,8 @@ CATALOGUE = {
             size=1_117_320_768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             sources=(HubFile("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),),
+            speculative={"method": "hybrid", "second_tokens": 5},
+            drafts={"eagle3": "bundled/qwen2.5-coder-1.5b/eagle3"},
         ),
     )
 }

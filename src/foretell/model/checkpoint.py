@@ -74,7 +74,7 @@ def _bundled(name: str) -> Path:
         path: Path = Path(bundled.path(name.removeprefix("bundled").removeprefix("/") or "target"))
     except KeyError as error:
         raise ModelError(f"{name}: {error.args[0]}") from None
-    if not path.is_dir():
+    if not path.exists():
         raise ModelError(
             f"{name}: wheels leave {name} out, and this installation is of one: install foretell from a clone of its "
             "repository, or train one ('foretell train --help')"

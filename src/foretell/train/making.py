@@ -38,10 +38,11 @@ class Making:
         return torch.Generator().manual_seed(int64_seed(self.seed))
 
     def head(self, kind: type[AnyHead], fresh: Callable[[], AnyHead]) -> AnyHead:
-        """The head to be trained, in float32: a fresh one, or that of ``init`` with all its weights and sizes. Raises
-        ConfigError where a setting differs from the size of that head, ModelError where it cannot be loaded."""
+        """The head to be trained, in float32 beside the target: a fresh one, or that of ``init`` with all its weights and
+        sizes. Raises ConfigError where a setting differs from the size of that head, ModelError where it cannot be
+        loaded."""
         if self.init is None:
-            return fresh()
+            return fresh().to(self.model.spec.device)  # objectives keep its draft vocabulary as it lies
         head = load_head(self.init, self.model.spec, kind, dtype=torch.float32)
         for key, asked in self.given.items():
             found = getattr(head.config, key, asked)
@@ -49,7 +50,7 @@ class Making:
                 raise ConfigError(
                     f"{key} = {asked!r}, but the head of --init {self.init} has {found!r}: drop one of them"
                 )
-        return head.requires_grad_(requires_grad=True)
+        return head.to(self.model.spec.device).requires_grad_(requires_grad=True)
 
     def size(self, *names: str, default: Any = None) -> Any:
         """A number of the target's own configuration, by the first of its names that is there."""

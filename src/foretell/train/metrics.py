@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import ComputedBatch, LabeledBatch, Teacher
+from foretell.methods.common.teacher import LabeledBatch, Teacher
 from foretell.train.data import sequential_batches
 from foretell.train.losses import Divergence
 from foretell.train.responses import Responses
@@ -79,12 +79,12 @@ class Places:
 
 
 @torch.no_grad()
-def compare(slot: LossSlot, logits: Tensor) -> Places:
-    """The distributions of a slot and the target's; logits [B, T, V] of the labeled. p is never restricted here."""
+def compare(slot: LossSlot, labeled: LabeledBatch) -> Places:
+    """The distributions of a slot and the target's. p is never restricted here."""
     parts: list[tuple[Tensor, ...]] = []
     for at in range(0, len(slot.row), CHUNK):
         part = slice(at, at + CHUNK)
-        p = logits[slot.row[part], slot.at[part]].float().softmax(-1)
+        p = labeled.logits_at(slot.row[part], slot.at[part]).float().softmax(-1)
         q = slot.logits[part].float().softmax(-1)
         stated, best = q.max(-1)
         if slot.vocab is not None:
@@ -92,7 +92,7 @@ def compare(slot: LossSlot, logits: Tensor) -> Places:
         overlap = torch.minimum(p if slot.vocab is None else p[:, slot.vocab], q).sum(-1)
         parts.append((overlap, (best == p.argmax(-1)).float(), stated, p.gather(1, best[:, None])[:, 0]))
     if not parts:
-        nothing = logits.new_zeros(0, dtype=torch.float32)
+        nothing = labeled.hidden.new_zeros(0, dtype=torch.float32)
         return Places(nothing, nothing, nothing, nothing)
     return Places(*(torch.cat(column).clamp(0.0, 1.0) for column in zip(*parts, strict=True)))
 
@@ -105,13 +105,13 @@ class Meter:
         self._bins: list[Tensor] = []  # a slot: [BINS, 3] count, stated, true
 
     def add(
-        self, labeled: ComputedBatch, outcome: Outcome, *, stepwise: bool, places: list[Places] | None = None
+        self, labeled: LabeledBatch, outcome: Outcome, *, stepwise: bool, places: list[Places] | None = None
     ) -> None:
         """One labeled. stepwise: see ``Objective.stepwise``. places: what ``compare`` returned of each slot, where it is
         known already."""
         size = labeled.batch.tokens.shape
         if places is None:
-            places = [compare(slot, labeled.logits) for slot in outcome.slots]
+            places = [compare(slot, labeled) for slot in outcome.slots]
         where = [(slot.row, slot.at) for slot in outcome.slots]
         grids = [_grids(size, spot, place) for spot, place in zip(where, places, strict=True)]
         if stepwise and len(grids) == 1:
@@ -125,7 +125,7 @@ class Meter:
         else:
             # A place is entered by the start of its proposal: slot k (from 0) at position s + k.
             grids = [grid.roll(-k, 2) for k, grid in enumerate(grids)]
-        alive = torch.ones(2, *size, device=labeled.logits.device)
+        alive = torch.ones(2, *size, device=labeled.hidden.device)
         for k, (grid, place) in enumerate(zip(grids, places, strict=True)):
             known = ~grid[0].isnan()
             kept = alive * grid.nan_to_num()

@@ -9,8 +9,11 @@ al., "Flash-Decoding", 2023): sums are float32, of a running maximum (Milakov an
 import triton
 import triton.language as tl
 
+VARY = ("table_row", "num_nodes", "num_tree", "window", "anc_row", "anc_node", "pos_row", "tree_row")
+LIE = ("table", "ancestry", "lengths", "positions", "tree_positions")
 
-@triton.jit
+
+@triton.jit(do_not_specialize=VARY, do_not_specialize_on_alignment=LIE)  # a tree of another size compiles nothing
 def attend_kernel(
     query, table, keys, values, ancestry, lengths, positions, tree_positions, partial, sums,
     table_row, kv_heads, group, num_nodes, num_tree, dim, slots_each, window, scale, cap,

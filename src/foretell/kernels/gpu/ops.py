@@ -16,6 +16,14 @@ from torch import Tensor
 BLOCK = 1024
 """Tokens that a program looks at together."""
 
+DRAW_BLOCK, DRAW_WARPS = 4096, 16
+"""The same of a draw from logits, by one program a node: a vocabulary of 128,256 is 32 of them, and each waits for
+memory."""
+
+HEIGHT = {torch.float32: 16}
+"""Most queries of a program of attention by dtype, else 64: products of float32 use no matrix units, and more of them than
+16 do not fit in registers (7 KB a thread were spilled at 64)."""
+
 SLOTS_EACH = 512
 """Slots that a program of attention reads: a row of 4,096 and 8 key-value heads keeps 64 programs busy."""
 
@@ -134,7 +142,7 @@ def _draw(logits: Tensor, warps: Tensor, keys: Tensor, impossible: int) -> Tenso
     if keys.numel():
         _kernels("draws").draw_kernel[(num_rows, num_nodes)](
             logits, warps, keys.contiguous(), out,
-            num_nodes, vocab_size, *logits.stride()[:2], impossible, BLOCK=BLOCK,
+            num_nodes, vocab_size, *logits.stride()[:2], impossible, BLOCK=DRAW_BLOCK, num_warps=DRAW_WARPS,
         )  # fmt: skip
     return out
 
@@ -209,7 +217,7 @@ def _attend(
         return out
     partial = query.new_empty(num_rows * kv_heads, num_parts, num_queries, dim, dtype=torch.float32)
     sums = partial.new_empty(num_rows * kv_heads, num_parts, num_queries, 2)
-    rows = min(max(16, _at_least(num_queries)), 64)
+    rows = min(max(16, _at_least(num_queries)), HEIGHT.get(query.dtype, 64))
     kernels, wide = _kernels("attention"), max(16, _at_least(dim))
     kernels.attend_kernel[(num_rows * kv_heads, num_parts, -(-num_queries // rows))](
         query, length if table is None else table, keys, values, ancestry.view(torch.uint8), length.contiguous(), positions,

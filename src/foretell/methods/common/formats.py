@@ -187,8 +187,9 @@ def _max_positions(keys: Keys) -> int | None:
 
 def _trained_length(path: Path) -> int | None:
     """By the record that training here leaves beside a head."""
+    folder = path.parent if is_file(path) else path
     try:
-        found = parse_json((path / "record.json").read_text(encoding="utf-8"))
+        found = parse_json((folder / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     config = found.get("config") if isinstance(found, Mapping) else None

@@ -108,7 +108,9 @@ class DFlashDrafter(Drafter):
                 alone.write(layer, slots[None], keys, values)
                 return keys, values
 
-            masks = [torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)] * self.head.config.num_layers
+            # As wide as the keys: accelerators' kernels take no mask whose last axis is one value for all of them.
+            seen = torch.ones(1, 1, 1, slots.numel(), dtype=torch.bool, device=device)
+            masks = [seen] * self.head.config.num_layers
             self.head.rows(self.mask_row, known[None], slots[None], masks, memory)
         return self.features.rows[row].count
 
