@@ -23,20 +23,20 @@ def test_rates_become_what_was_seen_and_follow_a_change() -> None:
     for rate in (0.8, 0.1):
         for _ in range(1500):
             chances.observe(3, [7], [7 if rng.random() < rate else 8])
-        assert chances.rates[2] == pytest.approx(rate, abs=0.07)
+        assert chances.means[2].value == pytest.approx(rate, abs=0.07)
     untouched = [place for place in range(len(FIRST)) if place != 2]
-    assert [chances.rates[place] for place in untouched] == [FIRST[place] for place in untouched]
+    assert [chances.means[place].value for place in untouched] == [FIRST[place] for place in untouched]
 
 
 def test_only_guesses_behind_right_ones_and_tokens_that_came_count() -> None:
     chances = Chances()
     chances.observe(1, [5, 6, 7, 8], [5, 0, 7, 8])  # behind the wrong one nothing is known
-    assert chances.rates[0] > FIRST[0]
-    assert chances.rates[1] < FIRST[1]
-    assert chances.rates[2:] == list(FIRST[2:])
+    assert chances.means[0].value > FIRST[0]
+    assert chances.means[1].value < FIRST[1]
+    assert [mean.value for mean in chances.means[2:]] == list(FIRST[2:])
     chances = Chances()
     chances.observe(1, [5, 6, 7], [5])  # the text ended
-    assert chances.rates[1:] == list(FIRST[1:])
+    assert [mean.value for mean in chances.means[1:]] == list(FIRST[1:])
 
 
 def row_of(text: list[int]) -> SuffixRow:

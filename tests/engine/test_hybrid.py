@@ -19,6 +19,7 @@ from foretell.doctor.candidates import Candidate
 from foretell.doctor.examine import Predicted
 from foretell.doctor.predict import predictions
 from foretell.draft.base import Probe
+from foretell.draft.chances import PRIOR, Mean
 from foretell.draft.config import Loader
 from foretell.draft.shapes import Adaptive, Chain, parse_shape
 from foretell.draft.suffix import Suffix
@@ -30,7 +31,7 @@ from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
 from foretell.methods.hybrid import size
-from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, SHARED_SIZE, Hybrid, Mean, Worth, _by_row, shape_of
+from foretell.methods.hybrid.drafter import MOST_GRAFTED, SHARED_SIZE, Hybrid, Worth, _by_row, shape_of
 from foretell.methods.hybrid.size import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM

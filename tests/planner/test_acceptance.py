@@ -25,10 +25,22 @@ def feed(
 
 def test_nothing_known_is_the_prior_and_its_upper_bound_is_above() -> None:
     kept, nodes, optimistic = Acceptance(DEPTH).curve("m", "r", DEPTH)
-    assert kept[0] == pytest.approx(PRIOR_RATE * PRIOR_FOUND)
+    assert kept[0] == pytest.approx(PRIOR_RATE)
     assert nodes == pytest.approx([PRIOR_FOUND**k for k in range(1, DEPTH + 1)])
     assert all(low < high <= 1.0 for low, high in zip(kept, optimistic, strict=True))
     assert kept == sorted(kept, reverse=True)
+
+
+def test_lines_that_go_on_where_they_are_right_are_expected_to_keep_what_they_keep() -> None:
+    """Half of the lines are sure: three guesses, all kept. The others stop after one guess, which is wrong. A line goes
+    on in half of the cases, but behind a guess that was kept it always does."""
+    acceptance = Acceptance(DEPTH)
+    for number in range(800):
+        sure = number % 2
+        acceptance.observe("r", "m", DEPTH, 3 if sure else 1, 3 if sure else 0)
+    kept, nodes, _ = acceptance.curve("m", "new", DEPTH)
+    assert sum(kept) == pytest.approx(1.5, abs=0.1)
+    assert sum(nodes) == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_nonsense_drafter_is_given_up_within_a_few_proposals() -> None:

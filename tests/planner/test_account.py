@@ -7,7 +7,9 @@ from foretell.planner.account import (
     BUDGET,
     MAX_CREDIT_PASSES,
     MAX_EXTRA_PASSES,
+    PROMISE,
     START_CREDIT_PASSES,
+    WON_SHARE,
     Purse,
     TrialAccount,
 )
@@ -79,3 +81,60 @@ def test_planners_share_what_trials_may_lose() -> None:
     assert account.trials == dear.trials + cheap.trials
     assert account.seconds == pytest.approx(dear.seconds + cheap.seconds)
     assert account.seconds <= BUDGET * 2100 + 2 * START_CREDIT_PASSES
+
+
+def test_reading_a_text_may_overdraw_it_by_what_a_run_can_bear() -> None:
+    """So much that the run stays within the promise of plain decoding; and once, until that is paid."""
+    account = Purse()
+    account.credit(1.0)
+    account.ask(2.0, 3.0)
+    assert not account.is_due
+    account.earn(100.0)
+    account.won = 4.0 / WON_SHARE
+    account.ask_nothing()
+    account.ask(2.0)
+    assert account.most == pytest.approx(1.0 + 100.0 * BUDGET), (
+        "a trial that reads nothing is paid from the credit alone"
+    )
+    account.ask(4.0, 3.0)
+    over = 100.0 * PROMISE + 4.0
+    assert account.most == pytest.approx(over)
+    account.won = 1e6
+    assert account.most == MAX_CREDIT_PASSES, "however much was won"
+    account.charge(4.0, 3.0)
+    assert account.most == account.credit(1.0) == pytest.approx(1.5 - 4.0), "none that reads, until it is paid"
+    account.ask(1.0)
+    assert account.goes_on
+    assert account.most == 3.0, "but as much again, to put to use what was read"
+    account.charge(2.5)
+    account.ask(1.0)
+    assert account.most == 0.5
+    account.charge(1.0)
+    assert not account.goes_on
+    assert account.most == account.credit(1.0)
+
+
+def test_what_was_overdrawn_is_paid_by_what_the_guesses_win() -> None:
+    account = Purse()
+    account.credit(1.0)
+    account.charge(4.0, 3.0)
+    account.repay(-1.0)
+    account.repay(2.0)
+    assert account.credit(1.0) == -1.0
+    account.repay(50.0)
+    assert account.credit(1.0) == 0.0, "no more than that"
+    account.charge_extra(1.0, 0.0, 1.0)
+    account.repay(50.0)
+    assert account.credit(1.0) == -1.0, "other losses are earned back"
+
+
+def test_a_trial_that_did_not_take_place_is_given_back() -> None:
+    account = Purse()
+    account.credit(1.0)
+    account.charge(4.0, 3.0)
+    account.refund(4.0)
+    assert (account.credit(1.0), account.seconds, account.goes_on) == (1.0, 0.0, False)
+    account.charge(4.0, 3.0)
+    account.charge(0.5)
+    account.refund(0.5)
+    assert (account.credit(1.0), account.goes_on) == (-3.0, True), "the text has been read"

@@ -103,6 +103,7 @@ def test_where_neither_pays_both_try_within_their_budgets(seed: int) -> None:
 def test_each_step_teaches_the_planner_that_planned_it() -> None:
     text = Text(0.25, found=0.4, light=0.8, second=0.6)
     for _ in range(1500):
+        text.planner._waiting.flush()
         whole, light = text.planner.whole.acceptance.seen("whole"), text.planner.light.acceptance.seen("light")
         text.step()
         if text.kinds[-1] == "whole":

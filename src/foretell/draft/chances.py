@@ -2,27 +2,44 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 FIRST = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Before anything is seen: of greedy answers to questions behind documents (docs/LOG.md)."""
 ENDS = (1, 2, 3, 4, 6, 9, 15)
 """Lengths of matches, in tokens: those above one of these, up to the next, count as alike."""
-FIRST_WEIGHT, MEMORY = 6.0, 256.0  # guesses that ``FIRST`` counts as, and after which older ones fade
+PRIOR, MEMORY = 6.0, 256.0
+"""Observations that a first value counts as, and after which older ones fade."""
+
+
+@dataclass
+class Mean:
+    """A mean that begins at a guess and forgets."""
+
+    value: float
+    weight: float = PRIOR
+
+    def add(self, value: float) -> None:
+        """One observation."""
+        self.value += (value - self.value) / (self.weight + 1.0)
+        self.weight = min(self.weight + 1.0, MEMORY)
 
 
 class Chances:
-    """Means that forget. A guess behind kept ones has a longer match before it: a token more for each."""
+    """Means by length of match. A guess behind kept ones has a longer match before it: a token more for each."""
 
     def __init__(self) -> None:
-        self.rates = list(FIRST)
-        self._weights = [FIRST_WEIGHT] * len(FIRST)
+        self.means = [Mean(rate) for rate in FIRST]
+
+    def _of(self, match: int) -> Mean:
+        return self.means[bisect_left(ENDS, match)]
 
     def depth(self, match: int, most: int, least: float) -> int:
         """How many guesses in a line, at most ``most``, are kept with a chance of at least ``least``. match: tokens of the
         text before them that were found."""
         chance = 1.0
         for level in range(most):
-            chance *= self.rates[bisect_left(ENDS, match + level)]
+            chance *= self._of(match + level).value
             if chance < least:
                 return level
         return most
@@ -31,8 +48,6 @@ class Chances:
         """A line of guesses behind such a match, and the tokens that came instead: it is known of each guess behind right
         ones, as far as tokens came."""
         for level, (guess, token) in enumerate(zip(line, emitted, strict=False)):
-            at = bisect_left(ENDS, match + level)
-            self.rates[at] += ((guess == token) - self.rates[at]) / (self._weights[at] + 1.0)
-            self._weights[at] = min(self._weights[at] + 1.0, MEMORY)
+            self._of(match + level).add(float(guess == token))
             if guess != token:
                 return

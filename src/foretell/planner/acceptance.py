@@ -1,7 +1,8 @@
 """How likely guesses are kept, learned while serving: by method, by how text is drawn, by request, by position.
 
-The rate of position k is conditional: kept, given that it was drafted and all before it were kept. A second rate says
-how often a proposal that was allowed k positions and had all before k has one at k at all (n-gram drafters often find
+The rate of position k is conditional: drafted and kept, given that it was allowed and all before it were kept. (The
+product of a rate of drafting and one of keeping is too small: lines that go on are those that are right.) A second rate
+says how often a proposal that was allowed k positions and had all before k has one at k at all (n-gram drafters often find
 none). A third figure is how many nodes a tree has beyond one a position, by how deep it was allowed to be: trees of a
 given size have more of them the shallower they are. All are counts that fade. A request's rates are shrunk towards those
 of its pool (beta-binomial), and a position's towards the one before it, so that a depth never tried is neither assumed
@@ -22,7 +23,6 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method without data: tried first, dr
 PRIOR_FOUND, PRIOR_FOUND_WEIGHT = 0.9, 1.0
 CHAIN_WEIGHT = 3.0  # weight of the position before, in proposals
 POOL_WEIGHT = 4.0  # weight of the pool's rate in a request's, in proposals
-WEIGHED_POOL_WEIGHT = 32.0  # ... of methods that weigh their guesses: they are right in runs, a few say little
 LENT_WEIGHT = 4.0  # at most, of what a method's other pools say in a pool, in proposals
 ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
 STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
@@ -49,7 +49,7 @@ def private(heat: int) -> int:
 
 
 class _Counts:
-    """Faded counts. ``table`` [R, 6 L + 1]: of each position the times it was tried, kept, allowed, found; of each depth
+    """Faded counts. ``table`` [R, 6 L + 1]: of each position the times it was reached, kept, allowed, found; of each depth
     the proposals that were allowed to be so deep and had a guess, and their nodes beyond one a position; last all
     proposals. ``last`` [R]: the step of the latest one."""
 
@@ -87,13 +87,11 @@ class Acceptance:
         self._pool_rates: dict[int, tuple[list[list[float]], list[list[float]], list[float]]] = {}
         self._queue: list[tuple[int, int, int, int, int, int]] = []
         self._step = 0
-        # What a proposal adds to the counts, by (drafted, accepted) and by (allowed, drafted).
         self._near = NEIGHBOUR_SHARE ** np.abs(np.arange(depth)[:, None] - np.arange(depth))
-        at, one, two = np.arange(depth), np.arange(depth + 1)[:, None, None], np.arange(depth + 1)[None, :, None]
-        kept = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
-        found = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
-        self._adds_kept = kept.reshape(-1, 2 * depth).astype(np.float64)
-        self._adds_found = found.reshape(-1, 2 * depth).astype(np.float64)
+        # What a proposal adds to counts of either kind, by how deep it was allowed, and how deep it was kept or drafted.
+        at, allowed, came = np.arange(depth), np.arange(depth + 1)[:, None, None], np.arange(depth + 1)[None, :, None]
+        adds = np.concatenate([(came >= at) & (allowed > at), (came > at) & (allowed > at)], axis=2)
+        self._adds = adds.reshape(-1, 2 * depth).astype(np.float64)
 
     def tick(self) -> None:
         """To be called after every step, with or without guesses."""
@@ -153,6 +151,11 @@ class Acceptance:
         place = self._pool_places.get((method, heat))
         return 0.0 if place is None else float(self._pools.table[place, -1])
 
+    def knows(self, method: str) -> bool:
+        """Whether anything was seen of a method's guesses, at any heat."""
+        self._count()
+        return any(self._pools.table[place, -1] for place in self._families.get(method, ()))
+
     def expected(self, method: str) -> tuple[list[float], list[float]] | None:
         """kept and expected nodes of a new request by this method, at the heat of which most is known; None where nothing
         is. It changes nothing, so that any thread may ask; what is queued is not counted."""
@@ -160,9 +163,8 @@ class Acceptance:
         if not any(known.values()):
             return None
         (kept, found), _, extra = self._pool(max(known, key=lambda place: known[place]))
-        kept, found = np.cumprod(kept).tolist(), np.cumprod(found).tolist()
-        nodes = _nodes(np.array([found]), np.array([extra]))[0].tolist()
-        return [one * other for one, other in zip(kept, found, strict=True)], nodes
+        nodes = _nodes(np.array([np.cumprod(found)]), np.array([extra]))[0].tolist()
+        return np.cumprod(kept).tolist(), nodes
 
     def curve(
         self, method: str, request_id: str, depth: int, heat: int = 0
@@ -183,14 +185,13 @@ class Acceptance:
         rate = np.array(rates)  # [B, 2, L]: kept, found
         counts = self._rows.table[slots, : 4 * self.max_depth].reshape(len(slots), 2, 2, self.max_depth)
         tries = counts[:, :, 0]
-        of_pool = np.array([self._pool_weight(method) for method in methods])[:, None, None]
-        rate = (counts[:, :, 1] + of_pool * rate) / (tries + of_pool)
+        rate = (counts[:, :, 1] + POOL_WEIGHT * rate) / (tries + POOL_WEIGHT)
         kept, drafted = np.cumprod(rate, axis=2).swapaxes(0, 1)
         age = np.exp((self._rows.last[slots] - self._step) / STALE_STEPS)[:, None, None]
         pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
         weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
-        optimistic = np.cumprod(_upper(rate, weight), axis=2)
-        return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], _nodes(drafted, np.array(extra)))
+        optimistic = np.cumprod(_upper(rate[:, 0], weight[:, 0]), axis=1).astype(np.float64, copy=False)
+        return Curves(kept, drafted, optimistic, _nodes(drafted, np.array(extra)))
 
     def curves_of_one(
         self, request_id: str, method: str, heat: int
@@ -205,31 +206,28 @@ class Acceptance:
         counts = self._rows.table[slot, : 4 * depth].tolist()
         age = math.exp((self._rows.last[slot] - self._step) / STALE_STEPS)
         pool_age = math.exp((self._pools.last[pool] - self._step) / STALE_STEPS)
-        of_pool = self._pool_weight(method)
-        by_kind, hopes = [], [1.0] * depth
+        by_kind, hopes = [], []
         for kind in (0, 1):
             product = hope = 1.0
             line = []
             tried = counts[2 * kind * depth : (2 * kind + 1) * depth]
             hits = counts[(2 * kind + 1) * depth : (2 * kind + 2) * depth]
-            for place, (tries, hit, mean, rests) in enumerate(zip(tried, hits, rates[kind], known[kind], strict=True)):
-                rate = (hit + of_pool * mean) / (tries + of_pool)
+            for tries, hit, mean, rests in zip(tried, hits, rates[kind], known[kind], strict=True):
+                rate = (hit + POOL_WEIGHT * mean) / (tries + POOL_WEIGHT)
                 product *= rate
                 line.append(product)
+                if kind:
+                    continue
                 z = QUANTILE * QUANTILE / (tries * age + min(POOL_WEIGHT, PRIOR_WEIGHT + rests * pool_age))
                 hope *= (rate + z / 2 + math.sqrt(z * (rate * (1 - rate) + z / 4))) / (1 + z)
-                hopes[place] *= hope
+                hopes.append(hope)
             by_kind.append(line)
-        kept = [one * other for one, other in zip(*by_kind, strict=True)]
-        drafted = by_kind[1]
+        kept, drafted = by_kind
         nodes, before = [], 0.0
         for found, more in zip(drafted, extra, strict=True):
             nodes.append(found + drafted[0] * (more - before))
             before = more
         return kept, drafted, hopes, nodes
-
-    def _pool_weight(self, method: str) -> float:
-        return WEIGHED_POOL_WEIGHT if method in self.weighed else POOL_WEIGHT
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)
@@ -274,9 +272,7 @@ class Acceptance:
         trees[each, cap - 1] = drafted > 0
         trees[each, self.max_depth + cap - 1] = np.where(drafted > 0, nodes - drafted, 0)
         trees[:, -1] = 1.0
-        new = np.concatenate(
-            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], trees], axis=1
-        )
+        new = np.concatenate([self._adds[cap * base + accepted], self._adds[cap * base + drafted], trees], axis=1)
         # A long request counts less per proposal than short ones: the pool is for requests that have just begun.
         weight = np.maximum(1.0 / (1.0 + rows.table[slots, -1] / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         rows.table *= np.exp(np.bincount(slots, minlength=len(rows.last)) / -ROW_MEMORY)[:, None]
@@ -296,9 +292,7 @@ class Acceptance:
         if drafted:
             trees[cap - 1], trees[self.max_depth + cap - 1] = 1.0, nodes - drafted
         trees[-1] = 1.0
-        new = np.concatenate(
-            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], trees]
-        )
+        new = np.concatenate([self._adds[cap * base + accepted], self._adds[cap * base + drafted], trees])
         weight = max(1.0 / (1.0 + float(row[-1]) / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         row *= math.exp(-1.0 / ROW_MEMORY)
         row += new

@@ -8,6 +8,7 @@ BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
 START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that a purse starts with, and holds at most
 ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
+WON_SHARE = 0.5  # of what guesses have won over plain decoding, that one trial may lose beyond the credit
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 
 
@@ -39,9 +40,19 @@ class TrialAccount:
         for purse in self._purses:
             purse.earn(seconds)
 
+    def win(self, seconds: float) -> None:
+        """A step with guesses took so much less than plain decoding of its tokens, whoever planned it."""
+        for purse in self._purses:
+            purse.won += seconds
+
 
 class Purse:
-    """Credit in seconds, initialised by the first call of ``credit``. Not thread-safe."""
+    """Credit in seconds, initialised by the first call of ``credit``. Not thread-safe.
+
+    One trial may overdraw it, where a drafter reads a text that no share of a short run would pay, but not by more than
+    keeps the run within ``PROMISE`` of plain decoding. Then nothing is tried until that is earned back, or won by the
+    guesses that were tried; but what was read may be put to use: steps that lose as much again.
+    """
 
     def __init__(self, share: float = 1.0) -> None:
         """share: of what trials may lose."""
@@ -49,6 +60,9 @@ class Purse:
         self._credit: float | None = None
         self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
         self._deciding = 0.0  # seconds that the last decision took
+        self._served = self._most = self._reserve = self._overdrawn = 0.0
+        self._reads = False
+        self.won = 0.0  # seconds, by guesses, over plain decoding
         self.trials = 0
         self.seconds = 0.0  # charged so far
 
@@ -56,13 +70,33 @@ class Purse:
         """Seconds that a trial may lose now; plain: seconds of a step without guesses."""
         if self._credit is None:
             self._credit = START_CREDIT_PASSES * plain
-        self._credit = min(self._credit, MAX_CREDIT_PASSES * plain)
+        self._most = MAX_CREDIT_PASSES * plain
+        self._credit = min(self._credit, self._most)
         return self._credit
 
-    def ask(self, loss: float) -> None:
-        """Register a trial of this expected loss: ``is_due`` says when the credit covers it, and somewhat more, as it is
-        weighed again then: that costs time, and what its drafter lags behind grows."""
-        self._needed = min(self._needed, ASKED_AGAIN * max(loss, 0.0) + self._deciding)
+    @property
+    def most(self) -> float:
+        """Seconds that a trial of guesses like the one that was asked for may lose now. Call ``credit`` before."""
+        assert self._credit is not None
+        if not self._reads:
+            return max(self._credit, self._reserve or self._credit)
+        over = PROMISE * self._served + WON_SHARE * self.won
+        return self._credit if self._credit < 0.0 else max(self._credit, min(over, self._most))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what a trial has read shall be put to use, whatever its first guesses were worth."""
+        return self._reserve > 0.0
+
+    def end_reading(self) -> None:
+        """A request has ended: what was read of it is of no use any more."""
+        self._reserve = 0.0
+
+    def ask(self, loss: float, reading: float = 0.0) -> None:
+        """Register a trial of this expected loss: ``is_due`` says when it is covered, and somewhat more, as it is weighed
+        again then: that costs time, and what its drafter lags behind grows. reading: as for ``charge``."""
+        self._reads = reading > 0.0
+        self._needed = min(self._needed, ASKED_AGAIN * max(loss + reading, 0.0) + self._deciding)
 
     def ask_nothing(self) -> None:
         """Cancel the registered trial."""
@@ -71,12 +105,16 @@ class Purse:
     @property
     def is_due(self) -> bool:
         """Whether the credit covers the registered trial."""
-        return self._credit is not None and self._credit >= self._needed
+        return self._credit is not None and self.most >= self._needed
 
-    def charge(self, loss: float) -> None:
-        """Charge a trial that starts now with its expected loss in seconds. Call ``credit`` before."""
+    def charge(self, loss: float, reading: float = 0.0) -> None:
+        """Charge a trial that starts now with its expected loss in seconds. reading: a long text's part of it, which trials
+        behind it put to use; they may lose as much. Call ``credit`` before."""
         assert self._credit is not None
+        self._reserve = reading or max(self._reserve - max(loss, 0.0), 0.0)
         self._credit -= max(loss, 0.0)
+        if reading:
+            self._overdrawn = max(-self._credit, 0.0)
         self.trials += 1
         self.seconds += max(loss, 0.0)
 
@@ -98,9 +136,26 @@ class Purse:
         self._credit -= extra
         self.seconds += extra
 
+    def refund(self, charged: float) -> None:
+        """The trial that was charged so much did not take place: another guess stood in for the one to be tried."""
+        assert self._credit is not None
+        self._credit += charged
+        self.seconds -= charged
+        if self._overdrawn and self._credit >= 0.0:
+            self._overdrawn = 0.0
+            self.end_reading()
+
+    def repay(self, seconds: float) -> None:
+        """Guesses that a plan stands for have won so much over what there is without them: it pays what was overdrawn."""
+        if self._credit is not None and seconds > 0.0:
+            paid = min(seconds, self._overdrawn)
+            self._credit += paid
+            self._overdrawn -= paid
+
     def earn(self, seconds: float) -> None:
         """Credit a share of a step's seconds."""
         if self._credit is not None:
+            self._served += seconds
             self._credit += BUDGET * self._share * seconds
 
 

@@ -66,6 +66,11 @@ class Decisions:
             best = search(question.problem)
         return best is not None and best.rate > max(len(rows) / plain, self.floor) * (1.0 + GAIN_TO_CONTINUE)
 
+    def _is_blind(self, row: RowView, entry: float, plain: float) -> bool:
+        """Whether a long text would be read for guesses of which nothing is known: no more than a trial, whatever is
+        expected. entry: seconds of it a step."""
+        return entry * steps_ahead(row, 0.0) > plain and not self._offers.acceptance.knows(row.method)
+
     def decide(self, rows: Sequence[RowView], before: Decision) -> Decision:
         """What these rows do next; before: what stood so far."""
         gain = GAIN_TO_CONTINUE if before.guessing else GAIN_TO_START
@@ -81,7 +86,11 @@ class Decisions:
             return off
         best = single.best(single.kept)
         begun = thread_time()
-        if best is None or best[1] / best[2] <= off.plain_rate * (1.0 + gain):
+        if (
+            best is None
+            or best[1] / best[2] <= off.plain_rate * (1.0 + gain)
+            or self._is_blind(row, single.entry, plain)
+        ):
             made = self._try_one(row, single, off)
         else:
             depth, tokens, seconds = best
@@ -92,12 +101,16 @@ class Decisions:
 
     def _try_one(self, row: RowView, single: Single, off: Decision) -> Decision:
         """``_try_guessing`` of one row."""
-        credit, kept = self._purse.credit(single.plain), single.kept
+        kept = single.kept
+        self._purse.credit(single.plain)
         hopes = [max(hope, one) if one > 0.0 else 0.0 for hope, one in zip(single.optimistic, kept, strict=True)]
         hope = single.best(hopes, doubt=math.exp(-self._ledger.corrections.doubt))
-        if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
+        reading = single.entry * steps_ahead(row, sum(kept))  # a failed trial has read the whole text in vain
+        prices = single.prices(kept, entry=reading)
+        reading = reading if reading > single.plain else 0.0
+        goes_on = self._purse.goes_on and not reading
+        if hope is None or (hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START) and not goes_on):
             return off
-        prices = single.prices(kept, entry=single.entry * steps_ahead(row, sum(kept)))
         allowed = sum(one > 0.0 for one in kept)
         best: tuple[float, Allocation, float] | None = None
         for cap in (hope[0],) if single.is_weighed else sorted({1, 2, hope[0]}):
@@ -105,12 +118,12 @@ class Decisions:
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
             value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
-            self._purse.ask(loss)
-            if loss <= credit and (best is None or value > best[0]):
+            self._purse.ask(loss, reading)
+            if loss + reading <= self._purse.most and (best is None or value > best[0]):
                 best = (value, Allocation([depth], tokens, seconds), loss)
         if best is None:
             return off
-        self._purse.charge(best[2])
+        self._purse.charge(best[2], reading)
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:
@@ -123,7 +136,8 @@ class Decisions:
             return off
         best = search(question.problem)
         begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
-        if best is None or best.rate <= off.plain_rate * (1.0 + gain):
+        blind = any(map(self._is_blind, rows, question.problem.entry.tolist(), [plain] * batch))
+        if best is None or best.rate <= off.plain_rate * (1.0 + gain) or blind:
             made = self._try_guessing(rows, question, off)
         else:
             made = self._try_other(question, Decision(best.caps, True, best, off.plain_rate))
@@ -136,18 +150,19 @@ class Decisions:
     def _try_guessing(self, rows: Sequence[RowView], question: Question, off: Decision) -> Decision:
         """No row guesses: let one or a few rows try, if guessing may pay."""
         problem = question.problem
-        credit = self._purse.credit(problem.plain)
+        self._purse.credit(problem.plain)
         depth = problem.kept.shape[1]
         allowed = problem.kept > 0.0
         optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
         doubt = float(np.exp(-self._ledger.corrections.doubt))
         hope = search(replace(problem, kept=optimistic, guess_factor=problem.guess_factor * doubt))
-        if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
-            return off
         order = np.argsort(-optimistic[:, 0], kind="stable")
         spread = np.array([steps_ahead(row, kept) for row, kept in zip(rows, problem.kept.sum(axis=1), strict=True)])
         problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
-        best: tuple[float, Allocation, float] | None = None
+        goes_on = self._purse.goes_on and problem.entry[order[0]] <= problem.plain
+        if hope is None or (hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START) and not goes_on):
+            return off
+        best: tuple[float, Allocation, float, float] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
             tried = order[:count]
             for cap in sorted({1, 2, max(hope.caps)}):
@@ -158,12 +173,14 @@ class Decisions:
                 loss = choice.seconds - choice.tokens / off.plain_rate
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
                 value = learned / max(loss, 0.02 * problem.plain)
-                self._purse.ask(loss)
-                if loss <= credit and (best is None or value > best[0]):
-                    best = (value, choice, loss)
+                reading = float(problem.entry[caps > 0].sum())
+                reading = reading if reading > problem.plain else 0.0
+                self._purse.ask(loss, reading)
+                if loss + reading <= self._purse.most and (best is None or value > best[0]):
+                    best = (value, choice, loss, reading)
         if best is None:
             return off
-        self._purse.charge(best[2])
+        self._purse.charge(*best[2:])
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _try_other(self, question: Question, standing: Decision) -> Decision:

@@ -115,7 +115,10 @@ class LayeredPlanner:
         before = self._rate
         planned = self._plan_light(views, arriving, before)
         standing = light.standing
-        whole.floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
+        floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
+        if len(rows) == 1 and abs(floor - whole.floor) > 0.05 * floor:
+            whole.replan()
+        whole.floor = floor
         if not standing.trial:
             first = whole.plan(rows, arriving)
             now = whole.standing

@@ -22,9 +22,9 @@ CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags 
 
 
 def steps_ahead(row: RowView, kept: float) -> float:
-    """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have, if
-    each keeps so many guesses."""
-    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / 2 / (1.0 + kept)))
+    """Steps over which reading what a row's drafter lags behind is written off: those it may still have, if each keeps so
+    many guesses."""
+    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / (1.0 + kept)))
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Offers:
             return None
         requests, methods, heats = zip(*[(row.request_id, row.method, row.heat) for row in rows], strict=True)
         curves, own = self.acceptance.curves(requests, methods, heats), [1.0] * len(rows)
+        found = curves.drafted
         if self.shares is not None:
             curves, own = mixed(curves, [self.shares.of(*row) for row in zip(requests, methods, heats, strict=True)])
         batch, depth = curves.kept.shape
@@ -85,6 +86,10 @@ class Offers:
         )
         depth = int(limits.max())
         allowed = np.arange(depth)[None] < limits[:, None]
+        weighed = np.array([row.method in self.acceptance.weighed for row in rows])
+        # One that weighs its guesses stops before the passes of those that it does not make; the first is always made.
+        goes_on = np.where(weighed[:, None] & (np.arange(depth) > 0), found[:, :depth], 1.0)
+        made = {name: goes_on[np.array(methods) == name].mean(axis=0)[:, None] for name in names}
         factors = self.corrections
         drafts = {  # a method's drafting, as often as its rows make guesses of their own
             name: factors.draft[name] * fmean(share for row, share in zip(rows, own, strict=True) if row.method == name)
@@ -99,7 +104,6 @@ class Offers:
         texts = [self.costs.text(row.method) for row in rows]
         at_depth = np.repeat([[text.each] for text in texts], depth, axis=1)
         at_depth[:, 0] += [text.once for text in texts]
-        weighed = [row.method in self.acceptance.weighed for row in rows]
         factor_of = np.array([drafts.get(row.method, 0.0) for row in rows])
         problem = Problem(
             kept=kept,
@@ -109,11 +113,11 @@ class Offers:
             entry=np.array(entry),
             own=at_depth * (beyond * factor_of)[:, None],
             node=beyond * self.costs.text(PASS).each,
-            draft=np.stack([self._grid(name, batch)[:depth] * drafts[name] for name in names]),
+            draft=np.stack([self._grid(name, batch)[:depth] * made[name] * drafts[name] for name in names]),
             curve=(xs, ys + self._attention(batch, _mean_length(rows))),
             plain=plain,
             guess_factor=factors.guess,
-            weighed=np.array(weighed) if any(weighed) else None,
+            weighed=weighed if weighed.any() else None,
         )
         return Question(problem, curves)
 
@@ -123,7 +127,12 @@ class Offers:
         if not self._may_guess(row, 1):
             return None
         kept, drafted, optimistic, nodes = self.acceptance.curves_of_one(row.request_id, method, row.heat)
-        own = 1.0
+        own, is_weighed = 1.0, method in self.acceptance.weighed
+        if method not in self._columns:
+            self._columns[method] = self._grid(method, 1)[:, 1].tolist()
+        draft = self._columns[method]
+        if is_weighed:  # as in ``of``
+            draft = [cost * made for cost, made in zip(draft, [1.0, *drafted[1:]], strict=False)]
         if self.shares is not None:
             light, by_light, more = self.shares.of(row.request_id, method, row.heat)
             if light:  # as in ``mixed``
@@ -133,8 +142,6 @@ class Offers:
                     for line, first in ((kept, by_light), (drafted, light), (optimistic, by_light), (nodes, more))
                 )
         depth = min(row.max_depth, row.depth_limit, len(kept))
-        if method not in self._columns:
-            self._columns[method] = self._grid(method, 1)[:, 1].tolist()
         if self._points is None:
             xs, ys = self.costs.verify_curve(1)
             self._points = xs.tolist(), ys.tolist()
@@ -147,9 +154,9 @@ class Offers:
             first, level = beyond * factor * text.once, beyond * factor * text.each
             node = beyond * self.costs.text(PASS).each
         return Single(
-            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], self._columns[method], factor,
+            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], draft, factor,
             self._entry(row, sum(kept[:depth])) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
-            self.corrections.guess, method in self.acceptance.weighed,
+            self.corrections.guess, is_weighed,
         )  # fmt: skip
 
     def least_chance(self, rows: Sequence[RowView]) -> float:
@@ -178,7 +185,8 @@ class Offers:
         if method not in self.corrections.draft:
             return 0.0
         grid, text = self._grid(method, batch), self.costs.text(method)
-        caps = [min(row.cap, len(grid)) for row in rows]
+        is_weighed = method in self.acceptance.weighed  # it stops before the pass of a guess that it does not make
+        caps = [min(max(row.drafted, 1) if is_weighed else row.cap, len(grid)) for row in rows]
         depth = max(caps)
         own = sum(
             self.costs.beyond(row.length) * (text.once + text.each * cap) for row, cap in zip(rows, caps, strict=True)

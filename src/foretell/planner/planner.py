@@ -56,6 +56,7 @@ class Planner:
         self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
         self.standing = Decision([])
         self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
+        self._known = 0  # steps of these rows before the last decision
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
         self._least = 0.0  # of plans while the decision stands
         self._decisions = Decisions()
@@ -164,6 +165,7 @@ class Planner:
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
         self._waiting.flush()
+        self._purse.end_reading()
         self.acceptance.forget(request_id)
         self._ids = []
 
@@ -201,6 +203,7 @@ class Planner:
         if ids != self._ids or self.age >= self._patience or (not self.guessing and self._purse.is_due):
             self._waiting.flush()
             was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
+            self._known = self._known + self.age if ids == self._ids else 0
             self._ids, self.age = ids, 0
             self.standing = standing = self._decisions.decide(rows, self.standing)
             if self.acceptance.weighed and any(standing.caps):
@@ -251,7 +254,7 @@ class Planner:
     @property
     def _together(self) -> int:
         """Steps to learn from at once while a decision to guess stands."""
-        return min(TOGETHER, self._patience) if self._patience in (PERIOD, PERIOD_WEIGHED) else 1
+        return min(TOGETHER, self._patience) if PERIOD_WEIGHED <= self._patience <= PERIOD else 1
 
     def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
         if not self.guessing:
@@ -260,7 +263,10 @@ class Planner:
         pools = {(row.method, row.heat) for row in rows}
         unknown = {method for method, heat in pools if self.acceptance.seen(method, heat) < ENOUGH_PROPOSALS}
         # Such a method risks little in a step: less than planning takes, after a pass.
-        return PERIOD if not unknown else PERIOD_WEIGHED if self.acceptance.weighed.issuperset(unknown) else 1
+        if unknown:
+            return PERIOD_WEIGHED if self.acceptance.weighed.issuperset(unknown) else 1
+        # What lookups find differs from text to text, which its first steps show.
+        return min(PERIOD, max(PERIOD_WEIGHED, self._known)) if self.acceptance.weighed else PERIOD
 
     # -- after a step ------------------------------------------------------------------------------------------------
 
@@ -296,8 +302,13 @@ class Planner:
         if heavy:
             ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
-        if plan.charged is not None:
+        ledger.account.win(served - seconds)
+        if plan.charged is not None and all(row.by_light for row in step.rows if row.cap):
+            self._purse.refund(plan.charged)
+        elif plan.charged is not None:
             self._purse.charge_extra(seconds - served, plan.charged, plain)
+        elif self.guessing:
+            self._purse.repay(min(served, (step.batch + accepted) / max(self.floor, 1e-300)) - seconds)
         if self._decisions.knows_plain:
             # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
             ledger.speed.count(min(served, seconds * (step.batch + accepted) / step.batch), seconds)

@@ -20,6 +20,7 @@ from foretell.core.params import heat_of
 from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
+from foretell.draft.chances import Mean
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Chain, Shape, Sized
 from foretell.draft.suffix import Suffix, SuffixDrafter
@@ -29,27 +30,10 @@ from foretell.model.target import Target
 BINS, BIN = 16, 0.5
 """Scores of suffix proposals have so many bins: below BIN, below 2 BIN, ... The lowest decide: a guess of one token that is
 likely and one that is not both score below 1, and only the first is worth more than a second method's."""
-PRIOR = 6.0
-"""Proposals that the first estimates count as."""
 SHARED_SIZE = 2
 """Guesses of a row's tree at most where several rows guess, if nobody chose its shape."""
 MOST_GRAFTED = 4
 """Tokens of a suffix that are put into a tree of the second method at most."""
-MEMORY = 256.0
-"""Proposals after which older ones count half."""
-
-
-@dataclass
-class Mean:
-    """A mean that begins at a guess and forgets."""
-
-    value: float
-    weight: float = PRIOR
-
-    def add(self, value: float) -> None:
-        """One observation."""
-        self.value += (value - self.value) / (self.weight + 1.0)
-        self.weight = min(self.weight + 1.0, MEMORY)
 
 
 @dataclass
