@@ -30,7 +30,8 @@ BEAT_S = 10.0
 """Between two writings: a kill loses what came since."""
 MAX_STATE_BYTES = 1 << 30
 """Of all files of ``state_dir``."""
-RATES = "acceptance"
+RATES = "acceptance 2"
+"""The kind of its file; the number is that of what is counted (2: kept of those allowed)."""
 
 
 Content = tuple[dict[str, str], dict[str, Tensor]]
