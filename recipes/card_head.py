@@ -331,7 +331,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, nargs="*", default=[], help="further prompts, e.g. of recipes.prompts")
     parser.add_argument("--prompt-tokens", type=int, default=448, help="longer prompts are left out")
     parser.add_argument("--answer-tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=1, help="answers of a prompt: at temperatures 1, 0, 1, ...")
     parser.add_argument("--answer-minutes", type=float, default=3.0, help="after which no batch of answers is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], help="key=value for training, e.g. intermediate_size=4096")
@@ -350,10 +349,9 @@ def main() -> None:
     say(f"{spec.name}, {spec.dtype}, layers {layers}, end tokens {spec.eos_token_ids}")
     chats = prompts_of(Author(engine, writer), args)
     say(f"{len(chats)} prompts")
-    asked = [(chat, float((turn + number) % 2)) for turn in range(args.repeats) for number, chat in enumerate(chats)]
     teacher, texts = KeptTeacher(engine.model), []
     answers = writer.all(
-        [chat for chat, _ in asked], [heat for _, heat in asked], top_p=1.0, most=args.answer_tokens, seed=args.seed + 1,
+        chats, [float(number % 2) for number in range(len(chats))], top_p=1.0, most=args.answer_tokens, seed=args.seed + 1,
         keep=True,
     )  # fmt: skip
     until = time.perf_counter() + 60 * args.answer_minutes
@@ -367,7 +365,7 @@ def main() -> None:
     made_by = {
         "target": spec.name, "target_hash": target_hash(engine.model), "implementation": spec.implementation,
         "dtype": "bfloat16", "seed": args.seed, "temperatures": [0.0, 1.0], "max_new_tokens": args.answer_tokens,
-        "num_prompts": len(chats), "source": "written by the target", "num_skipped": len(asked) - len(texts),
+        "num_prompts": len(chats), "source": "written by the target", "num_skipped": len(chats) - len(texts),
     }  # fmt: skip
     responses = pack(texts, made_by)
     responses.save(args.out / "responses.safetensors")
