@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from foretell.core.noise import Noise, Stream, exponentials, race, stream_keys
 from foretell.core.probs import process_logits
 from foretell.core.tree import DrawnBy, TokenTree, depths
 from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.gpu import ops
 from foretell.kernels.gpu.ops import register
 from foretell.verify import Coupled, Evidence, draw
 from foretell.verify.exact import has_distribution, target_draws
@@ -20,8 +22,11 @@ from tests.verify.random_trees import random_parent
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Any:
-    return register("CPU")
+def gpu() -> Iterator[Any]:
+    """Draws from logits look at several blocks of the small vocabularies here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "DRAW_BLOCK", 1024)
+        yield register("CPU")
 
 
 def test_keys_are_those_of_the_twin(gpu: Any) -> None:
