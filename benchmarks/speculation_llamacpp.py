@@ -3,10 +3,10 @@
     python -m benchmarks.speculation_llamacpp --program PATH/llama-speculative-simple --bench PATH/llama-bench \\
         --target TARGET.gguf --draft DRAFT.gguf [--guesses 2 4] [--methods draft_model:2 suffix auto:draft_model:4]
 
-Theirs: ``llama-speculative-simple`` with the draft model and each number of guesses, and with its n-gram drafter; plain
-decoding is ``llama-bench``'s, whose passes leave sampling out. All figures are tokens a second behind the prompt. Each
-prompt is one round; ratios are to our own plain decoding and to the best of theirs, prompt by prompt. Ours are checked
-for plain decoding's tokens. Prompts are raw beginnings of texts, so that both sides read the same tokens.
+Theirs: ``llama-speculative-simple`` with the draft model (or head) and each number of guesses, and with its n-gram
+drafter; plain decoding is ``llama-bench``'s, whose passes leave sampling out. All figures are tokens a second behind the
+prompt. Each prompt is one round; ratios are to our own plain decoding and to the best of theirs, prompt by prompt. Ours are
+checked for plain decoding's tokens. Prompts are raw beginnings of texts, so that both sides read the same tokens.
 """
 
 import argparse
@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--program", required=True, help="llama-speculative-simple")
     parser.add_argument("--bench", required=True, help="llama-bench")
     parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--draft", required=True, help="a draft model, or with --spec-type draft-eagle3 a head")
+    parser.add_argument("--spec-type", default="draft-simple", help="what theirs takes the draft for")
     parser.add_argument("--guesses", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--methods", nargs="+", default=["draft_model:2", "draft_model:4", "suffix"])
     parser.add_argument("--tokens", type=int, default=64)
@@ -65,15 +66,17 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     plain_engine = Engine.load(args.target, dtype="bfloat16", speculative="none")
-    methods = {text: parse_method(text, draft=args.draft) for text in args.methods}
+    methods = {text: parse_method(text, draft=None if "model=" in text else args.draft) for text in args.methods}
     engines = {
         text: plain_engine.with_method(method.config, speculation=method.speculation)
         for text, method in methods.items()
     }
     base = [args.program, "-m", args.target, "-t", str(args.threads)]
-    draft = [*base, "-md", args.draft, "--spec-type", "draft-simple", "-td", str(args.threads), "--spec-draft-n-max"]
+    draft = [*base, "-md", args.draft, "--spec-type", args.spec_type, "-td", str(args.threads), "--spec-draft-n-max"]
     runs: dict[str, Callable[[str], float]] = {
-        "llama.cpp, plain": lambda prompt: their_plain(args.bench, args.target, args.threads, args.tokens),
+        "llama.cpp, plain": lambda prompt: their_plain(
+            args.bench, args.target, args.threads, "-p", "0", "-n", str(args.tokens)
+        ),
         **{
             f"llama.cpp, draft, {n} guesses": lambda prompt, n=n: their_speculative(
                 [*draft, str(n)], prompt, args.tokens
