@@ -54,11 +54,10 @@ class CudaRecorder:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        # The stream is put back here: a capture that fails leaves its own as the current one.
         with (
             torch.cuda.device(self._device),
-            torch.cuda.stream(
-                torch.cuda.current_stream()
-            ),  # a capture that fails leaves its own stream behind as current
+            torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"),
         ):
             out = function()
