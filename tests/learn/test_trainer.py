@@ -24,6 +24,9 @@ class Counting:
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         self.number = int(weights["number"])
 
+    def renew(self, texts: Sequence[Text]) -> int:
+        return 0
+
     def learn(self, text: Text, share: float = 1.0) -> float:
         return 0.0
 

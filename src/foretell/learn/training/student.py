@@ -14,10 +14,12 @@ from foretell.learn.training.acceptance import AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
+from foretell.learn.training.vocabulary import DraftVocabulary
 from foretell.methods.common.objective import LossSlot, Objective
 from foretell.methods.common.teacher import ComputedBatch, Teacher
 from foretell.methods.draft_model.drafter import ACCEPTANCE
 from foretell.methods.draft_model.objective import DraftModelObjective
+from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.model.target import ModelSpec
 from foretell.train.losses import DIVERGENCES
 from foretell.train.making import Making
@@ -54,10 +56,13 @@ class Student:
             raise ConfigError(f"method {origin.method!r} cannot learn while it serves: choose {', '.join(RECIPES)}")
         self.origin, self.options = origin, options
         self.device = torch.device(options.learn_device or "cpu")
-        self.teacher = Teacher(TargetEnds(origin.target, origin.matrices, self.device))
+        ends = TargetEnds(origin.target, origin.matrices, self.device)
+        self.teacher = Teacher(ends)
         self.objective = self._objective()
         self.objective.share = 1.0  # of training done: what is only for its beginning is over
         head = self.objective.head.to(self.device)
+        reduced = isinstance(head, Eagle3Head) and head.vocabulary is not None
+        base = head.target_ids if reduced else None
         found = origin.weights or {}
         model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
         if model:
@@ -66,6 +71,7 @@ class Student:
         self.lora = add_lora(head, rank, options.seed) if rank else {}
         head.to(self.device).train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
+        self.vocabulary = DraftVocabulary(head, ends, base) if base is not None else None
         hidden = origin.target.hidden_size
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(options.seed)
@@ -96,6 +102,10 @@ class Student:
         return self.origin.longest
 
     # -- learning ----------------------------------------------------------------------------------------------------
+
+    def renew(self, texts: Sequence[Text]) -> int:
+        """Before new texts are learned: their tokens enter the draft vocabulary of a head that has one; how many did."""
+        return 0 if self.vocabulary is None else self.vocabulary.renew(texts)
 
     @contextmanager
     def _dropout(self) -> Iterator[None]:

@@ -119,6 +119,7 @@ class AdapterTrainer:
         replayed = self.replay.sample(options.replay, self._random.randrange, self.kinds)
         texts = [*new, *replayed]
         self._random.shuffle(texts)
+        tokens = self.student.renew(new)
         for text in new:
             self.replay.add(text)
         lost = 0.0
@@ -130,7 +131,7 @@ class AdapterTrainer:
             self.student.apply()
         self.num_updates += 1
         update: Event = {"event": "update", "update": self.num_updates, "loss": lost / max(1, len(texts)),
-                         "new": len(new), "replayed": len(replayed)}  # fmt: skip
+                         "new": len(new), "replayed": len(replayed), "new_tokens": tokens}  # fmt: skip
         yield update
         yield from self._gate(new)
 

@@ -34,12 +34,16 @@ class Eagle3Objective(Objective):
             raise ConfigError(f"alone = {alone} must be a share of training, between 0 and 1")
         self.head, self.num_slots, self.decay, self.divergence = head, num_slots, decay, divergence
         self.alone = alone
-        self.vocabulary = head.vocabulary
 
     @property
     def taps(self) -> tuple[int, ...]:
         """The head's."""
         return self.head.taps
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """The head's, which a learner changes."""
+        return self.head.vocabulary
 
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
