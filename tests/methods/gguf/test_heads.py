@@ -160,6 +160,36 @@ def test_matrices_in_blocks_stay_so_in_native_heads(kind: str, tmp_path: Path) -
     assert not changed.packed
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_rows_of_other_tokens_join_the_blocks_of_those_that_stay(kind: str, tmp_path: Path) -> None:
+    """A version of a head that learns: other tokens, and a fusion that was learned, which alone leaves its blocks."""
+    path = damaged(tmp_path, "eagle3", {"kinds": dict.fromkeys(("fc.weight", "output.weight"), kind)})
+    head: Any = formats.load(path).requires_grad_(requires_grad=False)
+    before = head.target_ids.tolist()
+    comes = next(token for token in range(VOCAB) if token not in before)
+    after = sorted([*before[:2], *before[3:], comes])
+    weights = {name: value.clone() for name, value in head.state_dict().items()}
+    weights["fc.weight"] *= 1.5
+    row = torch.randn(head.lm_head.in_features, generator=torch.Generator().manual_seed(1))
+    weights["lm_head.weight"] = torch.stack(
+        [row if token == comes else head.lm_head.weight[before.index(token)] for token in after]
+    )
+    weights["d2t"] = torch.tensor(after) - torch.arange(len(after))
+    weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, torch.tensor(after), value=True)
+    made: Any = with_weights(head, weights)
+    assert made.packed.keys() == {"lm_head.weight"}
+    assert made.target_ids.tolist() == after
+    blocks = made.packed["lm_head.weight"]
+    for column, token in enumerate(after):
+        if token != comes:
+            assert torch.equal(blocks.data[column], head.packed["lm_head.weight"].data[before.index(token)])
+    memory, x = Memory(made), torch.randn(3, len(row), generator=torch.Generator().manual_seed(0))
+    found = memory.product(memory.matrix(made.lm_head), x, len(after))
+    assert memory.matrix(made.lm_head).format == FORMATS[FORMAT_OF[kind]].number
+    assert torch.allclose(found, made.lm_head(x), rtol=0.02, atol=0.02 * float(found.abs().max()))
+    assert torch.allclose(made.lm_head.weight[after.index(comes)], row, atol=float(row.abs().max()) / 7)
+
+
 def test_llama_cpp_has_no_place_for_it(tmp_path: Path) -> None:
     base: dict[str, Any] = {**SIZES, "draft_vocab_size": 9, "layer_ids": (0, 1, 2)}
     out = tmp_path / "head.gguf"
