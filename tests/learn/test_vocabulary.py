@@ -24,7 +24,9 @@ def engine() -> Engine:
 
 def student_of(engine: Engine, weights: dict[str, Tensor] | None = None) -> Student:
     head: Any = engine.method.head  # type: ignore[attr-defined]
-    found = weights or {name: value.float() if value.is_floating_point() else value for name, value in head.state_dict().items()}
+    found = weights or {
+        name: value.float() if value.is_floating_point() else value for name, value in head.state_dict().items()
+    }
     origin = Origin("eagle3", "bundled/eagle3", engine.model.spec, matrices_of(engine.model), 3, found)
     return Student(origin, LearnOptions(where="inline"))
 
@@ -85,7 +87,9 @@ def test_a_version_has_its_maps_whatever_is_judged_between(engine: Engine) -> No
     for weights, ids in ((loaded, before), (learned, after)):
         student.load(weights)
         assert torch.equal(head.target_ids, ids)
-        slot = student.objective.outcome(student._labeled(text), student.teacher, torch.Generator(), training=False).slots[0]
+        slot = student.objective.outcome(
+            student._labeled(text), student.teacher, torch.Generator(), training=False
+        ).slots[0]
         assert torch.equal(slot.vocab, ids)  # type: ignore[arg-type]
 
 

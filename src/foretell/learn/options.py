@@ -107,8 +107,8 @@ class LearnOptions:
             raise ConfigError(f"learn_dir = {self.learn_dir} is a file; expected a folder")
 
     def lr(self, hidden_size: int) -> float:
-        """The learning rate in force: by default one over the width, by which a step of Adam changes outputs alike (2203.03466).
-        By its root, heads of 1,536 numbers lost what they knew in a few steps."""
+        """The learning rate in force, by default by one over the width, so that a step of Adam changes outputs alike
+        (2203.03466). By its root, a head of width 1,536 won less and forgot more."""
         return self.learn_lr or round(1e-3 * min(1.0, 256 / hidden_size), 8)
 
 

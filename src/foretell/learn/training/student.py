@@ -61,8 +61,8 @@ class Student:
         self.objective = self._objective()
         self.objective.share = 1.0  # of training done: what is only for its beginning is over
         head = self.objective.head.to(self.device)
-        reduced = isinstance(head, Eagle3Head) and head.vocabulary is not None
-        base = head.target_ids if reduced else None
+        reduced = head if isinstance(head, Eagle3Head) and head.vocabulary is not None else None
+        base = torch.zeros(0) if reduced is None else reduced.target_ids
         found = origin.weights or {}
         model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
         if model:
@@ -71,7 +71,7 @@ class Student:
         self.lora = add_lora(head, rank, options.seed) if rank else {}
         head.to(self.device).train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
-        self.vocabulary = DraftVocabulary(head, ends, base) if base is not None else None
+        self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base)
         hidden = origin.target.hidden_size
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(options.seed)

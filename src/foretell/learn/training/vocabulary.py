@@ -1,9 +1,9 @@
 """The draft vocabulary of an EAGLE-3 head that learns: other tokens of the same number.
 
-A head guesses some thousand tokens of its target's vocabulary, chosen by what it was trained on. Of texts in another language
-most tokens lie outside, and no gradient reaches those. So tokens that the target writes take the places of others that
-it does not, and their rows of the output head are the target's own, as in training (``Eagle3Head.fresh``): a learner
-leaves them as they are.
+A head guesses some thousand tokens of its target's vocabulary, chosen by what it was trained on. Of texts in another
+language most tokens lie outside, and no gradient reaches those. So tokens that the target writes take the places of
+others that it does not, and their rows of the output head are the target's own, as in training (``Eagle3Head.fresh``):
+a learner leaves them as they are.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ class DraftVocabulary:
     def __init__(self, head: Eagle3Head, ends: TargetEnds, base: Tensor) -> None:
         """base [DV] int64: the vocabulary before anything was learned. What the head has beside it was written once."""
         self.head, self.ends = head, ends
-        self.mass = torch.zeros(ends.spec.vocab_size)  # [V] of the target's distributions, all places that were learned from
+        self.mass = torch.zeros(
+            ends.spec.vocab_size
+        )  # [V] of the target's distributions, all places that were learned from
         ids = self._ids()
         self.mass[ids[~torch.isin(ids, base.cpu())]] = 2 * LEAST
 
@@ -55,7 +57,7 @@ class DraftVocabulary:
         rows = self.ends.matrices.head[ids.to(self.ends.matrices.head.device)].to(head.lm_head.weight)
         place = {token: row for row, token in enumerate(before)}
         had = [(column, place[token]) for column, token in enumerate(ids.tolist()) if token in place]
-        mine, own = torch.tensor(had).T
+        mine, own = torch.tensor(had, dtype=torch.int64).reshape(-1, 2).T
         rows[mine] = head.lm_head.weight[own]
         head.lm_head.weight.copy_(rows)
         head.d2t.copy_(ids - torch.arange(len(ids)))

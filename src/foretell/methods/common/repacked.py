@@ -1,4 +1,4 @@
-"""Blocks of a head whose weights change: matrices that are as they were keep theirs, so that a guess reads no more bytes."""
+"""Blocks of a head whose weights change: matrices that are as they were keep theirs."""
 
 from typing import TYPE_CHECKING
 
