@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.common import formats
 from foretell.methods.common.head import with_weights
 from foretell.methods.common.load import load_head
 from foretell.methods.common.native import Memory
+from foretell.methods.common.repacked import by_chance
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -157,12 +160,31 @@ def test_matrices_in_blocks_stay_so_in_native_heads(kind: str, tmp_path: Path) -
         found = memory.product(matrix, x, linear.out_features)
         assert torch.allclose(found, linear(x), rtol=0.02, atol=0.02 * float(linear(x).abs().max())), name
     changed = with_weights(head, {key: 2 * value for key, value in head.named_parameters()})
-    assert not changed.packed
+    assert changed.packed.keys() == (names if kind == "Q4_0" else set())  # in 8 bits those of 8 bits need no blocks
+
+
+def test_rounding_by_chance_keeps_what_is_a_small_part_of_a_step() -> None:
+    """The control: to the nearest nothing of it is left. On the grid both are exact, and no value moves by a whole step."""
+    r = torch.Generator().manual_seed(0)
+    grid = torch.randint(-7, 8, (64, 256), generator=r).float()
+    grid[:, ::32] = -8.0  # each block's largest, so a step is 1
+    learned = grid + torch.where(grid == -8.0, 0.0, 0.1)
+    kept, nearest = (
+        torch.from_numpy(dequantize(data, GGMLQuantizationType.Q4_0))
+        for data in (by_chance(learned).data.numpy(), quantize(learned.numpy(), GGMLQuantizationType.Q4_0))
+    )
+    assert torch.equal(nearest, grid)
+    moved = (kept - grid)[grid != -8.0]
+    assert abs(float(moved[grid[grid != -8.0] < 7].mean()) - 0.1) < 5 * 0.3 / 14000**0.5
+    assert float((kept - learned).abs().max()) < 1.0
+    exact = torch.from_numpy(dequantize(by_chance(grid).data.numpy(), GGMLQuantizationType.Q4_0))
+    assert torch.equal(exact, grid)
+    assert not by_chance(torch.zeros(1, 32)).data[0, 2:].sub(0x88).any()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_rows_of_other_tokens_join_the_blocks_of_those_that_stay(kind: str, tmp_path: Path) -> None:
-    """A version of a head that learns: other tokens, and a fusion that was learned, which alone leaves its blocks."""
+    """A version of a head that learns: other tokens, and a fusion that was learned, which leaves blocks of 8 bits."""
     path = damaged(tmp_path, "eagle3", {"kinds": dict.fromkeys(("fc.weight", "output.weight"), kind)})
     head: Any = formats.load(path).requires_grad_(requires_grad=False)
     before = head.target_ids.tolist()
@@ -178,7 +200,7 @@ def test_rows_of_other_tokens_join_the_blocks_of_those_that_stay(kind: str, tmp_
     weights["d2t"] = torch.tensor(after) - torch.arange(len(after))
     weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, torch.tensor(after), value=True)
     made: Any = with_weights(head, weights)
-    assert made.packed.keys() == {"lm_head.weight"}
+    assert made.packed.keys() == {"lm_head.weight", *(["fc.weight"] if kind == "Q4_0" else [])}
     assert made.target_ids.tolist() == after
     blocks = made.packed["lm_head.weight"]
     for column, token in enumerate(after):

@@ -1,4 +1,4 @@
-"""Blocks of a head whose weights change: matrices that are as they were keep theirs."""
+"""Blocks of a head whose weights change, so that a guess reads no more bytes than before."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ OUTPUT = "lm_head.weight"
 
 
 def blocks_kept(head: "Head", made: "Head") -> dict[str, Packed]:
-    """Of ``head.packed``, for a copy with other weights: those of equal matrices, and the output head's where it has other
-    tokens' rows beside equal ones. Such rows are rounded to its kind, also in ``made``. What was learned has no blocks: a
-    step is smaller than half of a distance between two numbers of four bits, so that rounding would undo it."""
+    """Of ``head.packed``, for a copy with other weights: those of equal matrices; the output head's where it has other
+    tokens' rows beside equal ones; and Q4_0 of what was learned, rounded by chance (``by_chance``). Values of ``made``
+    become those of its blocks. Other kinds have none: they run in 8 bits."""
     kept = {
         name: blocks
         for name, blocks in head.packed.items()
@@ -28,7 +28,34 @@ def blocks_kept(head: "Head", made: "Head") -> dict[str, Packed]:
     blocks = head.packed.get(OUTPUT)
     if blocks is not None and OUTPUT not in kept and (joined := _joined(head, made, blocks)) is not None:
         kept[OUTPUT] = joined
+    for name in head.packed.keys() - kept.keys():
+        if head.packed[name].kind == "Q4_0":
+            parameter = made.get_parameter(name)
+            kept[name] = by_chance(parameter)
+            parameter.data = _values(kept[name], parameter.dtype).to(parameter.device)
     return kept
+
+
+def by_chance(values: Tensor) -> Packed:
+    """A matrix [R, C] in Q4_0, each value rounded up with the chance that keeps its mean.
+
+    Values from four bits lie on their grid, and what is learned is a small part of a step of it: rounding to the nearest
+    undoes that. The draws are a function of the shape alone."""
+    rows, columns = values.shape
+    blocks = values.detach().float().cpu().reshape(rows, columns // 32, 32)
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    step = (largest / -8).half()
+    chance = torch.rand(blocks.shape, generator=torch.Generator().manual_seed(0))
+    places = (blocks / torch.where(step == 0, 1.0, step.float()) + 8 + chance).floor().clamp(0, 15).to(torch.uint8)
+    halves = places[..., :16] | places[..., 16:] << 4
+    data = torch.cat((step.view(torch.uint8), halves), -1).reshape(rows, -1)
+    return Packed("Q4_0", (rows, columns), data)
+
+
+def _values(blocks: Packed, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(blocks.shape, dtype=dtype)
+    dequantise_into(blocks.kind, blocks.data.reshape(-1).numpy(), out)
+    return out
 
 
 def _ids(head: "Head") -> list[int]:
@@ -52,7 +79,6 @@ def _joined(head: "Head", made: "Head", blocks: Packed) -> Packed | None:
         except NotImplementedError:  # the gguf library writes the simpler kinds alone
             return None
         data[further] = torch.from_numpy(rounded)
-        values: Tensor = torch.empty(len(further), new.shape[1], dtype=new.dtype)
-        dequantise_into(blocks.kind, rounded.reshape(-1), values)
-        new.data[further] = values.to(new.device)
+        part = Packed(blocks.kind, (len(further), new.shape[1]), data[further])
+        new.data[further] = _values(part, new.dtype).to(new.device)
     return Packed(blocks.kind, blocks.shape, data)
