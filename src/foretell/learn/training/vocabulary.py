@@ -25,9 +25,8 @@ class DraftVocabulary:
     def __init__(self, head: Eagle3Head, ends: TargetEnds, base: Tensor) -> None:
         """base [DV] int64: the vocabulary before anything was learned. What the head has beside it was written once."""
         self.head, self.ends = head, ends
-        self.mass = torch.zeros(
-            ends.spec.vocab_size
-        )  # [V] of the target's distributions, all places that were learned from
+        # [V] of the target's distributions, over all places that were learned from.
+        self.mass = torch.zeros(ends.spec.vocab_size)
         ids = self._ids()
         self.mass[ids[~torch.isin(ids, base.cpu())]] = 2 * LEAST
 
