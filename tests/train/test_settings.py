@@ -26,7 +26,7 @@ OPTIONS = {
     "medusa": ("num_heads", "num_layers", "draft_vocab_size", "decay"),
     "dflash": (
         *SIZES, "num_layers", "block_size", "num_features", "layer_ids", "mask_token_id", "markov_rank", "num_anchors",
-        "gamma", "draft_vocab_size",
+        "gamma", "draft_vocab_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "selector_weight",
     ),
     "kangaroo": (*SIZES[1:], "exit_layer"),
     "acceptance": ("num_layers", "target_share", "weight_accepted", "weight_rejected", "num_slots", "temperatures"),

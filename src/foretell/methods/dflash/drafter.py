@@ -123,7 +123,7 @@ class DFlashDrafter(Drafter):
         if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self._run(context, limits)
             return self.native.draw(
-                self.block_logits, context.pending, limits, context.processors, grow.CHAIN_LABELS[draws], noise
+                self.block_logits, self.normed, context.pending, limits, context.processors, grow.CHAIN_LABELS[draws], noise
             )
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
