@@ -119,8 +119,8 @@ def draw_block(
             memory.functions.draw_scratch(bigram, choice, len(given), depth, given.shape[2], threads)
         )
         problem = memory.functions.draw(
-            view, bigram, choice, len(given), given.shape[2], threads, vocabulary.address, limit.data_ptr(), pending.data_ptr(),
-            given.data_ptr(), guesses.data_ptr(), scratch,
+            view, bigram, choice, len(given), given.shape[2], threads, vocabulary.address, limit.data_ptr(),
+            pending.data_ptr(), given.data_ptr(), guesses.data_ptr(), scratch,
         )  # fmt: skip
     check(problem)
     tokens = torch.cat([pending[:, None], guesses], 1)

@@ -127,7 +127,7 @@ class Memory:
         """A module's weight."""
         return self.matrix_of(linear.weight)
 
-    def matrix_of(self, parameter: nn.Parameter) -> structures.Matrix:
+    def matrix_of(self, parameter: Tensor) -> structures.Matrix:
         """A parameter of two dimensions."""
         return self._matrices[id(parameter)]
 

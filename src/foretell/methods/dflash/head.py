@@ -170,7 +170,7 @@ class CandidateSelector(nn.Module):
         return torch.full_like(logits, -torch.inf).scatter_(-1, candidates, scores)
 
     def scores(self, logits: Tensor, normed: Tensor, before: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """(the ``top_k`` best tokens of each row [..., K], best first, and the logits of the choice among them [..., K])."""
+        """(the ``top_k`` best tokens of each row [..., K], best first, and logits of the choice among them [..., K])."""
         best, candidates = logits.topk(top_k, -1)
         condition = self.predecessor_codebook[before] * self.hidden_projection(normed)
         edges = (self.successor_codebook[candidates] @ condition[..., None])[..., 0]

@@ -21,7 +21,7 @@ from foretell.methods.dflash.head import DFlashHead
 
 
 class DFlashObjective(Objective):
-    """Blocks after random anchors; with a confidence head (DSpark 2607.05147, section 3) or a selector also its own loss."""
+    """Blocks after random anchors; a confidence head (DSpark 2607.05147, section 3) and a selector have their own losses."""
 
     head: DFlashHead
 
@@ -76,9 +76,9 @@ class DFlashObjective(Objective):
             if head.candidate_selector is not None:
                 candidates, scores = head.candidate_selector.scores(logits, hidden, before, config.selector_top_k)
                 if len(row):
-                    known = labeled.logits_at(row, place).gather(1, candidates)
-                    chosen = F.kl_div(scores.log_softmax(-1), known.log_softmax(-1), reduction="batchmean", log_target=True)
-                    extra = extra + self.selector_weight * weight * chosen
+                    p = labeled.logits_at(row, place).gather(1, candidates).log_softmax(-1)
+                    apart = F.kl_div(scores.log_softmax(-1), p, reduction="batchmean", log_target=True)
+                    extra = extra + self.selector_weight * weight * apart
                 if not training:
                     drawn = torch.full_like(logits, -torch.inf).scatter_(1, candidates, scores)
             slots.append(LossSlot(logits, row, place, weight, self.vocabulary, drawn))
