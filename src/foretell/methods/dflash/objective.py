@@ -21,7 +21,7 @@ from foretell.methods.dflash.head import DFlashHead
 
 
 class DFlashObjective(Objective):
-    """Blocks after random anchors; a confidence head (DSpark 2607.05147, section 3) and a selector have their own losses."""
+    """Blocks after random anchors; a confidence head (DSpark 2607.05147, section 3) or selector has its own loss."""
 
     head: DFlashHead
 
