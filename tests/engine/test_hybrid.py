@@ -111,9 +111,10 @@ def test_which_shape_the_second_method_grows() -> None:
     assert shape(verify="gumbel_list", second_shape="static/branching=2x1", draws="fixed") == "static"
 
 
-def test_lines_that_stop_by_themselves_are_not_planned_and_are_timed_whole() -> None:
+@pytest.mark.parametrize("shape", ["adaptive/threshold=0.3", "specdec"])
+def test_lines_that_stop_by_themselves_are_not_planned_and_are_timed_whole(shape: str) -> None:
     """A guess that was not made would be timed as one that costs nothing."""
-    stops = speculative_config({"method": "draft_model", "shape": "adaptive/threshold=0.3"})
+    stops = speculative_config({"method": "draft_model", "shape": shape})
     chain = speculative_config({"method": "draft_model"})
     dear = speculative_config({"method": "hybrid", "second": "draft_model"})
     assert (stops.weighs, chain.weighs, dear.weighs, speculative_config("hybrid").weighs) == (True, False, True, False)

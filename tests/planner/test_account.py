@@ -101,17 +101,31 @@ def test_reading_a_text_may_overdraw_it_by_what_a_run_can_bear() -> None:
     assert account.most == pytest.approx(over)
     account.won = 1e6
     assert account.most == MAX_CREDIT_PASSES, "however much was won"
-    account.charge(4.0, 3.0)
+    account.charge(4.0, 3.0, request_ids=["a", "b"])
     assert account.most == account.credit(1.0) == pytest.approx(1.5 - 4.0), "none that reads, until it is paid"
-    account.ask(1.0)
-    assert account.goes_on
+    account.ask(1.0, request_ids=["b"])
+    assert account.goes_on(["b"])
     assert account.most == 3.0, "but as much again, to put to use what was read"
-    account.charge(2.5)
-    account.ask(1.0)
-    assert account.most == 0.5
-    account.charge(1.0)
-    assert not account.goes_on
+    account.ask(1.0, request_ids=["b", "c"])
+    assert account.most == account.credit(1.0), "of c nothing was read"
+    account.charge(2.5, request_ids=["b"])
+    account.charge(0.25, request_ids=["c"])
+    account.forget("b")
+    account.ask(1.0, request_ids=["a"])
+    assert account.most == 0.5, "another request has ended, and another's trial lost something"
+    account.charge(1.0, request_ids=["a"])
+    assert not account.goes_on(["a"])
     assert account.most == account.credit(1.0)
+
+
+def test_what_was_read_is_of_no_use_behind_its_request() -> None:
+    account = Purse()
+    account.credit(1.0)
+    account.charge(4.0, 3.0, request_ids=["a"])
+    account.forget("b")
+    assert account.goes_on(["a"])
+    account.forget("a")
+    assert not account.goes_on(["a"])
 
 
 def test_what_was_overdrawn_is_paid_by_what_the_guesses_win() -> None:
@@ -131,10 +145,10 @@ def test_what_was_overdrawn_is_paid_by_what_the_guesses_win() -> None:
 def test_a_trial_that_did_not_take_place_is_given_back() -> None:
     account = Purse()
     account.credit(1.0)
-    account.charge(4.0, 3.0)
+    account.charge(4.0, 3.0, request_ids=["a"])
     account.refund(4.0)
-    assert (account.credit(1.0), account.seconds, account.goes_on) == (1.0, 0.0, False)
-    account.charge(4.0, 3.0)
-    account.charge(0.5)
+    assert (account.credit(1.0), account.seconds, account.goes_on(["a"])) == (1.0, 0.0, False)
+    account.charge(4.0, 3.0, request_ids=["a"])
+    account.charge(0.5, request_ids=["a"])
     account.refund(0.5)
-    assert (account.credit(1.0), account.goes_on) == (-3.0, True), "the text has been read"
+    assert (account.credit(1.0), account.goes_on(["a"])) == (-3.0, True), "the text has been read"

@@ -137,6 +137,7 @@ class SpecDec(Shape):
     summary = "a chain that stops where a trained head expects a rejection; the guess that crossed the threshold stays"
     is_chain = True
     asks_acceptance = True
+    weighs = True
 
     threshold: float = 0.3
     min: int = 1

@@ -1,6 +1,7 @@
 """The time budgets of trials and of learning: shares of the serving time, earned as it passes; together ``PROMISE``."""
 
 import math
+from collections.abc import Sequence
 
 PROMISE = 0.02
 """Share of the serving time that all the work beside decoding may take together (docs/serving.md, "Stepping aside")."""
@@ -61,7 +62,8 @@ class Purse:
         self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
         self._deciding = 0.0  # seconds that the last decision took
         self._served = self._most = self._reserve = self._overdrawn = 0.0
-        self._reads = False
+        self._reads = self._goes_on = False  # of the trial that was asked for
+        self._readers: set[str] = set()  # requests whose texts the last trial with reading has read
         self.won = 0.0  # seconds, by guesses, over plain decoding
         self.trials = 0
         self.seconds = 0.0  # charged so far
@@ -79,23 +81,24 @@ class Purse:
         """Seconds that a trial of guesses like the one that was asked for may lose now. Call ``credit`` before."""
         assert self._credit is not None
         if not self._reads:
-            return max(self._credit, self._reserve or self._credit)
+            return max(self._credit, (self._goes_on and self._reserve) or self._credit)
         over = PROMISE * self._served + WON_SHARE * self.won
         return self._credit if self._credit < 0.0 else max(self._credit, min(over, self._most))
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether what a trial has read shall be put to use, whatever its first guesses were worth."""
-        return self._reserve > 0.0
+    def goes_on(self, request_ids: Sequence[str]) -> bool:
+        """Whether a trial of these puts to use what one has read of them, whatever its first guesses were worth."""
+        return self._reserve > 0.0 and bool(request_ids) and self._readers.issuperset(request_ids)
 
-    def end_reading(self) -> None:
+    def forget(self, request_id: str) -> None:
         """A request has ended: what was read of it is of no use any more."""
-        self._reserve = 0.0
+        self._readers.discard(request_id)
+        if not self._readers:
+            self._reserve = 0.0
 
-    def ask(self, loss: float, reading: float = 0.0) -> None:
+    def ask(self, loss: float, reading: float = 0.0, *, request_ids: Sequence[str] = ()) -> None:
         """Register a trial of this expected loss: ``is_due`` says when it is covered, and somewhat more, as it is weighed
-        again then: that costs time, and what its drafter lags behind grows. reading: as for ``charge``."""
-        self._reads = reading > 0.0
+        again then: that costs time, and what its drafter lags behind grows. reading, request_ids: as for ``charge``."""
+        self._reads, self._goes_on = reading > 0.0, self.goes_on(request_ids)
         self._needed = min(self._needed, ASKED_AGAIN * max(loss + reading, 0.0) + self._deciding)
 
     def ask_nothing(self) -> None:
@@ -107,11 +110,14 @@ class Purse:
         """Whether the credit covers the registered trial."""
         return self._credit is not None and self.most >= self._needed
 
-    def charge(self, loss: float, reading: float = 0.0) -> None:
-        """Charge a trial that starts now with its expected loss in seconds. reading: a long text's part of it, which trials
-        behind it put to use; they may lose as much. Call ``credit`` before."""
+    def charge(self, loss: float, reading: float = 0.0, *, request_ids: Sequence[str] = ()) -> None:
+        """Charge a trial that starts now with its expected loss in seconds. reading: a long text's part of it, which later
+        trials of these requests put to use; they may lose as much. Call ``credit`` before."""
         assert self._credit is not None
-        self._reserve = reading or max(self._reserve - max(loss, 0.0), 0.0)
+        if reading:
+            self._reserve, self._readers = reading, set(request_ids)
+        elif self.goes_on(request_ids):
+            self._reserve = max(self._reserve - max(loss, 0.0), 0.0)
         self._credit -= max(loss, 0.0)
         if reading:
             self._overdrawn = max(-self._credit, 0.0)
@@ -142,8 +148,7 @@ class Purse:
         self._credit += charged
         self.seconds -= charged
         if self._overdrawn and self._credit >= 0.0:
-            self._overdrawn = 0.0
-            self.end_reading()
+            self._overdrawn = self._reserve = 0.0
 
     def repay(self, seconds: float) -> None:
         """Guesses that a plan stands for have won so much over what there is without them: it pays what was overdrawn."""

@@ -108,7 +108,8 @@ class Decisions:
         reading = single.entry * steps_ahead(row, sum(kept))  # a failed trial has read the whole text in vain
         prices = single.prices(kept, entry=reading)
         reading = reading if reading > single.plain else 0.0
-        goes_on = self._purse.goes_on and not reading
+        request = (row.request_id,)
+        goes_on = self._purse.goes_on(request) and not reading
         if hope is None or (hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START) and not goes_on):
             return off
         allowed = sum(one > 0.0 for one in kept)
@@ -118,12 +119,12 @@ class Decisions:
             tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
             loss = seconds - tokens / off.plain_rate
             value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
-            self._purse.ask(loss, reading)
+            self._purse.ask(loss, reading, request_ids=request)
             if loss + reading <= self._purse.most and (best is None or value > best[0]):
                 best = (value, Allocation([depth], tokens, seconds), loss)
         if best is None:
             return off
-        self._purse.charge(best[2], reading)
+        self._purse.charge(best[2], reading, request_ids=request)
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _decide_all(self, rows: Sequence[RowView], gain: float) -> Decision:
@@ -159,10 +160,13 @@ class Decisions:
         order = np.argsort(-optimistic[:, 0], kind="stable")
         spread = np.array([steps_ahead(row, kept) for row, kept in zip(rows, problem.kept.sum(axis=1), strict=True)])
         problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
-        goes_on = self._purse.goes_on and problem.entry[order[0]] <= problem.plain
+        ids = [row.request_id for row in rows]
+        read = np.array([self._purse.goes_on([request]) for request in ids])
+        if goes_on := bool((read & (problem.entry <= problem.plain)).any()):
+            order = order[np.argsort(~read[order], kind="stable")]  # those that a trial has read first
         if hope is None or (hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START) and not goes_on):
             return off
-        best: tuple[float, Allocation, float, float] | None = None
+        best: tuple[float, Allocation, float, float, list[str]] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
             tried = order[:count]
             for cap in sorted({1, 2, max(hope.caps)}):
@@ -175,12 +179,13 @@ class Decisions:
                 value = learned / max(loss, 0.02 * problem.plain)
                 reading = float(problem.entry[caps > 0].sum())
                 reading = reading if reading > problem.plain else 0.0
-                self._purse.ask(loss, reading)
+                trying = [ids[row] for row in tried if caps[row]]
+                self._purse.ask(loss, reading, request_ids=trying)
                 if loss + reading <= self._purse.most and (best is None or value > best[0]):
-                    best = (value, choice, loss, reading)
+                    best = (value, choice, loss, reading, trying)
         if best is None:
             return off
-        self._purse.charge(*best[2:])
+        self._purse.charge(best[2], best[3], request_ids=best[4])
         return Decision(best[1].caps, False, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _try_other(self, question: Question, standing: Decision) -> Decision:

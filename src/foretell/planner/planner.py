@@ -165,7 +165,7 @@ class Planner:
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
         self._waiting.flush()
-        self._purse.end_reading()
+        self._purse.forget(request_id)
         self.acceptance.forget(request_id)
         self._ids = []
 
