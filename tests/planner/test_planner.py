@@ -612,3 +612,24 @@ def test_a_trial_is_charged_what_it_leaves_behind() -> None:
         raise AssertionError("nothing was tried")
 
     assert spent(1.6) - spent(1.0) == pytest.approx(0.6, abs=0.1)
+
+
+def test_rest_teaches_the_same_whether_its_rows_are_named_or_left_out() -> None:
+    """Rows that are left out take a shorter way."""
+    rng, row = np.random.default_rng(3), RowView("0", "m", 4, 9999)
+    short, long = planner(guess=3.0), planner(guess=3.0)
+    for seconds in rng.uniform(0.9, 1.6, 200).tolist():
+        plans = short.plan([row]), long.plan([row])
+        assert plans[0] == plans[1]
+        assert plans[0].caps == [0]
+        short.observe(plans[0], StepObservation(1, [], 0.0, seconds, 0.0))
+        long.observe(plans[1], StepObservation(1, [RowStep("0", "m", 0, 0, 0)], 0.0, seconds, 0.0))
+        spreads = short.corrections.plain_spread, long.corrections.plain_spread
+        assert short.state == long.state
+        assert spreads[0] == spreads[1]
+    assert short.state["speedup"] == 1.0
+    assert short.state["correction_plain"] == pytest.approx(1.25, abs=0.15)
+    for one in (short, long):
+        one.learn(StepPlan([1]), StepObservation(1, [RowStep("0", "m", 1, 1, 1)], 0.1, 1.0, 0.0))
+    assert short.state == long.state
+    assert short.acceptance.memory()[1].tolist() == long.acceptance.memory()[1].tolist()

@@ -194,6 +194,9 @@ class LayeredPlanner:
         would have done, the other one too. So the light part is known though the whole method guesses, and is not tried in
         its place to find out."""
         inner, rows = plan.inner or plan, step.rows
+        if not rows:
+            (self.light if plan.light else self.whole).learn(inner, step)
+            return
         self._learn_shares(step)
         if plan.light:
             rows = [replace(row, method=self.parts.get(row.method, row.method), by_light=None) for row in rows]

@@ -282,6 +282,13 @@ class Planner:
         ledger, seconds = self._ledger, step.seconds
         self.acceptance.tick()
         ledger.corrections.tick()
+        if (
+            not step.rows and plan.charged is None and not ledger.unsettled
+        ):  # rest, in which most steps of a dear text pass
+            self._decisions.since_plain, ledger.speed.guessed = 0, False
+            self._learn_plain(step)
+            ledger.speed.count(seconds, seconds)
+            return
         drafted = any(row.drafted for row in step.rows)
         self._decisions.since_plain = self._decisions.since_plain + 1 if drafted else 0
         ledger.speed.guessed = drafted
