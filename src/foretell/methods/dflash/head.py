@@ -20,6 +20,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
+from foretell.methods.common.sizes import SECOND
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 
@@ -62,7 +63,7 @@ class DFlashHeadConfig(HeadConfig):
         """Refuse invalid sizes."""
         super().__post_init__()
         least = 1 if self.sample_from_anchor else 2
-        second = self.conv_kernel_size, self.conv_group_size, self.selector_rank, self.selector_top_k
+        second = [getattr(self, name) for name in SECOND]
         for good, name, expected in (
             (self.block_size >= least, "block_size", f"at least {least}"),
             (self.num_layers >= 1, "num_layers", "at least 1"),
@@ -83,7 +84,7 @@ class DFlashHeadConfig(HeadConfig):
             (
                 min(second) >= 1 or not any(second),
                 "selector_rank",
-                "at least 1 as its three siblings, or 0 as they",
+                f"at least 1 with {', '.join(SECOND[:2])} and {SECOND[3]}, or 0 with them",
             ),
             (self.hidden_size % max(self.conv_group_size, 1) == 0, "conv_group_size", "a divisor of hidden_size"),
             (self.selector_top_k <= self.vocab_size, "selector_top_k", "at most vocab_size"),
