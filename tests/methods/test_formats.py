@@ -114,6 +114,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "medusa with the target's head": lambda: medusa(own_lm_head=False),
     "dflash": dflash,
     "dflash, causal": lambda: dflash(causal=True),
+    "dflash2": lambda: dflash(conv_kernel_size=2, conv_group_size=4, selector_rank=3, selector_top_k=5),
     "dspark": lambda: dflash(**DSPARK),
     "dspark without confidence": lambda: dflash(markov_rank=3),
     "dspark without markov": lambda: dflash(confidence=True, sample_from_anchor=True),

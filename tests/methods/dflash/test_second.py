@@ -1,15 +1,24 @@
 """DFlash2: convolutions over the rows of a block, and the choice among a row's best tokens, against plain loops."""
 
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from foretell import Engine
+from foretell.methods.common.load import load_head
+from foretell.methods.common.teacher import Teacher
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import BlockConv, CandidateSelector, DFlashHead, DFlashHeadConfig
 from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.native import NativeModel
+from foretell.model.load import from_module
+from foretell.train.methods import prepare
+from foretell.train.trainer import train
 from tests.model.tiny import tiny_module
+from tests.train.harness import texts
 
 TARGET = LeanModel.from_hf(tiny_module("qwen3", num_hidden_layers=2))
 
@@ -65,9 +74,44 @@ def test_the_text_is_plain_decodings(temperature: float) -> None:
     head = DFlashHead(config)
     filled(head)
     method = DFlash(head.requires_grad_(requires_grad=False), TARGET)
-    assert method.runs_as == "torch: DFlash2's convolutions and selector have no kernels"
     engine = Engine(TARGET, None, speculative={"method": "dflash", "num_speculative_tokens": 3}, method=method)
     asked = {"max_new_tokens": 14, "temperature": temperature, "seed": 4, "ignore_eos": True}
     found = engine.generate([5, 9, 33], **asked)
     assert found.num_draft_tokens > 8
     assert found.token_ids == engine.with_method("none").generate([5, 9, 33], **asked).token_ids
+
+
+def test_what_was_trained_is_written_read_and_decoded(tmp_path: Path) -> None:
+    """By the settings of ``foretell train dflash``: the head's file decodes through the kernels as by torch, and a selector
+    that learned tilts what the rows alone would draw."""
+    module: Any = tiny_module("llama", head_dim=16)
+    model, native = from_module(module), NativeModel.from_hf(module)
+    given = {
+        "block_size": 4, "num_layers": 1, "num_features": 2, "intermediate_size": 16, "conv_kernel_size": 2,
+        "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 6, "steps": 8, "lr": 0.02, "batch_tokens": 256,
+        "eval_every": 0,
+    }  # fmt: skip
+    prepared = prepare("dflash", model, texts(), given)
+    before = {name: value.clone() for name, value in prepared.objective.head.state_dict().items()}
+    train(prepared.objective, Teacher(model), texts(), tmp_path / "head", prepared.config, save=prepared.save)
+    head = load_head(str(tmp_path / "head"), native.spec, DFlashHead)
+    assert (head.config.selector_top_k, head.config.conv_kernel_size) == (6, 2)
+    learned = [name for name, value in head.state_dict().items() if "conv" in name or "selector" in name]
+    assert len(learned) == 2 * 2 + 3
+    for name in learned:
+        assert not torch.equal(head.state_dict()[name], before[name]), name
+    made = []
+    for fast in (True, False):
+        method = DFlash(head, native)
+        assert method.native is not None
+        if not fast:
+            method.native = None
+        engine = Engine(native, None, speculative={"method": "dflash", "verify": "rejection"}, method=method)
+        asked = {"max_new_tokens": 16, "temperature": 1.0, "seed": 4, "ignore_eos": True}
+        drawn = []
+        engine.observers.append(lambda event, drawn=drawn: drawn.append(event.evidence.tree))
+        text = engine.generate([5, 9, 33], **asked).token_ids
+        made.append((text, [tree.tokens.tolist() for tree in drawn], drawn[0].q))
+    assert made[0][:2] == made[1][:2]
+    torch.testing.assert_close(made[0][2], made[1][2], rtol=0, atol=1e-5)
+    assert int((made[0][2][0, 0] > 0).sum()) == 6

@@ -122,8 +122,9 @@ class DFlashDrafter(Drafter):
             return root_tree(context.pending)
         if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self._run(context, limits)
+            label = grow.CHAIN_LABELS[draws]
             return self.native.draw(
-                self.block_logits, context.pending, limits, context.processors, grow.CHAIN_LABELS[draws], noise
+                self.block_logits, self.normed, context.pending, limits, context.processors, label, noise
             )
         return grow.grow(self, context, limits, shape, draws, noise).tree
 

@@ -17,6 +17,7 @@ from foretell.methods.common.keys import Keys, rope_theta
 from foretell.methods.common.layer import HARMLESS, describe_windows, refuse_unknown, windows
 from foretell.methods.common.layout import Found, Layout, TargetInfo, check_layer_ids
 from foretell.methods.common.reduced import complete_vocabulary
+from foretell.methods.common.sizes import SECOND
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 
 BIAS = "confidence_head.proj.bias"
@@ -25,8 +26,6 @@ HARMLESS_DFLASH = ("confidence_head_alpha", "projector_type")
 
 
 DFLASH2 = "DFlash2DraftModel"
-SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-"""Keys of "dflash_config" that DFlash2 has beside."""
 
 
 class DFlashLayout(Layout):

@@ -20,6 +20,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
+from foretell.methods.common.sizes import SECOND
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 
@@ -62,7 +63,7 @@ class DFlashHeadConfig(HeadConfig):
         """Refuse invalid sizes."""
         super().__post_init__()
         least = 1 if self.sample_from_anchor else 2
-        second = self.conv_kernel_size, self.conv_group_size, self.selector_rank, self.selector_top_k
+        second = [getattr(self, name) for name in SECOND]
         for good, name, expected in (
             (self.block_size >= least, "block_size", f"at least {least}"),
             (self.num_layers >= 1, "num_layers", "at least 1"),
@@ -83,7 +84,7 @@ class DFlashHeadConfig(HeadConfig):
             (
                 min(second) >= 1 or not any(second),
                 "selector_rank",
-                "at least 1 as its three siblings, or 0 as they",
+                f"at least 1 with {', '.join(SECOND[:2])} and {SECOND[3]}, or 0 with them",
             ),
             (self.hidden_size % max(self.conv_group_size, 1) == 0, "conv_group_size", "a divisor of hidden_size"),
             (self.selector_top_k <= self.vocab_size, "selector_top_k", "at most vocab_size"),
@@ -166,10 +167,15 @@ class CandidateSelector(nn.Module):
 
     def forward(self, logits: Tensor, normed: Tensor, before: Tensor, top_k: int) -> Tensor:
         """logits [..., V] of rows normed [..., H], after the tokens before [...] -> [..., V]: -inf but at the ``top_k``."""
+        candidates, scores = self.scores(logits, normed, before, top_k)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, candidates, scores)
+
+    def scores(self, logits: Tensor, normed: Tensor, before: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """(the ``top_k`` best tokens of each row [..., K], best first, and logits of the choice among them [..., K])."""
         best, candidates = logits.topk(top_k, -1)
         condition = self.predecessor_codebook[before] * self.hidden_projection(normed)
-        score = best + (self.successor_codebook[candidates] @ condition[..., None])[..., 0].to(best.dtype)
-        return torch.full_like(logits, -torch.inf).scatter_(-1, candidates, score)
+        edges = (self.successor_codebook[candidates] @ condition[..., None])[..., 0]
+        return candidates, best + edges.to(best.dtype)
 
 
 class DFlashLayer(nn.Module):
@@ -291,8 +297,8 @@ class DFlashHead(Head):
         mean square of each tapped layer's output.
 
         Linear layers keep the scale of what they read (what is added to the residual stream less, by depth; what is
-        fused, given tap_scale, each layer alike), and the Markov head starts without effect. With ``model`` the final
-        norm starts as the target's own: what its head reads.
+        fused, given tap_scale, each layer alike). The Markov head, convolutions and the selector start without effect.
+        With ``model`` the final norm starts as the target's own: what its head reads.
         """
         head, generator = cls(config), torch.Generator().manual_seed(int64_seed(seed))
         if vocabulary is not None:
@@ -306,6 +312,11 @@ class DFlashHead(Head):
                 nn.init.normal_(parameter, std=deviation, generator=generator)
         if head.markov_head is not None:
             nn.init.zeros_(head.markov_head.markov_w2.weight)
+        if head.candidate_selector is not None:
+            nn.init.zeros_(head.candidate_selector.successor_codebook)
+        for module in head.modules():
+            if isinstance(module, BlockConv):
+                nn.init.zeros_(module.kernel_projection.weight)
         if head.confidence_head is not None:
             nn.init.zeros_(head.confidence_head.proj.weight)
             nn.init.zeros_(head.confidence_head.proj.bias)

@@ -69,7 +69,7 @@ class NativeAdapter:
         with self.memory.lock:
             scratch = self.memory.scratch(
                 functions.flash_scratch(
-                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads
+                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads, None
                 )
             )
             problem = functions.adapter(
