@@ -19,9 +19,9 @@ from tests.planner.test_planner import Quick
 DEPTHS = (1, 2, 4)
 
 
-def table(guess: float) -> CostTable:
-    """A pass of 1 s and 0.02 s for each node; "whole" drafts for ``guess`` seconds a token, "light" for nothing."""
-    verify = {(1, 1 + depth): 1.0 + 0.02 * (1 + depth) for depth in (0, *DEPTHS)}
+def table(guess: float, node: float = 0.02) -> CostTable:
+    """A pass of 1 s and ``node`` for each node; "whole" drafts for ``guess`` seconds a token, "light" for nothing."""
+    verify = {(1, 1 + depth): 1.0 + node * (1 + depth) for depth in (0, *DEPTHS)}
     draft = {"whole": {(1, d): guess * d for d in DEPTHS}, "light": {(1, d): 0.001 for d in DEPTHS}}
     return CostTable(verify, draft, {"whole": 0.0, "light": 0.0})
 
@@ -32,10 +32,11 @@ class Text:
     tells_by_light = False  # whether steps say which part's guess they make
 
     def __init__(
-        self, guess: float, *, found: float, light: float, second: float, seed: int = 0, tells: bool = False
-    ) -> None:
+        self, guess: float, *, found: float, light: float, second: float, seed: int = 0, tells: bool = False,
+        node: float = 0.02,
+    ) -> None:  # fmt: skip
         """tells: whole steps say what the light part would have done, as a drafter's ``light_steps``."""
-        costs, self.tells = table(guess), tells
+        costs, self.tells = table(guess, node), tells
         self.planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"})
         self.costs, self.found, self.light, self.second = costs, found, light, second
         self.rng = np.random.default_rng(seed)
@@ -195,10 +196,9 @@ def test_another_table_forgets_what_the_whole_method_brought() -> None:
 
 
 @pytest.mark.parametrize("found", [0.0, 0.3])
-@pytest.mark.parametrize("guess", [0.05, 2.0])
-def test_steps_that_are_not_planned_are_those_that_would_have_been(found: float, guess: float) -> None:
-
-    given = {"found": found, "light": 0.1, "second": 0.2}
+@pytest.mark.parametrize(("guess", "node"), [(0.05, 0.02), (2.0, 0.02), (0.05, 0.3), (0.3, 0.3)])
+def test_steps_that_are_not_planned_are_those_that_would_have_been(found: float, guess: float, node: float) -> None:
+    given = {"found": found, "light": 0.1, "second": 0.2, "node": node}
     planned, resting = Text(guess, **given).steps(800), Text(guess, **given)  # type: ignore[arg-type]
     quick = Quick(resting.planner)
     resting.steps(800)

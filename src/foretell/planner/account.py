@@ -1,6 +1,7 @@
 """The time budgets of trials and of learning: shares of the serving time, earned as it passes; together ``PROMISE``."""
 
 import math
+import sys
 from collections.abc import Sequence
 
 PROMISE = 0.02
@@ -109,6 +110,18 @@ class Purse:
     def is_due(self) -> bool:
         """Whether the credit covers the registered trial."""
         return self._credit is not None and self.most >= self._needed
+
+    @property
+    def rests(self) -> int:
+        """Steps, of four plain ones' time each, after which the registered trial is still not covered; 0: not known."""
+        if not self._most:
+            return 0
+        missing = self._needed - self.most
+        return (
+            sys.maxsize
+            if missing == math.inf
+            else max(int(missing / (PROMISE * 4 * self._most / MAX_CREDIT_PASSES)), 0)
+        )
 
     def charge(self, loss: float, reading: float = 0.0, *, request_ids: Sequence[str] = ()) -> None:
         """Charge a trial that starts now with its expected loss in seconds. reading: a long text's part of it, which later

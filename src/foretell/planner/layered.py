@@ -37,6 +37,7 @@ class LayeredPlanner:
         self._waiting = Waiting(self.learn)
         self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
         self._unasked = 0  # steps of the whole method since the light planner was asked
+        self._rest = StepPlan([])  # of the last steps in which neither guessed
         self._lit = False  # whether the last plan was the light planner's
         self._widest: list[int] = []  # of the rows of the whole planner's plan: how deep their light parts may guess
 
@@ -135,6 +136,10 @@ class LayeredPlanner:
     def again(self, depth_limit: int, *, lagging: bool) -> StepPlan | None:
         """See ``Planner``: whoever guesses, or neither."""
         whole, light = self.whole, self.light
+        if light.skips:
+            whole.age += 1
+            light.again(depth_limit, lagging=False)
+            return self._rest
         if whole.guessing:
             if self._unasked + 1 >= LIGHT_PERIOD or (plan := whole.again(depth_limit, lagging=lagging)) is None:
                 return None
@@ -144,9 +149,11 @@ class LayeredPlanner:
             whole.age = light.age = max(whole.age, light.age)  # one of them may have decided again for a trial
         if not whole.stands or (plan := light.again(depth_limit, lagging=False)) is None:
             return None
+        light.skips = min(light.skips, whole.most_skips)
         whole.age += 1
         self._unasked = 0
-        return self._of_light(plan)
+        self._rest = self._of_light(plan)
+        return self._rest
 
     def _plan_light(self, views: Sequence[RowView], arriving: int, rate: float) -> StepPlan:
         """The light planner's plan where the whole method brings so many tokens a second (0: it does not guess). A trial of

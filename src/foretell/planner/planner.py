@@ -30,6 +30,7 @@ TOGETHER = 8  # steps that are learned from together, at most, while a plan stan
 ENOUGH_PROPOSALS = 24.0  # of a method at one heat, after which its rates no longer change by the step
 WELL_KNOWN = 0.07  # of the log of a plain step's seconds: where it is known so well ...
 PLAIN_SKIPPED = 7  # ... so many of eight plain steps say nothing new
+SKIPS = 7  # steps of a settled rest in which nobody asks whether it still stands, at most
 HEAVY_DRAFT = 0.15  # of a pass: guesses that take longer read weights of their own
 
 
@@ -57,6 +58,7 @@ class Planner:
         self.standing = Decision([])
         self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
         self._known = 0  # steps of these rows before the last decision
+        self.skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
         self._least = 0.0  # of plans while the decision stands
         self._decisions = Decisions()
@@ -156,18 +158,19 @@ class Planner:
         """Plan by another table from now on: corrections of the one before are dropped, acceptance is kept."""
         self._waiting.flush()
         self._begin(costs, ledger or Ledger(costs.methods, self._ledger.speed))
-        self._ids, self.standing = [], Decision([])
+        self.replan()
+        self.standing = Decision([])
 
     def replan(self) -> None:
         """Decide anew at the next plan, however young the decision that stands is."""
-        self._ids = []
+        self._ids, self.skips = [], 0
 
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
         self._waiting.flush()
         self._purse.forget(request_id)
         self.acceptance.forget(request_id)
-        self._ids = []
+        self.replan()
 
     def will_guess(self, rows: Sequence[RowView]) -> bool:
         """Whether guessing is on, beyond a trial, and would be for these rows too: then preparing drafters is
@@ -189,6 +192,7 @@ class Planner:
         arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them. Where all
         rows ask to guess always, they do: a loss is theirs alone.
         """
+        self.skips = 0
         lagging = any(row.num_unread > 2 for row in rows)
         if self.mode != "auto" or all_ask(rows):
             caps = [max(min(row.max_depth, row.depth_limit), 0) if self.mode != "off" else 0 for row in rows]
@@ -229,6 +233,10 @@ class Planner:
 
         depth_limit: of the one row. lagging: whether its drafter has more than two tokens to read.
         """
+        if self.skips:
+            self.skips -= 1
+            self.age += 1
+            return self._last
         if not self.stands:
             return None
         caps, together = self.standing.caps, 1 if self._ledger.unsettled else RESTS_TOGETHER
@@ -236,6 +244,8 @@ class Planner:
             if len(caps) != 1:
                 return None
             caps, together = [max(min(caps[0], depth_limit), 0)], self._together
+        elif together > 1:
+            self.skips = self.most_skips
         self.age += 1
         self._last = StepPlan(caps, least=self._least, lagging=lagging, together=together)
         return self._last
@@ -246,6 +256,11 @@ class Planner:
         if not self._ids or self.standing.trial or self.age + 1 >= self._patience:
             return False
         return self.standing.guessing or not self._purse.is_due
+
+    @property
+    def most_skips(self) -> int:
+        """What ``skips`` may be now, so that neither the next decision nor a trial is late."""
+        return max(min(SKIPS, self._patience - self.age - 3, self._purse.rests - 1), 0)
 
     def stands_for(self, rows: Sequence[RowView]) -> bool:
         """Whether the next plan for these rows is."""
