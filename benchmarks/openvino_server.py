@@ -106,6 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     Handler.batch, Handler.model = Batch(args.model, args.kv_gib), args.model
     print("ready", flush=True)
+    ThreadingHTTPServer.request_queue_size = 128  # five, the library's own, resets the sixth client that comes at once
     ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
 
 
