@@ -103,7 +103,6 @@ def with_weights(head: AnyHead, weights: Mapping[str, Tensor]) -> AnyHead:
     """A copy of a head, frozen, with other values of its parameters, in the head's dtype, and of the maps of its draft
     vocabulary, where they are given. Other buffers (calibration) are the head's own; see ``blocks_kept`` for ``packed``."""
     made = copy.deepcopy(head).eval().requires_grad_(requires_grad=False)
-    made.packed = MappingProxyType({})
     for name, parameter in made.named_parameters():
         parameter.data = weights[name].to(parameter.device, parameter.dtype, copy=True)
     for name in weights.keys() & {"d2t", "t2d"}:
