@@ -116,12 +116,8 @@ class Purse:
         """Steps, of four plain ones' time each, after which the registered trial is still not covered; 0: not known."""
         if not self._most:
             return 0
-        missing = self._needed - self.most
-        return (
-            sys.maxsize
-            if missing == math.inf
-            else max(int(missing / (PROMISE * 4 * self._most / MAX_CREDIT_PASSES)), 0)
-        )
+        missing, most_earned = self._needed - self.most, PROMISE * 4 * self._most / MAX_CREDIT_PASSES
+        return sys.maxsize if missing == math.inf else max(int(missing / most_earned), 0)
 
     def charge(self, loss: float, reading: float = 0.0, *, request_ids: Sequence[str] = ()) -> None:
         """Charge a trial that starts now with its expected loss in seconds. reading: a long text's part of it, which later

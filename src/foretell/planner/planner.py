@@ -297,9 +297,8 @@ class Planner:
         ledger, seconds = self._ledger, step.seconds
         self.acceptance.tick()
         ledger.corrections.tick()
-        if (
-            not step.rows and plan.charged is None and not ledger.unsettled
-        ):  # rest, in which most steps of a dear text pass
+        # Rest, in which most steps pass where guessing does not pay.
+        if not step.rows and plan.charged is None and not ledger.unsettled:
             self._decisions.since_plain, ledger.speed.guessed = 0, False
             self._learn_plain(step)
             ledger.speed.count(seconds, seconds)

@@ -14,7 +14,7 @@ from foretell.methods.common import formats
 from foretell.methods.common.head import with_weights
 from foretell.methods.common.load import load_head
 from foretell.methods.common.native import Memory
-from foretell.methods.common.repacked import by_chance
+from foretell.methods.common.repacked import blocks_kept, by_chance
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -233,3 +233,12 @@ def test_no_other_file_is_written_over(tmp_path: Path) -> None:
         formats.save_gguf(head_of("eagle3"), out, {}, target=TARGET)
     assert out.read_bytes() == b"something"
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_an_output_head_without_a_draft_vocabulary_may_be_learned() -> None:
+    """Its rows have no tokens of their own to be told apart by: it is rounded as a whole, as other matrices are."""
+    heads: list[Any] = [torch.nn.ModuleDict({"lm_head": torch.nn.Linear(32, 8, bias=False)}) for _ in range(2)]
+    head, made = (each.requires_grad_(requires_grad=False) for each in heads)
+    head.packed = {"lm_head.weight": by_chance(head["lm_head"].weight)}
+    kept = blocks_kept(head, made)["lm_head.weight"]
+    assert torch.equal(kept.data, by_chance(heads[1]["lm_head"].weight).data)

@@ -18,25 +18,6 @@ typedef struct {
   int64_t top;
 } Selector;
 
-/* The `top` largest of z [n], largest first, the lowest of equal ones before the others; returns how many there are. */
-static int64_t best_of(const float *z, int64_t n, int64_t top, int64_t *columns) {
-  int64_t count = 0;
-  float least = -INFINITY;
-  for (int64_t from = 0; from < n; from += 256) {
-    const int64_t stop = MIN(n, from + 256);
-    int any = 0;
-    for (int64_t i = from; i < stop; i++) any |= z[i] > least;
-    for (int64_t i = from; any && i < stop; i++) {
-      if (!(z[i] > least)) continue;
-      int64_t at = count < top ? count++ : top - 1;
-      for (; at > 0 && z[columns[at - 1]] < z[i]; at--) columns[at] = columns[at - 1];
-      columns[at] = i;
-      if (count == top) least = z[columns[top - 1]];
-    }
-  }
-  return count;
-}
-
 /* Logits z [n] of guess i of all after token `before`, of which `columns` [count] are the best, become those of the choice. */
 static void choose_among(const Selector *s, int64_t i, int64_t before, const int64_t *columns, int64_t count, float *code,
                          float *z, int64_t n) {

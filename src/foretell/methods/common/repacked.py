@@ -64,6 +64,8 @@ def _ids(head: "Head") -> list[int]:
 
 
 def _joined(head: "Head", made: "Head", blocks: Packed) -> Packed | None:
+    if "d2t" not in dict(head.named_buffers()):
+        return None
     old, new = head.get_parameter(OUTPUT), made.get_parameter(OUTPUT)
     place = {token: row for row, token in enumerate(_ids(head))}
     rows = [place.get(token, -1) for token in _ids(made)]

@@ -40,9 +40,8 @@ class NativeFlash:
             if self._convs is not None:
                 for part, (name, norm) in enumerate(zip(("attention_conv", "mlp_conv"), norms, strict=True)):
                     self._convs[2 * index + part] = self._conv(layer.get_submodule(name), norm)
-            input_norm, mlp_norm = (
-                norms if self._convs is None else (None, None)
-            )  # else a convolution reads what is normed
+            # A convolution reads what is normed, and norms it itself.
+            input_norm, mlp_norm = norms if self._convs is None else (None, None)
             self._layers[index] = layer_of(
                 self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"),
                 input_norm=input_norm, mlp_norm=mlp_norm,
