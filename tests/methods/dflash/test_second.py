@@ -10,8 +10,9 @@ import torch
 from foretell import Engine
 from foretell.methods.common.load import load_head
 from foretell.methods.common.teacher import Teacher
+from foretell.methods.dflash.descendants import BlockConv, CandidateSelector
 from foretell.methods.dflash.drafter import DFlash
-from foretell.methods.dflash.head import BlockConv, CandidateSelector, DFlashHead, DFlashHeadConfig
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.native import NativeModel
 from foretell.model.load import from_module

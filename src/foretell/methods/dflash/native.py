@@ -16,7 +16,8 @@ from foretell.kernels.functions import check
 from foretell.methods.chains import draw_block
 from foretell.methods.common.layers import rotary
 from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
-from foretell.methods.dflash.head import BlockConv, DFlashHead
+from foretell.methods.dflash.descendants import BlockConv
+from foretell.methods.dflash.head import DFlashHead
 from foretell.model.bound import BoundCache
 from foretell.model.llama.native import NativeModel
 from foretell.model.target import CausalModel
