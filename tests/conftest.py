@@ -1,9 +1,11 @@
 """Settings of the whole suite: one thread (two cores are shared), reproducible hypothesis runs, no deadline."""
 
+import functools
 import itertools
 import logging
 import os
 import secrets
+import ssl
 import sys
 import tempfile
 from collections import defaultdict
@@ -28,6 +30,8 @@ from tests.tiers import EXHAUSTIVE, SLOW, THINNED, Keep, kept, long, numbered, s
 from tests.until import REASON, time_is_up
 
 torch.set_num_threads(1)
+# Every HTTP client reads the certificates of this machine for 20 ms, and none of the tests' needs them.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
 os.environ["FORETELL_MODELS"] = str(Path(tempfile.gettempdir()) / "foretell-tests-pull-no-models")
 os.environ["FORETELL_OFFLINE"] = "1"

@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -84,14 +85,17 @@ def build_app(service: "Service", options: ServerOptions | None = None) -> FastA
             expose_headers=(REQUEST_ID, "retry-after"),
         )
     app.add_exception_handler(HTTPException, _http_error)
-    _add_routes(app, debug=options.debug)
+    app.router.routes += _routes(debug=options.debug).routes
     install(app, backend)
     return app
 
 
-def _add_routes(app: FastAPI, *, debug: bool) -> None:
+@cache
+def _routes(*, debug: bool) -> APIRouter:
+    """The routes of every app: a request says which app it came to, and to describe them takes most of an app's start."""
+    router = APIRouter()
     _both(
-        app,
+        router,
         "/v1/chat/completions",
         chat_completions,
         methods=["POST"],
@@ -103,7 +107,7 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
         },
     )
     _both(
-        app,
+        router,
         "/v1/completions",
         completions,
         methods=["POST"],
@@ -115,7 +119,7 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
         },
     )
     _both(
-        app,
+        router,
         "/v1/responses",
         responses,
         methods=["POST"],
@@ -127,21 +131,21 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
         },
     )
     fault = errors(*POSTED, form=MessageError)
-    app.add_api_route(
+    router.add_api_route(
         "/v1/messages", messages, response_model=None, methods=["POST"], operation_id="create_message",
         openapi_extra=request_body(MessagesRequest),
         responses={
             200: {"model": MessageReply, "content": stream_of(MessageEvent), "description": "A message."}, **fault,
         },
     )  # fmt: skip
-    app.add_api_route(
+    router.add_api_route(
         "/v1/messages/count_tokens", count_tokens, response_model=None, methods=["POST"], operation_id="count_tokens",
         openapi_extra=request_body(MessagesRequest), responses={200: {"model": TokenCount}, **fault},
     )  # fmt: skip
-    _add_ollama(app)
-    _both(app, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
+    _add_ollama(router)
+    _both(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
     _both(
-        app,
+        router,
         "/v1/models/{model:path}",
         models.get_model,
         responses={200: {"model": Model}, **errors(*GOT)},
@@ -156,71 +160,72 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
         ("/detokenize", detokenize, DetokenizeRequest, TextOfTokens),
         ("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingsReply),
     ):
-        app.add_api_route(
+        router.add_api_route(
             path, answer, response_model=None, methods=["POST"], operation_id=answer.__name__,
             openapi_extra=request_body(body), responses={200: {"model": reply}, **errors(*POSTED)},
         )  # fmt: skip
-    app.add_api_route("/props", models.props, response_model=None, responses={200: {"model": Props}, **errors(*GOT)})
-    app.add_api_route("/favicon.ico", models.icon, response_model=None, include_in_schema=False)
-    app.add_api_route(
+    router.add_api_route("/props", models.props, response_model=None, responses={200: {"model": Props}, **errors(*GOT)})
+    router.add_api_route("/favicon.ico", models.icon, response_model=None, include_in_schema=False)
+    router.add_api_route(
         "/v1/foretell/learner", learner.get_learner, response_model=None,
         responses={200: {"model": LearnerReply}, **errors(*GOT)},
     )  # fmt: skip
-    app.add_api_route(
+    router.add_api_route(
         "/v1/foretell/learner", learner.post_learner, response_model=None, methods=["POST"],
         operation_id="tell_learner", openapi_extra=request_body(LearnerRequest),
         responses={200: {"model": LearnerReply}, **errors(*POSTED)},
     )  # fmt: skip
-    app.add_api_route(
+    router.add_api_route(
         "/v1/foretell/explain", explain, response_model=None, methods=["POST"], operation_id="explain_steps",
         openapi_extra=request_body(ExplainRequest), responses={200: {"model": ExplainReply}, **errors(*POSTED)},
     )  # fmt: skip
     probe = errors(400, 405, 500, 503)
-    app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
+    router.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
     for alias in ("/ping", "/v1/health"):  # vLLM's and SageMaker's, llama.cpp's
-        app.get(alias, response_model=None, include_in_schema=False)(models.health)
-    app.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
-    app.get("/version", response_model=None, responses={200: {"model": Version}, **errors(400, 405, 500)})(
+        router.get(alias, response_model=None, include_in_schema=False)(models.health)
+    router.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
+    router.get("/version", response_model=None, responses={200: {"model": Version}, **errors(400, 405, 500)})(
         models.version
     )
-    app.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
+    router.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
         models.metrics
     )
     if debug:
-        app.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
-    app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
+        router.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
+    router.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
+    return router
 
 
-def _add_ollama(app: FastAPI) -> None:
+def _add_ollama(router: APIRouter) -> None:
     fault, asked = errors(*POSTED, form=OllamaError), errors(*GOT, form=OllamaError)
     routes: tuple[tuple[str, Callable[..., Any], type[BaseModel], type[BaseModel]], ...] = (
         ("chat", ollama.chat, OllamaChatRequest, OllamaChatLine),
         ("generate", ollama.generate, GenerateRequest, OllamaTextLine),
     )
     for name, answer, body, line in routes:
-        app.add_api_route(
+        router.add_api_route(
             f"/api/{name}", answer, response_model=None, methods=["POST"], operation_id=f"ollama_{name}",
             openapi_extra=request_body(body),
             responses={200: {"model": line, "content": lines_of(line), "description": "An answer."}, **fault},
         )  # fmt: skip
-    app.add_api_route(
+    router.add_api_route(
         "/api/show", ollama.show, response_model=None, methods=["POST"], operation_id="ollama_show",
         openapi_extra=request_body(ShowRequest), responses={200: {"model": OllamaShown}, **fault},
     )  # fmt: skip
-    app.add_api_route(
+    router.add_api_route(
         "/api/tags", ollama.tags, response_model=None, operation_id="ollama_tags",
         responses={200: {"model": OllamaModels}, **asked},
     )  # fmt: skip
-    app.add_api_route(
+    router.add_api_route(
         "/api/version", ollama.version, response_model=None, operation_id="ollama_version",
         responses={200: {"model": Version}, **errors(400, 405, 500, form=OllamaError)},
     )  # fmt: skip
 
 
-def _both(app: FastAPI, path: str, answer: Callable[..., Any], **about: Any) -> None:
+def _both(router: APIRouter, path: str, answer: Callable[..., Any], **about: Any) -> None:
     """A route, and the same without /v1: for clients whose address has no path, as llama.cpp and MLX-LM have them."""
-    app.add_api_route(path, answer, response_model=None, **about)
-    app.add_api_route(path.removeprefix("/v1"), answer, response_model=None, **{**about, **HIDDEN})
+    router.add_api_route(path, answer, response_model=None, **about)
+    router.add_api_route(path.removeprefix("/v1"), answer, response_model=None, **{**about, **HIDDEN})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
