@@ -1,6 +1,7 @@
 """Settings of the whole suite: one thread (two cores are shared), reproducible hypothesis runs, no deadline."""
 
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -61,6 +62,18 @@ def thin(items: list[pytest.Item], keeps: Mapping[str, Keep], mark: str) -> None
         for item, row in zip(found, rows, strict=True):
             if row not in default:
                 item.add_marker(mark)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that is imported or collected becomes garbage: to look for some there, again and again, took a quarter of the
+    collection, and in every later search of a test a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at

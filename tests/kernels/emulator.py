@@ -103,7 +103,10 @@ def recorded(function: str, arguments: Sequence[object], out: int) -> Call:
 
 def _memory() -> Iterable[tuple[int, tuple[int, bool]]]:
     """Where tensors and structures begin, their bytes, and whether they may hold addresses."""
-    for thing in gc.get_objects():
+    gc.unfreeze()  # what was made while tests were collected
+    things = gc.get_objects()
+    gc.freeze()
+    for thing in things:
         if (
             type(thing) in (torch.Tensor, torch.nn.Parameter)
             and thing.device.type == "cpu"
