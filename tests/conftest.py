@@ -76,6 +76,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Triton, at its end, writes a page about its objects that nobody has collected: frozen ones never are."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow what ``tiers.py`` leaves out of the default run, and exhaustive what it leaves out of the slow one; skip on
