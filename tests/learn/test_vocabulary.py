@@ -1,6 +1,5 @@
 """A head that learns guesses other tokens: those that the target writes, with rows and moments that belong to them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def sure(tokens: list[int]) -> Text:
     logits = torch.full((len(tokens), 8192), -30.0)
     logits[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
     taps = torch.randn(3 + len(tokens), 3 * 256, generator=torch.Generator().manual_seed(0)).half()
-    return replace(RawText([1, 2, 7, *tokens], 3, 0.0, [logits.half()]).reduced(8), taps=taps)
+    return RawText([1, 2, 7, *tokens], 3, 0.0, [logits.half()], taps).reduced(8)
 
 
 def plainly(ids: list[int], counts: dict[int, float]) -> list[int]:

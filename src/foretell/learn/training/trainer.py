@@ -44,9 +44,10 @@ class AdapterTrainer:
     def __init__(self, student: Student, options: LearnOptions, *, max_bytes: int) -> None:
         """max_bytes: of all texts that are held."""
         self.student, self.options = student, options
-        self._share = max_bytes // 3  # of texts that are new, that are held out, and that are learned again
+        self._most = max_bytes
+        self._share = max_bytes // 3  # of texts that are new, and that are held out: what they leave is for the replay
         self._is_full = False  # a text more would be too much for its share
-        self.replay = ReplayBuffer(self._share)
+        self.replay = ReplayBuffer(max_bytes)
         self.kinds = Clusters(NUM_KINDS)
         self.held_out = HeldOut(kinds=self.kinds, max_bytes=self._share)
         self.fresh: list[Text] = []  # not learned from yet
@@ -77,7 +78,11 @@ class AdapterTrainer:
             self.resting -= 1
         if is_held_out(text, self.options.held_out):
             self.held_out.add(text, self._random.randrange)
-            return
+        else:
+            self._await(text)
+        self.replay.within(self._most - self.num_bytes + self.replay.num_bytes)
+
+    def _await(self, text: Text) -> None:
         self.fresh.append(text)
         # Where it cannot keep up, or they are large, the oldest are only kept for later.
         while len(self.fresh) > 1 and (
