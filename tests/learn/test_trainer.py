@@ -41,8 +41,11 @@ class Counting:
     def checkpoint(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return weights
 
-    def settle_acceptance(self, learned: Any, served: Any, known: Sequence[Text], unseen: Sequence[Text]) -> Any:
+    def between(self, served: Any, learned: Any) -> Any:
         return learned
+
+    def settle_acceptance(self, asked: Any, *others: Any) -> Any:
+        return asked
 
 
 def text(first: int) -> Text:
@@ -74,6 +77,17 @@ def test_losses_on_old_texts_do_not_add_up_over_swaps() -> None:
     refused = update(trainer)
     assert "old texts" in refused["reason"]
     assert trainer.number == 1
+
+
+def test_a_version_is_what_was_judged_and_learning_goes_on_from_what_was_learned() -> None:
+    """Not from what serves, which lies between the two."""
+    trainer, student = trainer_of(lambda number, is_old: 0.1 * number)
+    student.between = lambda served, learned: {"number": 50 + served["number"]}  # type: ignore[method-assign]
+    version = update(trainer)
+    assert int(version.weights["number"]) == int(trainer.served["number"]) == 50
+    assert version.verdict.recent_after > 4
+    assert student.number == 1
+    assert {number for _, number in student.scored} == {0, 50}
 
 
 def test_old_texts_that_gain_again_may_be_swapped_in() -> None:

@@ -56,6 +56,26 @@ def plainly(ids: list[int], counts: dict[int, float]) -> list[int]:
         chosen = chosen - {leaves} | {comes}
 
 
+def test_a_version_lies_between_with_the_learned_vocabulary_whole(engine: Engine) -> None:
+    """Rows of a vocabulary halfway to another would be of no token."""
+    student = student_of(engine)
+    served = student.weights()
+    text = sure(outside(student)[:20])
+    assert student.renew([text])
+    student.learn(text)
+    student.apply()
+    learned = student.weights()
+    asked = student.between(served, learned)
+    assert asked.keys() == learned.keys()
+    moved = [name for name in served if not torch.equal(served[name], learned[name])]
+    assert {"d2t", "t2d", "lm_head.weight", "fc.weight"} <= set(moved)
+    for name in moved:
+        whole = name in ("d2t", "t2d", "lm_head.weight")
+        expected = learned[name] if whole else served[name] + 0.7 * (learned[name] - served[name])
+        torch.testing.assert_close(asked[name], expected)
+    student.load(asked)
+
+
 def test_tokens_that_the_target_writes_take_the_places_of_those_that_it_does_not(engine: Engine) -> None:
     student = student_of(engine)
     head: Any = student.objective.head

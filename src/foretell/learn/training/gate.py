@@ -1,5 +1,6 @@
 """Whether what was learned may serve: held-out texts decide, recent and old ones."""
 
+import hashlib
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -72,8 +73,9 @@ def _standard_error(values: Sequence[float]) -> float:
 @dataclass
 class HeldOut:
     """Held-out texts: the last ``size`` ones, and as many of all before them, of each kind about the same number, and of a
-    kind each with about the same chance. At most two of one prompt: a client who repeats one request decides nothing
-    alone, and one who sends very many of a kind takes no place from the others."""
+    kind each with about the same chance. Of fewer, the later half are the last ones, so that old texts count from the
+    first swap on. At most two of one prompt: a client who repeats one request decides nothing alone, and one who sends
+    very many of a kind takes no place from the others."""
 
     size: int = 12
     kinds: Clusters | None = None
@@ -81,6 +83,15 @@ class HeldOut:
     old: list[Text] = field(default_factory=list)
     num_aged: int = 0  # texts that left ``recent``
     max_bytes: int = 2**62  # of both; LEAST of the recent ones are kept in any case
+
+    def takes(self, text: Text, one_in: int) -> bool:
+        """Whether a text is to be held out: one in so many, and twice as many until there are old ones enough; by the hash of
+        its prompt, so that equal prompts are on one side."""
+        held = (*self.recent, *self.old)
+        share = min(0.5, 2 / one_in) if len(held) < 2 * self.size else 1 / one_in
+        digest = hashlib.sha256(repr(text.prompt).encode()).digest()
+        is_marked = int.from_bytes(digest[:8], "big") < share * 2**64
+        return is_marked or any(text.prompt == other.prompt for other in held)
 
     def add(self, text: Text, pick: Callable[[int], int]) -> None:
         """Take in a text; pick(n) is a random number below n."""
@@ -101,7 +112,7 @@ class HeldOut:
         if len(alike) >= 2:
             self.recent = deque(other for other in self.recent if other is not alike[0])
         self.recent.append(text)
-        if len(self.recent) <= self.size:
+        if len(self.recent) <= min(self.size, max(LEAST, math.ceil((len(self.recent) + len(self.old)) / 2))):
             return
         aged = self.recent.popleft()
         self.num_aged += 1

@@ -31,6 +31,10 @@ SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
 almost no gradient, and a greedy text needs the order alone."""
 
+STRIDE = 0.7
+"""Share of the way from the weights that serve to the learned ones that a version goes (as WiSE-FT does, 2109.01903): a
+few steps of Adam move every weight, most by noise, whose harm falls with the square. docs/learn.md has figures."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -217,6 +221,16 @@ class Student:
         if self.acceptance is not None:
             self.acceptance.load(weights)
 
+    def between(self, served: Mapping[str, Tensor], learned: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights that are asked to serve: what is trained lies ``STRIDE`` of the way from those that serve to the
+        learned ones. The draft vocabulary with its rows, and an acceptance head, are the learned ones' whole."""
+        named = self.objective.head.named_parameters(remove_duplicate=False)  # tied ones by each name
+        trained = {name for name, each in named if each.requires_grad}
+        return {
+            name: torch.lerp(served[name], value, STRIDE) if name in trained else value
+            for name, value in learned.items()
+        }
+
     def checkpoint(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What ``weights`` returned as ``Method.rebuilt`` takes it: all weights by their names in the checkpoint, updates
         merged."""
@@ -235,13 +249,19 @@ class Student:
         return made
 
     def settle_acceptance(
-        self, learned: dict[str, Tensor], served: Mapping[str, Tensor], known: Sequence[Text], unseen: Sequence[Text]
+        self,
+        asked: dict[str, Tensor],
+        learned: dict[str, Tensor],
+        served: Mapping[str, Tensor],
+        known: Sequence[Text],
+        unseen: Sequence[Text],
     ) -> dict[str, Tensor]:
-        """The weights ``learned`` with the acceptance head that foresees the learned draft better on unseen texts: the
-        learned one, calibrated on known texts, or the one that serves. ``load(learned)`` stands before and after."""
+        """The weights ``asked`` with the acceptance head that foresees their draft better on unseen texts: the learned one,
+        calibrated on known texts, or the one that serves. ``load(learned)`` stands before and, but for it, after."""
         head = self.acceptance
         if head is None:
-            return learned
+            return asked
+        self.load(asked)
         generator = torch.Generator().manual_seed(0)
         places = [[head.places(self._labeled(text), text, generator) for text in texts] for texts in (known, unseen)]
         head.calibrate(places[0])
@@ -250,5 +270,5 @@ class Student:
         head.load(served)
         if head.loss(places[1]) <= lost:
             mine = {name: value for name, value in served.items() if name.startswith(ACCEPTANCE)}
-        head.load(mine)
-        return {**learned, **mine}
+        self.load({**learned, **mine})
+        return {**asked, **mine}

@@ -4,7 +4,6 @@ A pure state machine without clock or thread: ``work`` is a generator whose ever
 caller decides when, and for how long, it goes on (``process.py`` in a process of its own, the learner between steps).
 """
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -76,7 +75,7 @@ class AdapterTrainer:
         self.kinds.add(text.sketch)
         if self.resting:
             self.resting -= 1
-        if is_held_out(text, self.options.held_out):
+        if self.held_out.takes(text, self.options.held_out):
             self.held_out.add(text, self._random.randrange)
         else:
             self._await(text)
@@ -145,10 +144,11 @@ class AdapterTrainer:
         if len(recent) < LEAST:
             return
         learned, served = self.student.weights(), self.served
+        asked = self.student.between(served, learned)
         after, before = dict[int, float](), dict[int, float]()  # by the text's id
         for text in (*recent, *old):
             # Texts come and versions may be compared between two pieces, so the weights are put in each time.
-            after[id(text)] = self._score(learned, text, learned)
+            after[id(text)] = self._score(asked, text, learned)
             yield None
             known_score = self._scores.get(id(text))
             if known_score is None or known_score[0] is not served or known_score[1] is not text:
@@ -166,7 +166,7 @@ class AdapterTrainer:
         ]
         verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
         if verdict.passes:
-            yield self._publish(self.student.settle_acceptance(learned, self.served, known, recent), verdict)
+            yield self._publish(self.student.settle_acceptance(asked, learned, served, known, recent), verdict)
             return
         self.num_refused += 1
         self.refusals += 1
@@ -217,9 +217,3 @@ class AdapterTrainer:
         finally:
             self.student.load(learned)
         return max(means, key=lambda number: (means[number], number))
-
-
-def is_held_out(text: Text, one_in: int) -> bool:
-    """By the hash of the prompt: equal prompts are on one side."""
-    digest = hashlib.sha256(repr(text.prompt).encode()).digest()
-    return int.from_bytes(digest[:8], "big") % one_in == 0
