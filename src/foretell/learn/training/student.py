@@ -14,7 +14,7 @@ from foretell.learn.training.acceptance import AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
-from foretell.learn.training.vocabulary import DraftVocabulary
+from foretell.learn.training.vocabulary import MASS, DraftVocabulary
 from foretell.methods.common.objective import LossSlot, Objective
 from foretell.methods.common.teacher import ComputedBatch, Teacher
 from foretell.methods.draft_model.drafter import ACCEPTANCE
@@ -67,7 +67,8 @@ class Student:
         head = self.objective.head.to(self.device)
         reduced = head if isinstance(head, Eagle3Head) and head.vocabulary is not None else None
         base = torch.zeros(0) if reduced is None else reduced.target_ids
-        found = origin.weights or {}
+        found = dict(origin.weights or {})
+        mass = found.pop(MASS, None)
         model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
         if model:
             head.load_state_dict(model)
@@ -75,7 +76,7 @@ class Student:
         self.lora = add_lora(head, rank, options.seed) if rank else {}
         head.to(self.device).train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
-        self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base)
+        self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base, mass)
         hidden = origin.target.hidden_size
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(options.seed)
@@ -233,9 +234,9 @@ class Student:
 
     def checkpoint(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What ``weights`` returned as ``Method.rebuilt`` takes it: all weights by their names in the checkpoint, updates
-        merged."""
+        merged; and what else the next start goes on from."""
         if not self.lora:
-            return dict(weights)
+            return dict(weights) if self.vocabulary is None else {**weights, MASS: self.vocabulary.mass.clone()}
         state = {name: value.detach().cpu() for name, value in self.objective.head.state_dict().items()}
         out = merged(state, self.lora, dict(weights))
         return {**out, **{name: value for name, value in weights.items() if name.startswith(ACCEPTANCE)}}
@@ -245,7 +246,7 @@ class Student:
         made = copy.deepcopy(self.objective.head).cpu()
         unwrap(made)
         whole = self.checkpoint(weights)
-        made.load_state_dict({name: value for name, value in whole.items() if not name.startswith(ACCEPTANCE)})
+        made.load_state_dict({name: whole[name] for name in made.state_dict()})
         return made
 
     def settle_acceptance(
