@@ -90,7 +90,7 @@ def test_a_worse_head_is_not_taken(session: Session) -> None:
     text = secret(SECRET, 1).reduced(64)
     student.load(noisy)
     student.acceptance.calibrate = lambda places: None
-    settled = student.settle_acceptance(noisy, noisy, served, [text], [text])
+    settled = student.settle_acceptance(noisy, served, [text], [text])
     assert all(torch.equal(settled[name], served[name]) for name in served if name.startswith(ACCEPTANCE))
 
 

@@ -52,7 +52,9 @@ def test_hidden_states_in_8_bits_are_within_half_a_step_of_their_group(width: in
     found, group = opened(codes), math.gcd(width, GROUP)
     assert found.shape == states.shape
     assert codes.nbytes == 7 * (width + 4 * width // group)
-    largest = states.unflatten(-1, (width // group, group)).abs().amax(-1, keepdim=True).expand(-1, -1, group).flatten(-2)
+    largest = (
+        states.unflatten(-1, (width // group, group)).abs().amax(-1, keepdim=True).expand(-1, -1, group).flatten(-2)
+    )
     assert ((found - states).abs() <= largest * (1 / 254 + 1e-3)).all()
     if width:
         states[2, -1] = math.inf

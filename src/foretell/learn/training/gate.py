@@ -61,6 +61,16 @@ def judge(
     return Verdict(not reason, reason, before, after, old_before, old_after)
 
 
+def without_gains(
+    before: Sequence[float], after: Sequence[float], is_asked_now: Sequence[bool]
+) -> tuple[list[float], list[float]]:
+    """Scores of old texts for ``judge``: where those of kinds that recent texts have gain together, they count as
+    unchanged. Else a language that is learned hides what another one loses."""
+    gain = sum(new - old for old, new, now in zip(before, after, is_asked_now, strict=True) if now)
+    counts = [old if now and gain > 0 else new for old, new, now in zip(before, after, is_asked_now, strict=True)]
+    return list(before), counts
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -85,8 +95,8 @@ class HeldOut:
     max_bytes: int = 2**62  # of both; LEAST of the recent ones are kept in any case
 
     def takes(self, text: Text, one_in: int) -> bool:
-        """Whether a text is to be held out: one in so many, and twice as many until there are old ones enough; by the hash of
-        its prompt, so that equal prompts are on one side."""
+        """Whether a text is to be held out: one in so many, and twice as many until there are old ones enough; by the
+        hash of its prompt, so that equal prompts are on one side."""
         held = (*self.recent, *self.old)
         share = min(0.5, 2 / one_in) if len(held) < 2 * self.size else 1 / one_in
         digest = hashlib.sha256(repr(text.prompt).encode()).digest()

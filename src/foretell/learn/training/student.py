@@ -32,8 +32,8 @@ SAMPLED, GREEDY = "tv", "forward_kl"
 almost no gradient, and a greedy text needs the order alone."""
 
 STRIDE = 0.7
-"""Share of the way from the weights that serve to the learned ones that a version goes (as WiSE-FT does, 2109.01903): a
-few steps of Adam move every weight, most by noise, whose harm falls with the square. docs/learn.md has figures."""
+"""Share of the way from the weights that serve to the learned ones that a version goes (as lookahead, 1907.08610, and
+WiSE-FT, 2109.01903): a few steps of Adam move every weight, most by noise, whose harm falls with the square."""
 
 
 @dataclass(frozen=True)
@@ -250,19 +250,13 @@ class Student:
         return made
 
     def settle_acceptance(
-        self,
-        asked: dict[str, Tensor],
-        learned: dict[str, Tensor],
-        served: Mapping[str, Tensor],
-        known: Sequence[Text],
-        unseen: Sequence[Text],
+        self, asked: dict[str, Tensor], served: Mapping[str, Tensor], known: Sequence[Text], unseen: Sequence[Text]
     ) -> dict[str, Tensor]:
         """The weights ``asked`` with the acceptance head that foresees their draft better on unseen texts: the learned one,
-        calibrated on known texts, or the one that serves. ``load(learned)`` stands before and, but for it, after."""
+        calibrated on known texts, or the one that serves. ``load(asked)`` stands before and, but for it, after."""
         head = self.acceptance
         if head is None:
             return asked
-        self.load(asked)
         generator = torch.Generator().manual_seed(0)
         places = [[head.places(self._labeled(text), text, generator) for text in texts] for texts in (known, unseen)]
         head.calibrate(places[0])
@@ -271,5 +265,5 @@ class Student:
         head.load(served)
         if head.loss(places[1]) <= lost:
             mine = {name: value for name, value in served.items() if name.startswith(ACCEPTANCE)}
-        self.load({**learned, **mine})
+        head.load(mine)
         return {**asked, **mine}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from foretell.learn.options import LearnOptions
 from foretell.learn.training.clusters import Clusters
-from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge
+from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge, without_gains
 from foretell.learn.training.student import Student
-from foretell.learn.training.texts import ReplayBuffer, Text
+from foretell.learn.training.texts import ReplayBuffer, Text, kinds_of
 
 NUM_KINDS = 6
 """Kinds of requests among which what is kept of old texts is shared."""
@@ -164,9 +164,12 @@ class AdapterTrainer:
             ([scores[id(text)] for text in texts], [after[id(text)] for text in texts])
             for scores, texts in ((before, recent), (best, old))
         ]
+        kinds, now = kinds_of(old, self.kinds), set(kinds_of(recent, self.kinds))
+        pairs[1] = without_gains(*pairs[1], [kind in now for kind in kinds])
         verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
         if verdict.passes:
-            yield self._publish(self.student.settle_acceptance(asked, learned, served, known, recent), verdict)
+            self.student.load(asked)  # from which learning goes on
+            yield self._publish(self.student.settle_acceptance(asked, self.served, known, recent), verdict)
             return
         self.num_refused += 1
         self.refusals += 1

@@ -26,11 +26,11 @@ GROUP = 64
 
 
 def rounded(states: Tensor) -> Tensor:
-    """Hidden states [..., n] in 8 bits, [..., groups, GROUP + SCALE_BYTES] int8 (``model.codes``). Groups are narrower where
-    n is no multiple of theirs. What is not finite stays so."""
+    """Hidden states [..., n] in 8 bits, [..., groups, GROUP + SCALE_BYTES] int8 (``model.codes``). Groups are narrower
+    where n is no multiple of theirs. What is not finite stays so."""
     width = states.shape[-1]
     group = math.gcd(GROUP, width)
-    return to_codes(states.unflatten(-1, (width // group, group)))
+    return to_codes(states.reshape(*states.shape[:-1], width // group, group))
 
 
 def opened(codes: Tensor) -> Tensor:
