@@ -116,11 +116,10 @@ def test_twice_as_many_are_held_out_at_first_and_equal_prompts_lie_on_one_side()
     for number in range(400):
         text = raw([number % 32, number // 32, *range(4)], 3).reduced(1)
         marked.append(held_out.takes(text, 8))
-        if held_out.takes(text, 8):
+        if marked[-1]:
             held_out.add(text, lambda n: n - 1)
-    first = marked.index(True, [index for index, held in enumerate(marked) if held][11]) + 1  # until twelve are there
-    assert 24 < first < 96
-    assert 24 < sum(marked[first:]) < 64
+    assert sum(marked[:48]) > 48 / 8 * 1.9  # until twelve are there
+    assert sum(marked[48:]) < 352 / 8 * 1.3
     later = HeldOut(size=0)
     for number in range(400):  # what is held out later was never learned from
         text = raw([number % 32, number // 32, *range(4)], 3).reduced(1)

@@ -31,7 +31,7 @@ SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
 almost no gradient, and a greedy text needs the order alone."""
 
-STRIDE = 0.7
+STRIDE = 0.5
 """Share of the way from the weights that serve to the learned ones that a version goes (as lookahead, 1907.08610, and
 WiSE-FT, 2109.01903): a few steps of Adam move every weight, most by noise, whose harm falls with the square."""
 
