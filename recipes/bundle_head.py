@@ -62,6 +62,7 @@ docs/train.md). Licence: Apache-2.0{source}.
 """
 HIDDEN = ("argv",)  # says where files lay on one machine
 OWN = "bundled/target"
+OWN_TEXT = "the target"
 
 
 def learned(record: dict[str, Any], target: str) -> str:
@@ -71,9 +72,15 @@ def learned(record: dict[str, Any], target: str) -> str:
     if "num_answers" in source:  # of recipes.own_responses
         begin = source["prompts_from"]
         prompts = "" if begin is None else f", prompts from token {begin} on among them"
+        wrote = source.get("written_by", OWN_TEXT)
+        whose = (
+            f"{target} itself at temperatures 0 and 1 (`recipes.own_answers`)"
+            if wrote == OWN_TEXT
+            else (f"{wrote}, which {target} read: the head learns its law at each token")
+        )
         return (
-            f"{seen['num_texts'] + kept['num_texts']:,} texts, {source['num_answers']:,} of them with answers of {target} "
-            f"itself at temperatures 0 and 1 (`recipes.own_answers`);\n{seen['num_tokens']:,} tokens to learn from{prompts}"
+            f"{seen['num_texts'] + kept['num_texts']:,} texts, {source['num_answers']:,} of them with answers of {whose}"
+            f";\n{seen['num_tokens']:,} tokens to learn from{prompts}"
             f"; {kept['num_texts']} texts ({kept['num_tokens']:,} tokens) held out.\n{fingerprint}"
         )
     temperatures = " and ".join(f"{t:g}" for t in source["temperatures"])

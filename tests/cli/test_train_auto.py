@@ -92,6 +92,16 @@ def test_it_guesses_as_deep_as_pays(kept: list[float], guess: float, wide: float
     assert best_depth(figures) == depth
 
 
+@pytest.mark.parametrize(("flag", "device", "dtype"), [
+    ("avx512_bf16", "cpu", "bfloat16"), ("amx_bf16", "cpu", "bfloat16"), ("avx2", "cpu", None), ("amx_bf16", "cuda", None),
+])  # fmt: skip
+def test_texts_are_read_in_the_faster_dtype_of_this_cpu(
+    monkeypatch: pytest.MonkeyPatch, flag: str, device: str, dtype: str | None
+) -> None:
+    monkeypatch.setattr(train_auto, "cpu_flags", lambda: frozenset({flag}))
+    assert train_auto.fast_dtype(device) == dtype
+
+
 def test_the_head_is_measured_on_prompts_that_it_never_sees(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -29,6 +29,8 @@ AUTO = "auto"
 METHODS = (*builtin.TRAINING, AUTO)
 OF_AUTO = ("seed",)
 """Settings of training that ``auto`` leaves to the user."""
+LONG_READ = 256 << 20
+"""Bytes of weights from which on it is said that reading texts could be faster."""
 ANSWERING = {"limit": "limit", "raw": "raw", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
 """Options that say how prompts are answered, by the names that files of answers have for them."""
 Method = Annotated[
@@ -287,11 +289,14 @@ def _drafter(
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
     with told_if_interrupted(lambda: NOTHING), waiting(f"loading {target}", no_color=no_color):
+        from foretell.cli.train_auto import fast_dtype
         from foretell.methods.common.teacher import Teacher
         from foretell.model.identity import target_hash
         from foretell.model.load import load_model
 
         model = load_model(target, dtype=dtype, device=local(device), implementation="transformers")
+    if dtype is None and fast_dtype(device) and model.spec.weight_bytes >= LONG_READ:
+        _tell("the target reads the texts in float32; with --dtype bfloat16 this machine takes about half as long")
     responses = answers_of(
         data, target, model, Path(out), asked, max_length=TrainConfig(**training).max_length, dtype=dtype,
         device=local(device), bar=lambda journal: answering_bar(no_color, journal), notice=_tell,

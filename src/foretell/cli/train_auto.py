@@ -25,6 +25,7 @@ from foretell.core.jsontext import parse_json
 from foretell.core.platform import lock_file
 from foretell.core.prompts import entries, is_plain, read_text
 from foretell.core.whole import write_whole
+from foretell.kernels.cpu import cpu_flags
 from foretell.model import trained
 
 if TYPE_CHECKING:
@@ -61,23 +62,31 @@ def auto(task: "Task", drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]
     with _folder(task.out):
         stopped = f"what is done is kept in {task.out}: the same command goes on"
         with told_if_interrupted(lambda: stopped):
-            plan = _planned(task)
+            learning = replace(task, dtype=task.dtype or fast_dtype(task.device))
+            plan = _planned(learning)
             if (task.out / RESULT).exists():
                 done = read(task.out / RESULT)
                 say(f"it was done before: for another head give another --out, or delete {task.out}")
                 return done
-            _prompts(task, plan)
+            _prompts(learning, plan)
         from foretell.train.answering import Asked
 
         given = {**plan["settings"], "seed": task.seed}
         asked = Asked(None, plan["answer"], TEMPERATURES, task.seed)
         run = task.out / "run"
         drafter(
-            METHOD, task.target, str(task.out / PROMPTS), str(run), given, None, task.device, task.dtype, True, asked,
-            1.0, task.no_color,
+            METHOD, task.target, str(task.out / PROMPTS), str(run), given, None, task.device, learning.dtype, True,
+            asked, 1.0, task.no_color,
         )  # fmt: skip
         with told_if_interrupted(lambda: stopped):
             return evaluate(task, plan, run)
+
+
+def fast_dtype(device: str) -> str | None:
+    """The dtype in which texts are written, read and learned from where none was asked for. torch multiplies bfloat16 twice
+    as fast as float32 on a CPU that has instructions for it (Zen 4: 190 and 85 GFLOP/s a core). What the head is worth is
+    still measured in the target's usual dtype."""
+    return "bfloat16" if device == "cpu" and cpu_flags() & {"avx512_bf16", "amx_bf16"} else None
 
 
 @contextmanager
@@ -192,7 +201,8 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
         "checkpoint_every": max(1, round(CHECKPOINT_S / max(1e-6, speeds.learn * SETTINGS["batch_tokens"]))),
     }
     said = (
-        f"plan: {plan.num_prompts} prompts, answered and read {plan.epochs:g} times by an {METHOD} head of "
+        f"plan: {plan.num_prompts} prompts, answered and read {plan.epochs:g} times in "
+        f"{str(spec.dtype).removeprefix('torch.')} by an {METHOD} head of "
         f"{speeds.num_parameters / 1e6:.2g}M weights to learn ({plan.why}); about {time_text(plan.seconds)}, beside "
         f"{time_text(perf_counter() - begun)} of measuring before it and some after"
     )
