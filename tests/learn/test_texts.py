@@ -99,6 +99,36 @@ def test_a_score_that_is_no_number_passes_nothing(of: str, place: int, wrong: fl
     assert verdict.reason == "a score is not finite"
 
 
+def test_of_few_held_out_texts_the_earlier_half_are_old_ones() -> None:
+    """Else nothing says what the first swaps forget: old ones came with the thirteenth, after a hundred requests."""
+    held_out = HeldOut(size=6)
+    found = []
+    for index in range(14):
+        held_out.add(raw([index, *range(9)], 4).reduced(1), lambda n: n - 1)
+        found.append((len(held_out.old), len(held_out.recent)))
+    assert found[:10] == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 4), (2, 4), (3, 4), (4, 4), (4, 5), (5, 5)]
+    assert found[10:] == [(5, 6), (6, 6), (6, 6), (6, 6)]
+    assert [text.prompt[0] for text in held_out.recent] == list(range(8, 14))
+
+
+def test_twice_as_many_are_held_out_at_first_and_equal_prompts_lie_on_one_side() -> None:
+    held_out, marked = HeldOut(size=6), []
+    for number in range(400):
+        text = raw([number % 32, number // 32, *range(4)], 3).reduced(1)
+        marked.append(held_out.takes(text, 8))
+        if marked[-1]:
+            held_out.add(text, lambda n: n - 1)
+    assert sum(marked[:48]) > 48 / 8 * 1.9  # until twelve are there
+    assert sum(marked[48:]) < 352 / 8 * 1.3
+    later = HeldOut(size=0)
+    for number in range(400):  # what is held out later was never learned from
+        text = raw([number % 32, number // 32, *range(4)], 3).reduced(1)
+        assert later.takes(text, 8) <= HeldOut(size=6).takes(text, 8)
+    twin = raw([7, 7, 7], 2).reduced(1)
+    held_out.recent.append(twin)
+    assert held_out.takes(raw([7, 7, 5], 2).reduced(1), 10**6)
+
+
 def test_old_texts_are_a_sample_of_all_that_aged() -> None:
     """A reservoir: after many texts each one is held with the same chance (six standard deviations allowed)."""
     import random

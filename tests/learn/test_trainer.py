@@ -1,5 +1,6 @@
 """The state machine of one adapter, with a student whose scores are given: what the gate compares, and when it rests."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,8 +42,11 @@ class Counting:
     def checkpoint(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return weights
 
-    def settle_acceptance(self, learned: Any, served: Any, known: Sequence[Text], unseen: Sequence[Text]) -> Any:
+    def between(self, served: Any, learned: Any) -> Any:
         return learned
+
+    def settle_acceptance(self, asked: Any, *others: Any) -> Any:
+        return asked
 
 
 def text(first: int) -> Text:
@@ -74,6 +78,29 @@ def test_losses_on_old_texts_do_not_add_up_over_swaps() -> None:
     refused = update(trainer)
     assert "old texts" in refused["reason"]
     assert trainer.number == 1
+
+
+def test_a_version_is_what_was_judged_and_learning_goes_on_from_it() -> None:
+    """It lies between what serves and what was learned."""
+    trainer, student = trainer_of(lambda number, is_old: 0.1 * number)
+    student.between = lambda served, learned: {"number": 50 + served["number"]}  # type: ignore[method-assign]
+    version = update(trainer)
+    assert int(version.weights["number"]) == int(trainer.served["number"]) == student.number == 50
+    assert version.verdict.recent_after > 4
+    assert {number for _, number in student.scored} == {0, 50}
+
+
+def test_what_a_new_kind_gains_hides_nothing_that_others_lose() -> None:
+    """Half of the old texts are of the recent ones' kind and gain .1; the others lose .06: .02 in the mean is a gain."""
+    trainer, _ = trainer_of(lambda number, is_old: 0.5 + (-0.06 if is_old else 0.1) * number)
+    old, recent = [text(index) for index in range(4)], [text(100 + index) for index in range(8)]
+    for one in (*old, *recent):
+        trainer.kinds.add(one.sketch)
+    trainer.kinds.of = lambda sketches: [kinds[id(one)] for one in sketches]  # type: ignore[method-assign]
+    kinds = {id(one.sketch): number for number, texts in enumerate((old, recent)) for one in texts}
+    trainer.held_out.old = [*old, *recent[:4]]
+    trainer.held_out.recent = deque(recent[4:])
+    assert "old texts: -0.03" in update(trainer)["reason"]
 
 
 def test_old_texts_that_gain_again_may_be_swapped_in() -> None:

@@ -1,6 +1,5 @@
 """A head that learns guesses other tokens: those that the target writes, with rows and moments that belong to them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def sure(tokens: list[int]) -> Text:
     logits = torch.full((len(tokens), 8192), -30.0)
     logits[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
     taps = torch.randn(3 + len(tokens), 3 * 256, generator=torch.Generator().manual_seed(0)).half()
-    return replace(RawText([1, 2, 7, *tokens], 3, 0.0, [logits.half()]).reduced(8), taps=taps)
+    return RawText([1, 2, 7, *tokens], 3, 0.0, [logits.half()], taps).reduced(8)
 
 
 def plainly(ids: list[int], counts: dict[int, float]) -> list[int]:
@@ -55,6 +54,26 @@ def plainly(ids: list[int], counts: dict[int, float]) -> list[int]:
         if comes is None or counts[comes] - counts.get(leaves, 0.0) < 0.5:
             return sorted(chosen)
         chosen = chosen - {leaves} | {comes}
+
+
+def test_a_version_lies_between_with_the_learned_vocabulary_whole(engine: Engine) -> None:
+    """Rows of a vocabulary halfway to another would be of no token."""
+    student = student_of(engine)
+    served = student.weights()
+    text = sure(outside(student)[:20])
+    assert student.renew([text])
+    student.learn(text)
+    student.apply()
+    learned = student.weights()
+    asked = student.between(served, learned)
+    assert asked.keys() == learned.keys()
+    moved = [name for name in served if not torch.equal(served[name], learned[name])]
+    assert {"d2t", "t2d", "lm_head.weight", "fc.weight"} <= set(moved)
+    for name in moved:
+        whole = name in ("d2t", "t2d", "lm_head.weight")
+        expected = learned[name] if whole else served[name] + 0.5 * (learned[name] - served[name])
+        torch.testing.assert_close(asked[name], expected)
+    student.load(asked)
 
 
 def test_tokens_that_the_target_writes_take_the_places_of_those_that_it_does_not(engine: Engine) -> None:
@@ -100,7 +119,7 @@ def test_a_version_s_q_is_on_its_own_tokens_and_no_text_changes(engine: Engine, 
     student.renew([sure(new)])
     student.learn(sure(new * 4))
     student.apply()
-    weights = student.weights()
+    weights = student.checkpoint(student.weights())
     method: Any = engine.method.rebuilt(weights)
     if not native:
         method.native = None
@@ -121,6 +140,10 @@ def test_a_version_s_q_is_on_its_own_tokens_and_no_text_changes(engine: Engine, 
     assert exported.generate([5, 6, 7], params).steps == mine.steps
     again = student_of(engine, weights)  # the next start: what was learned before is not the first to leave
     assert torch.equal(again.objective.head.target_ids, ids)  # type: ignore[union-attr]
+    assert again.vocabulary is not None
+    assert student.vocabulary is not None
+    assert torch.equal(again.vocabulary.mass, student.vocabulary.mass)
+    again = student_of(engine, student.weights())  # of an earlier foretell
     assert again.vocabulary is not None
     assert again.vocabulary.mass.nonzero()[:, 0].tolist() == sorted(new)
 

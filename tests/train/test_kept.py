@@ -1,11 +1,12 @@
 """The target's outputs, kept: the same numbers as computed anew, within what memory allows, and the same training."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from foretell.methods.common.kept import Keeper, LinearHead
+from foretell.methods.common.kept import GROUP, Keeper, LinearHead, opened, rounded
 from foretell.methods.common.teacher import Teacher
 from foretell.methods.medusa.head import head_weight
 from foretell.model.load import from_module
@@ -32,15 +33,32 @@ def test_kept_equals_computed() -> None:
     vocab = torch.tensor([2, 5, 11, VOCAB - 1])
     for _ in range(2):  # the second time from memory
         found = kept.label(batch, chosen)
-        for name in ("taps", "hidden"):
-            torch.testing.assert_close(
-                getattr(found, name)[row, at], getattr(true, name)[row, at], rtol=1e-5, atol=1e-5
-            )
+        torch.testing.assert_close(found.hidden[row, at], true.hidden[row, at], rtol=1e-5, atol=1e-5)
+        step = 1.01 * true.taps.unflatten(-1, (-1, 64)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 64) / 254
+        assert ((found.taps - true.taps).abs() <= step.flatten(-2))[row, at].all()
         torch.testing.assert_close(found.logits_at(row, at), true.logits_at(row, at), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
             found.logits_at(row, at, vocab), true.logits_at(row, at, vocab), rtol=1e-5, atol=1e-5
         )
         assert torch.equal(found.best_at(row, at), true.best_at(row, at))
+
+
+@pytest.mark.parametrize("width", [192, 96, 5, 0])
+def test_hidden_states_in_8_bits_are_within_half_a_step_of_their_group(width: int) -> None:
+    """One state of a layer is a thousand times as large as the others, and costs those of other groups nothing."""
+    states = torch.randn(7, width, generator=torch.Generator().manual_seed(0))
+    states[3:, :1] *= 4000
+    codes = rounded(states.half())
+    found, group = opened(codes), math.gcd(width, GROUP)
+    assert found.shape == states.shape
+    assert codes.nbytes == 7 * (width + 4 * width // group)
+    largest = (
+        states.unflatten(-1, (width // group, group)).abs().amax(-1, keepdim=True).expand(-1, -1, group).flatten(-2)
+    )
+    assert ((found - states).abs() <= largest * (1 / 254 + 1e-3)).all()
+    if width:
+        states[2, -1] = math.inf
+        assert opened(rounded(states)).isfinite().all(-1).tolist() == [row != 2 for row in range(7)]
 
 
 def test_numbers_do_not_depend_on_the_batch_that_came_first() -> None:

@@ -1,5 +1,6 @@
 """Whether what was learned may serve: held-out texts decide, recent and old ones."""
 
+import hashlib
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -60,6 +61,16 @@ def judge(
     return Verdict(not reason, reason, before, after, old_before, old_after)
 
 
+def without_gains(
+    before: Sequence[float], after: Sequence[float], is_asked_now: Sequence[bool]
+) -> tuple[list[float], list[float]]:
+    """Scores of old texts for ``judge``: where those of kinds that recent texts have gain together, they count as
+    unchanged. Else a language that is learned hides what another one loses."""
+    gain = sum(new - old for old, new, now in zip(before, after, is_asked_now, strict=True) if now)
+    counts = [old if now and gain > 0 else new for old, new, now in zip(before, after, is_asked_now, strict=True)]
+    return list(before), counts
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -72,8 +83,9 @@ def _standard_error(values: Sequence[float]) -> float:
 @dataclass
 class HeldOut:
     """Held-out texts: the last ``size`` ones, and as many of all before them, of each kind about the same number, and of a
-    kind each with about the same chance. At most two of one prompt: a client who repeats one request decides nothing
-    alone, and one who sends very many of a kind takes no place from the others."""
+    kind each with about the same chance. Of fewer, the later half are the last ones, so that old texts count from the
+    first swap on. At most two of one prompt: a client who repeats one request decides nothing alone, and one who sends
+    very many of a kind takes no place from the others."""
 
     size: int = 12
     kinds: Clusters | None = None
@@ -81,6 +93,15 @@ class HeldOut:
     old: list[Text] = field(default_factory=list)
     num_aged: int = 0  # texts that left ``recent``
     max_bytes: int = 2**62  # of both; LEAST of the recent ones are kept in any case
+
+    def takes(self, text: Text, one_in: int) -> bool:
+        """Whether a text is to be held out: one in so many, and twice as many until there are old ones enough; by the
+        hash of its prompt, so that equal prompts are on one side."""
+        held = (*self.recent, *self.old)
+        share = min(0.5, 2 / one_in) if len(held) < 2 * self.size else 1 / one_in
+        digest = hashlib.sha256(repr(text.prompt).encode()).digest()
+        is_marked = int.from_bytes(digest[:8], "big") < share * 2**64
+        return is_marked or any(text.prompt == other.prompt for other in held)
 
     def add(self, text: Text, pick: Callable[[int], int]) -> None:
         """Take in a text; pick(n) is a random number below n."""
@@ -101,7 +122,7 @@ class HeldOut:
         if len(alike) >= 2:
             self.recent = deque(other for other in self.recent if other is not alike[0])
         self.recent.append(text)
-        if len(self.recent) <= self.size:
+        if len(self.recent) <= min(self.size, max(LEAST, math.ceil((len(self.recent) + len(self.old)) / 2))):
             return
         aged = self.recent.popleft()
         self.num_aged += 1

@@ -14,7 +14,7 @@ from foretell.learn.training.acceptance import AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
-from foretell.learn.training.vocabulary import DraftVocabulary
+from foretell.learn.training.vocabulary import MASS, DraftVocabulary
 from foretell.methods.common.objective import LossSlot, Objective
 from foretell.methods.common.teacher import ComputedBatch, Teacher
 from foretell.methods.draft_model.drafter import ACCEPTANCE
@@ -30,6 +30,10 @@ from foretell.train.responses import Responses
 SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
 almost no gradient, and a greedy text needs the order alone."""
+
+STRIDE = 0.5
+"""Share of the way from the weights that serve to the learned ones that a version goes (as lookahead, 1907.08610, and
+WiSE-FT, 2109.01903): a few steps of Adam move every weight, most by noise, whose harm falls with the square."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Student:
         head = self.objective.head.to(self.device)
         reduced = head if isinstance(head, Eagle3Head) and head.vocabulary is not None else None
         base = torch.zeros(0) if reduced is None else reduced.target_ids
-        found = origin.weights or {}
+        found = dict(origin.weights or {})
+        mass = found.pop(MASS, None)
         model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
         if model:
             head.load_state_dict(model)
@@ -71,7 +76,7 @@ class Student:
         self.lora = add_lora(head, rank, options.seed) if rank else {}
         head.to(self.device).train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
-        self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base)
+        self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base, mass)
         hidden = origin.target.hidden_size
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(options.seed)
@@ -217,11 +222,21 @@ class Student:
         if self.acceptance is not None:
             self.acceptance.load(weights)
 
+    def between(self, served: Mapping[str, Tensor], learned: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights that are asked to serve: what is trained lies ``STRIDE`` of the way from those that serve to the
+        learned ones. The draft vocabulary with its rows, and an acceptance head, are the learned ones' whole."""
+        named = self.objective.head.named_parameters(remove_duplicate=False)  # tied ones by each name
+        trained = {name for name, each in named if each.requires_grad}
+        return {
+            name: torch.lerp(served[name], value, STRIDE) if name in trained else value
+            for name, value in learned.items()
+        }
+
     def checkpoint(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What ``weights`` returned as ``Method.rebuilt`` takes it: all weights by their names in the checkpoint, updates
-        merged."""
+        merged; and what else the next start goes on from."""
         if not self.lora:
-            return dict(weights)
+            return dict(weights) if self.vocabulary is None else {**weights, MASS: self.vocabulary.mass.clone()}
         state = {name: value.detach().cpu() for name, value in self.objective.head.state_dict().items()}
         out = merged(state, self.lora, dict(weights))
         return {**out, **{name: value for name, value in weights.items() if name.startswith(ACCEPTANCE)}}
@@ -231,17 +246,17 @@ class Student:
         made = copy.deepcopy(self.objective.head).cpu()
         unwrap(made)
         whole = self.checkpoint(weights)
-        made.load_state_dict({name: value for name, value in whole.items() if not name.startswith(ACCEPTANCE)})
+        made.load_state_dict({name: whole[name] for name in made.state_dict()})
         return made
 
     def settle_acceptance(
-        self, learned: dict[str, Tensor], served: Mapping[str, Tensor], known: Sequence[Text], unseen: Sequence[Text]
+        self, asked: dict[str, Tensor], served: Mapping[str, Tensor], known: Sequence[Text], unseen: Sequence[Text]
     ) -> dict[str, Tensor]:
-        """The weights ``learned`` with the acceptance head that foresees the learned draft better on unseen texts: the
-        learned one, calibrated on known texts, or the one that serves. ``load(learned)`` stands before and after."""
+        """The weights ``asked`` with the acceptance head that foresees their draft better on unseen texts: the learned one,
+        calibrated on known texts, or the one that serves. ``load(asked)`` stands before and, but for it, after."""
         head = self.acceptance
         if head is None:
-            return learned
+            return asked
         generator = torch.Generator().manual_seed(0)
         places = [[head.places(self._labeled(text), text, generator) for text in texts] for texts in (known, unseen)]
         head.calibrate(places[0])
@@ -251,4 +266,4 @@ class Student:
         if head.loss(places[1]) <= lost:
             mine = {name: value for name, value in served.items() if name.startswith(ACCEPTANCE)}
         head.load(mine)
-        return {**learned, **mine}
+        return {**asked, **mine}

@@ -1,7 +1,8 @@
 """What is kept of a served text: its tokens, and the target's distribution of each token that it wrote.
 
 A distribution is held as its most probable tokens with their log probabilities, and the log of what is left: 64 of them
-take 6 bytes each instead of 4 for every token of the vocabulary.
+take 6 bytes each instead of 4 for every token of the vocabulary. Hidden states, which are most of a text, are held in 8
+bits.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.learn.training.clusters import Clusters, Sketch, sketch
+from foretell.methods.common.kept import opened, rounded
 from foretell.methods.common.teacher import Batch, ComputedBatch
 
 COLDEST, HOTTEST = 1e-3, 1e3
@@ -34,8 +36,7 @@ class Text:
     ids: Tensor  # [n, K] int32 most probable tokens, by rank
     logs: Tensor  # [n, K] float16 their log probabilities
     tail: Tensor  # [n] float16 log probability of all others together
-    # [T, layers * H] float16 outputs of the layers that the drafter reads; the last is unused.
-    taps: Tensor | None = None
+    taps: Tensor | None = None  # of ``kept.rounded``, [T, ...] int8; the last is unused
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +57,7 @@ class Text:
     @property
     def is_finite(self) -> bool:
         """Whether all that was captured are numbers: half precision holds hidden states up to 65,504."""
-        held = (self.logs, self.tail, *(() if self.taps is None else (self.taps,)))
+        held = (self.logs, self.tail, *(() if self.taps is None else (opened(self.taps),)))
         return all(bool(torch.isfinite(each).all()) for each in held)
 
     def cut(self, longest: int) -> "Text | None":
@@ -83,7 +84,7 @@ class Text:
         batch = Batch(self.tokens.long()[None], length, torch.tensor([self.start]))
         logits = torch.zeros(1, len(self.tokens), vocab_size)
         logits[0, self.start - 1 : self.start - 1 + len(self.ids)] = self.laws(vocab_size) * self.loss_temperature
-        taps = torch.zeros(1, len(self.tokens), 0) if self.taps is None else self.taps.float()[None]
+        taps = torch.zeros(1, len(self.tokens), 0) if self.taps is None else opened(self.taps)[None]
         return ComputedBatch(batch, taps, taps, logits)
 
     @property
@@ -100,7 +101,7 @@ class RawText:
     start: int
     temperature: float
     logits: list[Tensor]  # blocks [*, V] half precision, n rows in all
-    taps: Tensor | None = None  # [T, layers * H] float16
+    taps: Tensor | None = None  # [T, layers * H] float16 outputs of the layers that the drafter reads
 
     @property
     def num_bytes(self) -> int:
@@ -111,7 +112,8 @@ class RawText:
         """The text as it is kept."""
         temperature = min(self.temperature, HOTTEST) if self.temperature >= COLDEST else 0.0
         ids, logs, tail = reduce_laws(torch.cat(self.logits), temperature or 1.0, num_laws)
-        return Text(torch.tensor(self.tokens, dtype=torch.int32), self.start, temperature, ids, logs, tail, self.taps)
+        taps = None if self.taps is None else rounded(self.taps)
+        return Text(torch.tensor(self.tokens, dtype=torch.int32), self.start, temperature, ids, logs, tail, taps)
 
 
 def reduce_laws(logits: Tensor, temperature: float, num_laws: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,13 +147,18 @@ class ReplayBuffer:
             return
         self._texts.append(text)
         self.num_bytes += text.num_bytes
-        while self.num_bytes > self.max_bytes:
-            self._drop(self._texts[0])
+        self.within(self.max_bytes)
 
     def _drop(self, text: Text) -> None:
         index = next(index for index, old in enumerate(self._texts) if old is text)
         del self._texts[index]
         self.num_bytes -= text.num_bytes
+
+    def within(self, max_bytes: int) -> None:
+        """Another number of bytes from now on."""
+        self.max_bytes = max_bytes
+        while self._texts and self.num_bytes > max_bytes:
+            self._drop(self._texts[0])
 
     def sample(self, count: int, pick: Callable[[int], int], kinds: Clusters | None = None) -> list[Text]:
         """At most ``count`` different texts, of every kind with the same chance: what has become rare is not forgotten for

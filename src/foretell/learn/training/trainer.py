@@ -4,7 +4,6 @@ A pure state machine without clock or thread: ``work`` is a generator whose ever
 caller decides when, and for how long, it goes on (``process.py`` in a process of its own, the learner between steps).
 """
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from foretell.learn.options import LearnOptions
 from foretell.learn.training.clusters import Clusters
-from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge
+from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge, without_gains
 from foretell.learn.training.student import Student
-from foretell.learn.training.texts import ReplayBuffer, Text
+from foretell.learn.training.texts import ReplayBuffer, Text, kinds_of
 
 NUM_KINDS = 6
 """Kinds of requests among which what is kept of old texts is shared."""
@@ -44,9 +43,10 @@ class AdapterTrainer:
     def __init__(self, student: Student, options: LearnOptions, *, max_bytes: int) -> None:
         """max_bytes: of all texts that are held."""
         self.student, self.options = student, options
-        self._share = max_bytes // 3  # of texts that are new, that are held out, and that are learned again
+        self._most = max_bytes
+        self._share = max_bytes // 3  # of texts that are new, and that are held out: what they leave is for the replay
         self._is_full = False  # a text more would be too much for its share
-        self.replay = ReplayBuffer(self._share)
+        self.replay = ReplayBuffer(max_bytes)
         self.kinds = Clusters(NUM_KINDS)
         self.held_out = HeldOut(kinds=self.kinds, max_bytes=self._share)
         self.fresh: list[Text] = []  # not learned from yet
@@ -75,9 +75,13 @@ class AdapterTrainer:
         self.kinds.add(text.sketch)
         if self.resting:
             self.resting -= 1
-        if is_held_out(text, self.options.held_out):
+        if self.held_out.takes(text, self.options.held_out):
             self.held_out.add(text, self._random.randrange)
-            return
+        else:
+            self._await(text)
+        self.replay.within(self._most - self.num_bytes + self.replay.num_bytes)
+
+    def _await(self, text: Text) -> None:
         self.fresh.append(text)
         # Where it cannot keep up, or they are large, the oldest are only kept for later.
         while len(self.fresh) > 1 and (
@@ -140,10 +144,11 @@ class AdapterTrainer:
         if len(recent) < LEAST:
             return
         learned, served = self.student.weights(), self.served
+        asked = self.student.between(served, learned)
         after, before = dict[int, float](), dict[int, float]()  # by the text's id
         for text in (*recent, *old):
             # Texts come and versions may be compared between two pieces, so the weights are put in each time.
-            after[id(text)] = self._score(learned, text, learned)
+            after[id(text)] = self._score(asked, text, learned)
             yield None
             known_score = self._scores.get(id(text))
             if known_score is None or known_score[0] is not served or known_score[1] is not text:
@@ -159,9 +164,12 @@ class AdapterTrainer:
             ([scores[id(text)] for text in texts], [after[id(text)] for text in texts])
             for scores, texts in ((before, recent), (best, old))
         ]
+        kinds, now = kinds_of(old, self.kinds), set(kinds_of(recent, self.kinds))
+        pairs[1] = without_gains(*pairs[1], [kind in now for kind in kinds])
         verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
         if verdict.passes:
-            yield self._publish(self.student.settle_acceptance(learned, self.served, known, recent), verdict)
+            self.student.load(asked)  # from which learning goes on
+            yield self._publish(self.student.settle_acceptance(asked, self.served, known, recent), verdict)
             return
         self.num_refused += 1
         self.refusals += 1
@@ -212,9 +220,3 @@ class AdapterTrainer:
         finally:
             self.student.load(learned)
         return max(means, key=lambda number: (means[number], number))
-
-
-def is_held_out(text: Text, one_in: int) -> bool:
-    """By the hash of the prompt: equal prompts are on one side."""
-    digest = hashlib.sha256(repr(text.prompt).encode()).digest()
-    return int.from_bytes(digest[:8], "big") % one_in == 0

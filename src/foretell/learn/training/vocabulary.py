@@ -18,17 +18,22 @@ from foretell.methods.eagle.eagle3 import Eagle3Head
 LEAST = 0.5
 """Tokens by which one from outside must have been written more often than the one that leaves, as the target expects it."""
 
+MASS = "draft_vocabulary_mass"
+"""The name of a version's counts among its weights, so that the next start knows them."""
+
 
 class DraftVocabulary:
     """Of one head, whose maps and rows it changes in place."""
 
-    def __init__(self, head: Eagle3Head, ends: TargetEnds, base: Tensor) -> None:
-        """base [DV] int64: the vocabulary before anything was learned. What the head has beside it was written once."""
+    def __init__(self, head: Eagle3Head, ends: TargetEnds, base: Tensor, mass: Tensor | None = None) -> None:
+        """base [DV] int64: the vocabulary before anything was learned. mass: as a version has it; without one, what the
+        head has beside the base was written once."""
         self.head, self.ends = head, ends
         # [V] of the target's distributions, over all places that were learned from.
-        self.mass = torch.zeros(ends.spec.vocab_size)
-        ids = self._ids()
-        self.mass[ids[~torch.isin(ids, base.cpu())]] = 2 * LEAST
+        self.mass = torch.zeros(ends.spec.vocab_size) if mass is None else mass.clone()
+        if mass is None:
+            ids = self._ids()
+            self.mass[ids[~torch.isin(ids, base.cpu())]] = 2 * LEAST
 
     def _ids(self) -> Tensor:
         return self.head.target_ids.cpu()

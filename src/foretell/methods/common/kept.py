@@ -1,11 +1,12 @@
 """The target's outputs on the training texts, computed once and kept in memory: for runs of several passes over the data.
 
-Of each text the tapped layers and the last hidden state are kept, in the target's dtype: exactly what it computed. Logits
-are not; those that a loss asks for are made again from the hidden state, and where a head has a smaller vocabulary, for
-its tokens alone. Each text is read by itself, so that what is kept does not depend on the batch that met it first: a
-resumed run sees the same numbers.
+Of each text the tapped layers are kept in 8 bits, and the last hidden state, of which p is made, in the target's dtype:
+exactly what it computed. Logits are not; those that a loss asks for are made again from the hidden state, and where a head
+has a smaller vocabulary, for its tokens alone. Each text is read by itself, so that what is kept does not depend on the
+batch that met it first: a resumed run sees the same numbers.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,17 +15,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.model.codes import from_codes, to_codes
 from foretell.model.target import CausalModel
 
 PART = 512
 """Positions whose logits over the whole vocabulary exist at a time."""
+GROUP = 64
+"""Hidden states that share a scale. Some are hundreds of times as large as others: with one scale for a token they lose
+.23 of the length of an early layer's, so .01."""
+
+
+def rounded(states: Tensor) -> Tensor:
+    """Hidden states [..., n] in 8 bits, [..., groups, GROUP + SCALE_BYTES] int8 (``model.codes``). Groups are narrower
+    where n is no multiple of theirs. What is not finite stays so."""
+    width = states.shape[-1]
+    group = math.gcd(GROUP, width)
+    return to_codes(states.reshape(*states.shape[:-1], width // group, group))
+
+
+def opened(codes: Tensor) -> Tensor:
+    """[..., n] float32 of what ``rounded`` returned."""
+    return from_codes(codes, torch.float32).flatten(-2)
 
 
 @dataclass(frozen=True)
 class Kept:
     """Outputs on one text of T tokens."""
 
-    taps: Tensor  # [T, n * H]
+    taps: Tensor  # of ``rounded``, [T, n * H] before
     hidden: Tensor  # [T, H]
     best: Tensor  # [T] int32 the target's most probable next token
 
@@ -100,12 +118,12 @@ class KeptBatch(LabeledBatch):
         """texts: of each row, [T] of at most the batch's width; what lies behind them is zero."""
         size = batch.tokens.shape
         device = batch.tokens.device
-        taps = torch.zeros(*size, texts[0].taps.shape[-1], device=device)
+        taps = torch.zeros(*size, opened(texts[0].taps[:1]).shape[-1], device=device)
         hidden = torch.zeros(*size, texts[0].hidden.shape[-1], device=device)
         best = torch.zeros(*size, dtype=torch.int64, device=device)
         for row, text in enumerate(texts):
             count = len(text.best)
-            taps[row, :count], hidden[row, :count], best[row, :count] = text.taps, text.hidden, text.best
+            taps[row, :count], hidden[row, :count], best[row, :count] = opened(text.taps), text.hidden, text.best
         return cls(batch, taps, hidden, best, head)
 
     def logits_at(self, row: Tensor, at: Tensor, vocab: Tensor | None = None) -> Tensor:
@@ -145,4 +163,4 @@ class Keeper:
     def _read(self, alone: Batch) -> Kept:
         taps, hidden = self.teacher.states(alone, self.taps)
         best = [self._head(hidden[0, at : at + PART], None).argmax(-1) for at in range(0, hidden.shape[1], PART)]
-        return Kept(taps[0], hidden[0], torch.cat(best).int())
+        return Kept(rounded(taps[0]), hidden[0], torch.cat(best).int())
