@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
-from foretell.methods.common.kept import Kept, KeptBatch, LinearHead
+from foretell.methods.common.kept import Kept, KeptBatch, LinearHead, rounded
 from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
 from foretell.methods.medusa.head import head_weight
 from foretell.model.identity import target_hash
@@ -193,12 +193,15 @@ class Writer:
         slot_of = torch.arange(width + most, device=self.device)
         own = (slot_of >= pad[:, None]) & (slot_of < length[:, None])
         flat, flat_best = states[own], best[own]  # one block of memory for all texts
+        del states
         size = len(self.layers) * c.hidden_size
+        hidden = flat[:, size:].clone()
+        taps = torch.cat([rounded(part) for part in flat[:, :size].split(PREFILL)]) if keep else flat
         found, at = [], 0
         for row, (end, ids) in enumerate(zip(length.tolist(), tokens.tolist(), strict=True)):
             begin = width - lengths[row]
             part = slice(at, at := at + end - begin)
-            kept = Kept(flat[part, :size], flat[part, size:], flat_best[part]) if keep else None
+            kept = Kept(taps[part], hidden[part], flat_best[part]) if keep else None
             found.append(Written(ids[begin:end], lengths[row], end < width + most, kept))
         return found
 

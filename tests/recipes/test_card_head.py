@@ -39,7 +39,8 @@ def test_wide_batches_write_the_engines_texts(kind: Any) -> None:
         batch = Batch(torch.tensor([text.ids]), torch.tensor([size]), torch.tensor([text.start]))
         taps, hidden = Teacher(engine.model).states(batch, layers)
         ours = teacher.label(batch, layers)
-        torch.testing.assert_close(ours.taps[0, : size - 1], taps[0, : size - 1], rtol=1e-4, atol=1e-4)
+        near = (ours.taps - taps).abs() <= taps.abs().amax(-1, keepdim=True) / 254 + 1e-3  # 64 numbers share a step
+        assert near[0, : size - 1].all()
         torch.testing.assert_close(ours.hidden[0, : size - 1], hidden[0, : size - 1], rtol=1e-4, atol=1e-4)
         assert ours.best[0, text.start - 1 : size - 1].tolist() == text.ids[text.start :]
 
