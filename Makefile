@@ -34,8 +34,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -p tests.cputime
 
-# 512 seconds of processor time, 464 of them in tests (two Zen 4 cores, in November 2026): some five and a
-# half minutes on two idle cores, one more in the first run, which compiles Python files.
+# 427 seconds of processor time, 353 of them in tests (two Zen 4 cores, in November 2026): less than five minutes on
+# two idle cores, one more in the first run, which compiles Python files.
 test: $(STAMP)
 	$(PYTEST)
 
