@@ -58,7 +58,7 @@ def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) ->
             ["serve", "bundled", "--method", "kangaroo", "--also", "suffix", "--learn"],
             "methods kangaroo, suffix cannot",
         ),
-        (["serve", "qwen2.5-coder-0.5b", "--learn"], "methods suffix cannot learn"),
+        (["serve", "qwen2.5-coder-0.5b", "--learn", "--method", "suffix"], "methods suffix cannot learn"),
         (["serve", "bundled", "--speculation", "off", "--learn"], "nothing guesses here"),
         (["serve", "bundled", "--method", "hybrid", "--learn", "--learn-lora", "4"], "eagle3 is a head"),
         (["learn", "--target", "bundled", "--method", "suffix", "--data", "DATA"], "suffix cannot learn"),

@@ -71,6 +71,8 @@ CATALOGUE = {
             size=491_400_064,
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             sources=(HubFile("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),),
+            speculative={"method": "hybrid"},
+            drafts={"eagle3": "bundled/qwen2.5-coder-0.5b/eagle3"},
         ),
         NamedModel(
             name="qwen2.5-coder-1.5b",
