@@ -202,7 +202,7 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
     }
     said = (
         f"plan: {plan.num_prompts} prompts, answered and read {plan.epochs:g} times in "
-        f"{str(spec.dtype).removeprefix('torch.')} by an {METHOD} head of "
+        f"{str(model.spec.dtype).removeprefix('torch.')} by an {METHOD} head of "
         f"{speeds.num_parameters / 1e6:.2g}M weights to learn ({plan.why}); about {time_text(plan.seconds)}, beside "
         f"{time_text(perf_counter() - begun)} of measuring before it and some after"
     )
