@@ -94,6 +94,7 @@ CORE = (
     "tests/methods/eagle/test_native_trees.py::test_heads_and_types_by_one_call_a_depth",
     "tests/model/hf/test_recurrent_bf16.py::test_as_near_to_float32_as_transformers_itself",
     "tests/mutants/test_mutants.py::test_the_text_of_every_bug_is_there_once",
+    "tests/mutants/test_mutants.py::test_the_tests_that_catch_them_exist",
     "tests/server/test_anthropic.py::test_a_message_whole_and_streamed",
     "tests/server/test_loras.py::test_models_at_once_whole_and_streamed",
     "tests/test_prose.py::test_no_mannered_phrase_in_the_source",

@@ -11,6 +11,7 @@ each bug in a copy of the package and run its tests.
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,13 +154,12 @@ def test_every_bug_changes_the_code_and_no_two_are_the_same(found: dict[str, lis
 
 
 def test_the_tests_that_catch_them_exist() -> None:
-    trees = cache(lambda path: ast.parse((ROOT / path).read_text()))
-    for bug in BUGS:
-        for node in bug["tests"]:
-            path, name = node.split("[")[0].split("::")
-            assert name in {item.name for item in trees(path).body if isinstance(item, ast.FunctionDef)}, (
-                f"{bug['id']}: {node}"
-            )
+    """Names are read from the text: a tree of every test file takes a second and a half, too much for the quick run."""
+    names = cache(lambda path: set(re.findall(r"^def (\w+)\(", (ROOT / path).read_text(), re.MULTILINE)))
+    nodes = [(bug["id"], *node.split("[")[0].split("::")) for bug in BUGS for node in bug["tests"]]
+    lost = [f"{bug}: {path}::{name}" for bug, path, name in nodes if name not in names(path)]
+    assert nodes
+    assert not lost
 
 
 def test_a_timeout_is_no_failure_unless_the_bug_says_so() -> None:
