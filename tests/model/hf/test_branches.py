@@ -20,7 +20,7 @@ from foretell.model.hf.recurrent.branches import Branches
 from foretell.model.hf.recurrent.branching import Branching
 from foretell.model.recurrent import RecurrentCache
 from foretell.model.target import Target
-from tests.model.recurrent import FAMILIES, UNKNOWN, family_model, family_module
+from tests.model.recurrent import FAMILIES, UNKNOWN, assert_states, family_model, family_module
 from tests.model.survey import EXACT
 from tests.model.tiny import Rows, path_to, plain_logits
 from tests.model.zoo import zoo_module
@@ -276,10 +276,7 @@ def test_a_kept_branch_leaves_the_states_of_its_text(family: str) -> None:
         assert mine is not None
         assert theirs is not None
         assert mine.position == theirs.position == len(grove.texts[0])
-        for states, expected in zip(mine.tensors, theirs.tensors, strict=True):
-            for key, state in states.items():
-                wanted = expected[key].T if key[0] == "conv" else expected[key]
-                torch.testing.assert_close(state, wanted, rtol=1e-4, atol=1e-5)
+        assert_states(mine, theirs)
 
 
 @pytest.mark.parametrize("family", [slow("qwen3_5"), "mamba2", slow("mamba"), "lfm2"])

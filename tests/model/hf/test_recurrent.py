@@ -18,7 +18,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.probe import chain_error
 from foretell.model.recurrent import BASE, LIVE, RecurrentCache
 from foretell.model.target import Target
-from tests.model.recurrent import AGAIN, FAMILIES, TOKENWISE, UNKNOWN, family_model, family_module
+from tests.model.recurrent import AGAIN, FAMILIES, TOKENWISE, UNKNOWN, assert_states, family_model, family_module
 from tests.model.tiny import VOCAB, plain_logits, tiny_module
 
 CAPACITY = 96
@@ -298,10 +298,7 @@ def test_every_position_is_a_slice_of_the_slow_twin(family: str) -> None:
         assert mine is not None
         assert theirs is not None
         assert mine.position == theirs.position == count
-        for one, expected in zip(mine.tensors, theirs.tensors, strict=True):
-            for key, state in one.items():
-                wanted = expected[key].T if key[0] == "conv" else expected[key]
-                torch.testing.assert_close(state, wanted, rtol=1e-4, atol=1e-5)
+        assert_states(mine, theirs)
 
 
 def test_known_mixers_read_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
