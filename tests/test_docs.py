@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -186,6 +187,17 @@ def _figures() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_what_documents_import_is_there() -> None:
+    """Of the package; the notebook took a function from where it was no longer."""
+    notebook = json.loads(read("docs/notebooks/learn.ipynb"))
+    code = "\n".join(line for cell in notebook["cells"] for line in (*cell["source"], "\n"))
+    text = "\n".join((*map(read, PAGES), code))
+    found = re.findall(r"^ *from (foretell(?:\.\w+)*) import ([\w, ]+)$", text, re.MULTILINE)
+    assert len(found) >= 10
+    for module, names in found:
+        exec(f"from {module} import {names}", {})  # an ImportError says what is not there
 
 
 def test_figures_show_their_tables() -> None:
