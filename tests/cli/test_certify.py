@@ -82,13 +82,13 @@ def test_what_does_not_compose_is_left_out(certify: Invoke, monkeypatch: pytest.
     assert "left out: linear, static/branching=2x1: verifier 'linear' is defined on chains" in result.stdout
 
 
-def test_ngrams_where_there_is_no_draft(invoke: Invoke, models: dict[str, Path], prompts: Path) -> None:
+def test_suffixes_where_there_is_no_draft(invoke: Invoke, models: dict[str, Path], prompts: Path) -> None:
     result = invoke(
         "certify", "--target", models["plain"], "--implementation", "lean", "--prompts", prompts, "--json",
         "--max-new-tokens", 16, "--verify", "coupled", "--shape", "chain", "--temperature", 0,
     )  # fmt: skip
     assert result.exit_code == 0
-    assert json.loads(result.stdout)["settings"]["speculative"]["method"] == "ngram"
+    assert json.loads(result.stdout)["settings"]["speculative"]["method"] == "suffix"
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,15 @@ NAMED = "smollm2-135m"
         ("bundled", "bundled/draft", "draft_model"),
         ("bundled", "bundled/medusa", "medusa"),
         ("bundled", "some/hub-id", "draft_model"),  # nobody looks it up for that
-        ("some/where", None, "none"),
+        ("some/where", None, "suffix"),
     ],
 )
 def test_the_method_is_the_target_s_own_or_what_the_draft_holds(target: str, draft: str | None, method: str) -> None:
     """A head by --draft alone was taken for a draft model, and could not be loaded."""
     assert settings.default_config(target, draft) == {"method": method}
-    named = method if method != "none" else "ngram"
-    assert certify.speculation(target, draft, None, None)["method"] == named
+    assert certify.speculation(target, draft, None, None)["method"] == method
     benched = _methods(None, target, draft, None, predictions=False)
-    assert [one.label for one in benched] == ([method] if method != "none" else []) + ["ngram"]
+    assert [one.label for one in benched] == [method, "ngram"]
 
 
 @pytest.mark.parametrize(

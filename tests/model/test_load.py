@@ -235,6 +235,31 @@ def test_a_slower_implementation_is_said_once_with_its_reason(
     assert caplog.messages == []
 
 
+def test_a_checkpoint_that_runs_in_more_bytes_than_it_has_is_said(
+    monkeypatch: pytest.MonkeyPatch, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, of a large one, where native kernels would run it as it is stored, and nobody chose."""
+    native = FakeTwin(None)
+    install(monkeypatch, native=native, lean=FakeTwin("c"))
+    tiny_module("llama", dtype=torch.float32).save_pretrained(tmp_path)
+
+    def said(path: Path, large: int = 1, **options: Any) -> list[str]:
+        monkeypatch.setattr(build, "_warned", [])
+        monkeypatch.setattr("foretell.model.load.LARGE", large)
+        caplog.clear()
+        for _ in range(2):
+            load_model(str(path), **options)
+        return caplog.messages
+
+    told = "is stored in bfloat16 and runs in float32, which reads twice the bytes for each token"
+    assert said(saved) == [f"{saved} {told}: dtype 'auto' runs it as it is stored"]
+    for options in ({"large": 10**8}, {"dtype": "auto"}, {"dtype": "float32"}, {"implementation": "transformers"}):
+        assert said(saved, **options) == []
+    assert said(tmp_path) == []
+    native.reason = CHOSEN[0]
+    assert not [line for line in said(saved) if told in line]
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_rounded_weights_are_run_natively_or_refused(
     monkeypatch: pytest.MonkeyPatch, saved: Path, weights: str

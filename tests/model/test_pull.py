@@ -385,10 +385,10 @@ def test_the_default_target(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_how_to_guess_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundled: its draft; a named model: what its entry says; others: nothing."""
+    """Bundled: its draft; a named model: what its entry says; others: what needs no weights."""
     assert default_speculation("bundled/target") == {"method": "draft_model"}
     assert default_speculation("smollm2-135m") == CATALOGUE["smollm2-135m"].speculative
-    assert default_speculation("elsewhere/model") == {"method": "none"}
+    assert default_speculation("elsewhere/model") == {"method": "suffix"}
     monkeypatch.setitem(catalogue.CATALOGUE, "tiny", replace(TINY, drafts={"eagle3": "bundled/x"}))
     assert default_draft("tiny", "eagle3") == "bundled/x"
     assert default_draft("tiny", "medusa") is None

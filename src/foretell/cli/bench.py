@@ -39,7 +39,7 @@ Methods = Annotated[
         "--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
         help="What to measure against plain decoding: [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE], e.g. "
         "draft_model:5,draft_model:4:draft_vocab_size=32768,ngram:4:exact,draft_model:6:rejection:sequoia/size=16. "
-        "auto: as much as pays. Default: draft_model where there is a draft, ngram, and prediction where prompts have one.",
+        "auto: as much as pays. Default: --method's own default, ngram, and prediction where prompts have one.",
     ),
 ]  # fmt: skip
 Temperatures = Annotated[list[str] | None, o.temperature("0")]
@@ -216,11 +216,7 @@ def _methods(
 
     if text is None:
         first = settings.default_config(target, draft)["method"]
-        names = [
-            *([first] if first not in ("none", "ngram") else []),
-            "ngram",
-            *(["prediction"] if predictions else []),
-        ]
+        names = [first, "ngram", *(["prediction"] if predictions else [])]
     else:
         names = [name for name in text.split(",") if name.strip()]
         if not names:

@@ -141,9 +141,8 @@ def exact_verifiers() -> list[str]:
 
 
 def speculation(target: str, draft: str | None, method: str | None, count: int | None) -> dict[str, Any]:
-    """The method configuration; ngram where there is no draft."""
-    name = method or settings.default_config(target, draft)["method"]
-    config: dict[str, Any] = {"method": "ngram" if method is None and name == "none" else name}
+    """The method configuration."""
+    config: dict[str, Any] = {"method": method or settings.default_config(target, draft)["method"]}
     if draft is not None:
         config["model"] = draft
     if count is not None:

@@ -102,8 +102,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         "--draft", envvar="FORETELL_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
-        help="The draft model, or the trained head, of --method: a directory, a GGUF file or a hub id. Default: the "
-        "bundled one, for the bundled target.",
+        help="The draft model, or the trained head, of --method: a directory, a GGUF file or a hub id. Default: what "
+        "comes with the target's model.",
     ),
 ]  # fmt: skip
 Device = Annotated[
@@ -201,7 +201,8 @@ Method = Annotated[
     typer.Option(
         "--method", envvar="FORETELL_METHOD", metavar="NAME", rich_help_panel=SPECULATION, callback=checked_method,
         help="How to guess; 'foretell methods' lists them. Default: what --draft holds (a draft model or the head of a "
-        "method), prediction with --prediction, else the target's own ('foretell list --json').",
+        "method), prediction with --prediction, else what comes with the target's model ('foretell list --json'), else "
+        "suffix.",
     ),
 ]  # fmt: skip
 NumSpeculativeTokens = Annotated[

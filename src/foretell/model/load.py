@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it im
     from foretell.model.parallel import Launch
 
 _PACKING = ("auto", "native")  # what can run quantised weights
+LARGE = 10**8  # bytes of weights from which it is said that a token could read fewer
 ModelInMemory: TypeAlias = Union[CausalModel, "PreTrainedModel"]
 """What ``as_model`` takes."""
 LoraGiven: TypeAlias = Mapping[str, str | PathLike[str]] | str | PathLike[str] | None
@@ -132,6 +133,8 @@ def load_model(
         checkpoint = getattr(config.get_text_config(), "dtype", None) or files.dtype or torch.float32
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
+        if wanted != checkpoint and implementation in _PACKING and launch is None:
+            _tell_widened(name, path, config, checkpoint, where)
     if launch is not None:
         from foretell.model.parallel import ShardedModel, check_divides
 
@@ -312,6 +315,15 @@ def _tell_slower(name: str, chosen: str, reasons: Mapping[str, str], where: torc
         if not reason.startswith(SETTLED) and (kind != "native" or where.type == "cpu"):
             warn_once(f"{name} runs as {chosen!r}, which is slower than {kind!r}: {reason}", reason)
             return
+
+
+def _tell_widened(name: str, path: Path, config: Any, checkpoint: torch.dtype, where: torch.device) -> None:
+    """Warn once that a large checkpoint runs in float32 though it could as it is stored: a token reads twice the bytes."""
+    size = sum(file.stat().st_size for file in ([path] if is_file(path) else path.glob("*.safetensors")))
+    if size >= LARGE and unsupported("native", config, checkpoint, where) is None:
+        stored = str(checkpoint).removeprefix("torch.")
+        told = f"{name} is stored in {stored} and runs in float32"
+        warn_once(f"{told}, which reads twice the bytes for each token: dtype 'auto' runs it as it is stored", told)
 
 
 def _launch(implementation: str, device_map: Any) -> "Launch":

@@ -1,5 +1,5 @@
 """What guesses for a target where nothing is said: the head that ``foretell train auto`` has trained for it on this
-machine, else what comes with it.
+machine, else what comes with its model, else suffix, which needs no weights.
 
 ``heads`` in the directory of models holds a file for each target that has one: where the head is, and how it guesses.
 """
@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from foretell.core.cachedir import models_directory
 from foretell.core.errors import ModelError
 from foretell.core.jsontext import parse_json
 from foretell.core.whole import write_whole
-from foretell.model.catalogue import BUNDLED, CATALOGUE
+from foretell.model.catalogue import BUNDLED, CATALOGUE, NamedModel
 
 logger = logging.getLogger(__name__)
 _said = set[str]()
@@ -110,10 +111,38 @@ def default_speculation(target: str) -> Mapping[str, Any]:
 
 
 def bundled_speculation(target: str) -> Mapping[str, Any]:
-    """The same by what comes with the target."""
+    """The same without heads that were trained here."""
     if target in BUNDLED:
         return {"method": "draft_model"}
-    return CATALOGUE[target].speculative if target in CATALOGUE else {"method": "none"}
+    entry = entry_of(target)
+    return {"method": "suffix"} if entry is None else entry.speculative
+
+
+def entry_of(target: str) -> NamedModel | None:
+    """The catalogue's model that a target is: by its name, by its hub id, or by weights that lie here in any precision and
+    form. None of any other. What comes with a model guesses for all of these: the text does not depend on it."""
+    if target in CATALOGUE:
+        return CATALOGUE[target]
+    try:
+        path, files = target_files(target)
+    except (ModelError, OSError):
+        return None  # who loads the target says what is wrong with it
+    if files is None:
+        known = {hub_id: entry for entry in CATALOGUE.values() for hub_id in entry.hub_ids}
+        return known.get(target.partition("@")[0])
+    return None if target in BUNDLED else _entry_of_files(target, path, files)
+
+
+@cache
+def _entry_of_files(target: str, path: str, files: str) -> NamedModel | None:
+    """path and files: see ``target_files``; for as long as they are the same, the answer is."""
+    from foretell.model.identity import weights_hash  # which imports torch
+
+    try:
+        found = weights_hash(target)
+    except (ModelError, OSError):
+        return None
+    return None if found is None else {entry.weights_hash: entry for entry in CATALOGUE.values()}.get(found)
 
 
 def default_draft(target: str, method: str) -> str | None:
@@ -122,7 +151,8 @@ def default_draft(target: str, method: str) -> str | None:
     found = trained_head(target)
     if found is not None and found.method == method:
         return found.head
-    return CATALOGUE[target].drafts.get(method) if target in CATALOGUE else None
+    entry = entry_of(target)
+    return None if entry is None else entry.drafts.get(method)
 
 
 def _file(target: str) -> Path:
