@@ -98,6 +98,7 @@ CORE = (
     "tests/server/test_anthropic.py::test_a_message_whole_and_streamed",
     "tests/server/test_loras.py::test_models_at_once_whole_and_streamed",
     "tests/test_prose.py::test_no_mannered_phrase_in_the_source",
+    "tests/test_floors.py::test_no_two_files_import_each_other",
     "tests/verify/test_matrix.py::test_every_law_at_every_node_of_small_trees",
     "tests/verify/test_matrix.py::test_every_shape_at_v_4",
 )

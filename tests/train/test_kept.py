@@ -112,7 +112,7 @@ def test_training_with_kept_outputs_learns_the_same(tmp_path: Path) -> None:
         config = TrainConfig(epochs=3, batch_tokens=64, keep_gib=keep, lr=1e-2)
         found = train(Linear(vocab=vocab), teacher(), texts(), tmp_path / str(keep), config)
         losses.append(found.slot_losses)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0] == pytest.approx(losses[1], rel=4e-3), "hidden states are kept in 8 bits: 1.3e-3 was seen"
 
 
 def test_resumed_run_is_the_same_with_kept_outputs(tmp_path: Path) -> None:

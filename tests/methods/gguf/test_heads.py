@@ -11,10 +11,9 @@ from gguf.quants import dequantize, quantize
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.common import formats
-from foretell.methods.common.head import with_weights
 from foretell.methods.common.load import load_head
 from foretell.methods.common.native import Memory
-from foretell.methods.common.repacked import blocks_kept, by_chance
+from foretell.methods.common.repacked import blocks_kept, by_chance, with_weights
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from foretell.learn.training.student import Student
@@ -19,7 +20,8 @@ def export(student: Student, weights: Mapping[str, Tensor], folder: Path) -> Non
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
-        made: Any = student.module(weights)
+        # Half of the bytes and the same guesses: what serves has 4 or 8 bits.
+        made: Any = student.module(weights).to(torch.bfloat16)
         if isinstance(made, Head):
             formats.save(made, part, target=student.origin.target, target_name=student.origin.target.name)
         else:

@@ -1,6 +1,5 @@
 """The base class of learned heads."""
 
-import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,11 +8,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from foretell.core.errors import ModelError
 from foretell.methods.common.layers import Attention
-from foretell.methods.common.repacked import blocks_kept
 from foretell.methods.common.sizes import check_sizes
 from foretell.model.packed import Packed
 from foretell.model.target import ModelSpec
@@ -97,15 +95,3 @@ class Head(nn.Module, ABC):
 
 
 AnyHead = TypeVar("AnyHead", bound=Head)
-
-
-def with_weights(head: AnyHead, weights: Mapping[str, Tensor]) -> AnyHead:
-    """A copy of a head, frozen, with other values of its parameters, in the head's dtype, and of the maps of its draft
-    vocabulary, where they are given. Other buffers (calibration) are the head's own; see ``blocks_kept`` for ``packed``."""
-    made = copy.deepcopy(head).eval().requires_grad_(requires_grad=False)
-    for name, parameter in made.named_parameters():
-        parameter.data = weights[name].to(parameter.device, parameter.dtype, copy=True)
-    for name in weights.keys() & {"d2t", "t2d"}:
-        made.get_buffer(name).copy_(weights[name])
-    made.packed = MappingProxyType(blocks_kept(head, made))
-    return made

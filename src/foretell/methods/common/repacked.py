@@ -1,6 +1,8 @@
-"""Blocks of a head whose weights change, so that a guess reads no more bytes than before."""
+"""A head whose weights change, and its blocks, so that a guess reads no more bytes than before."""
 
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -8,15 +10,25 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from foretell.kernels.dequantise import dequantise_into
+from foretell.methods.common.head import AnyHead, Head
 from foretell.model.packed import Packed
-
-if TYPE_CHECKING:
-    from foretell.methods.common.head import Head
 
 OUTPUT = "lm_head.weight"
 
 
-def blocks_kept(head: "Head", made: "Head") -> dict[str, Packed]:
+def with_weights(head: AnyHead, weights: Mapping[str, Tensor]) -> AnyHead:
+    """A copy of a head, frozen, with other values of its parameters, in the head's dtype, and of the maps of its draft
+    vocabulary, where they are given. Other buffers (calibration) are the head's own; see ``blocks_kept`` for ``packed``."""
+    made = copy.deepcopy(head).eval().requires_grad_(requires_grad=False)
+    for name, parameter in made.named_parameters():
+        parameter.data = weights[name].to(parameter.device, parameter.dtype, copy=True)
+    for name in weights.keys() & {"d2t", "t2d"}:
+        made.get_buffer(name).copy_(weights[name])
+    made.packed = MappingProxyType(blocks_kept(head, made))
+    return made
+
+
+def blocks_kept(head: Head, made: Head) -> dict[str, Packed]:
     """Of ``head.packed``, for a copy with other weights: those of equal matrices; the output head's where it has other
     tokens' rows beside equal ones; and Q4_0 of what was learned, rounded by chance (``by_chance``). Values of ``made``
     become those of its blocks. Other kinds have none: they run in 8 bits."""
@@ -63,7 +75,7 @@ def _ids(head: "Head") -> list[int]:
     return (offsets + torch.arange(len(offsets))).tolist()
 
 
-def _joined(head: "Head", made: "Head", blocks: Packed) -> Packed | None:
+def _joined(head: Head, made: Head, blocks: Packed) -> Packed | None:
     if "d2t" not in dict(head.named_buffers()):
         return None
     old, new = head.get_parameter(OUTPUT), made.get_parameter(OUTPUT)

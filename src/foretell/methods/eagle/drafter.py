@@ -25,9 +25,9 @@ from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
 from foretell.methods.acceptance.native import speed_up
 from foretell.methods.chains import can_draw, growth_of, row_counts
-from foretell.methods.common.head import with_weights
 from foretell.methods.common.native import runs_as
 from foretell.methods.common.pair import PairHead
+from foretell.methods.common.repacked import with_weights
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair

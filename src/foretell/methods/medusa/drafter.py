@@ -16,8 +16,8 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, 
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape, SpecDec
 from foretell.methods.chains import can_draw, draw_block
-from foretell.methods.common.head import with_weights
 from foretell.methods.common.native import runs_as
+from foretell.methods.common.repacked import with_weights
 from foretell.methods.medusa.head import MedusaHead, Stacked
 from foretell.methods.medusa.native import NativeMedusa, native_medusa
 from foretell.model.target import CausalModel, Target
