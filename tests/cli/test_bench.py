@@ -97,7 +97,7 @@ def test_default_methods(bench: Invoke, models: dict[str, Path]) -> None:
         method["label"]
         for method in json.loads(bench("--json", "--categories", "code").stdout)["temperatures"][0]["methods"]
     ]
-    assert labels == ["none", "ngram"]
+    assert labels == ["none", "suffix", "ngram"]
 
 
 def test_messages_samples_and_right_answers(bench: Invoke, tmp_path: Path) -> None:

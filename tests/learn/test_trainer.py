@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from foretell.learn.options import LearnOptions
@@ -43,7 +42,7 @@ class Counting:
     def checkpoint(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return weights
 
-    def between(self, served: Any, learned: Any, stride: float) -> Any:
+    def between(self, served: Any, learned: Any) -> Any:
         return learned
 
     def settle_acceptance(self, asked: Any, *others: Any) -> Any:
@@ -84,28 +83,11 @@ def test_losses_on_old_texts_do_not_add_up_over_swaps() -> None:
 def test_a_version_is_what_was_judged_and_learning_goes_on_from_it() -> None:
     """It lies between what serves and what was learned."""
     trainer, student = trainer_of(lambda number, is_old: 0.1 * number)
-    student.between = lambda served, learned, stride: {"number": 50 + served["number"]}  # type: ignore[method-assign]
+    student.between = lambda served, learned: {"number": 50 + served["number"]}  # type: ignore[method-assign]
     version = update(trainer)
     assert int(version.weights["number"]) == int(trainer.served["number"]) == student.number == 50
     assert version.verdict.recent_after > 4
     assert {number for _, number in student.scored} == {0, 50}
-
-
-@pytest.mark.parametrize(
-    ("gain", "loss", "number", "tried"),
-    [(0.2, 0.05, 25, {0, 50, 25}), (0.2, 0.03, 50, {0, 50}), (0.2, 0.1, 0, {0, 50, 25}), (-0.2, 0.05, 0, {0, 50})],
-)
-def test_where_too_much_is_forgotten_half_as_much_is_tried(
-    gain: float, loss: float, number: int, tried: set[int]
-) -> None:
-    """.1 won for .021 lost was refused, update after update. What wins nothing is tried once."""
-    trainer, student = trainer_of(lambda number, is_old: 0.5 + (-loss if is_old else gain) * number / 100)
-    student.between = lambda served, learned, stride: {"number": int(100 * stride)}  # type: ignore[method-assign]
-    found = update(trainer)
-    assert isinstance(found, Version) == bool(number)
-    assert int(trainer.served["number"]) == number
-    assert student.number == (number or 1), "from what serves, or from what was learned"
-    assert {number for _, number in student.scored} == tried
 
 
 def test_what_a_new_kind_gains_hides_nothing_that_others_lose() -> None:

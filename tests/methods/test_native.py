@@ -217,6 +217,13 @@ def test_threads_do_not_change_a_bit(name: str, threads: int, monkeypatch: pytes
         assert tree.q is None or (other.q is not None and torch.equal(tree.q, other.q))
 
 
+def test_no_prompt_is_read_by_torch_beside_a_native_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether torch's sums depend on the number of threads is the machine's."""
+    monkeypatch.setattr(KangarooHead, "remember", None)
+    trees, _ = run(METHODS["kangaroo"](target()), "chain", "rejection", plain=True)
+    assert trees
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_prompt_is_remembered_as_it_is_read_node_by_node(dtype: torch.dtype) -> None:
     """Keys and values of Kangaroo's adapter: those of a pass, on every number of threads."""

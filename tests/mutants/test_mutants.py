@@ -247,7 +247,8 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     )
     tests = {node for bug in BUGS for node in bug["tests"]}
     in_c = [bug for bug in BUGS if is_c(bug, files) and can_be_planted(bug)]
-    harmless = {**BUGS[0], "new": f"{BUGS[0]['old']}  # the same"}
+    whole = next(bug for bug in BUGS if any(f"{bug['old']}\n" in text for text in files.values()))  # to a line's end
+    harmless = {**whole, "new": f"{whole['old']}  # the same"}
     none = job(directory, files, None, sorted(tests) if MINUTES else cheapest(tests))
     jobs = {
         "none": {**none, "timeout_s": 4 * TIMEOUT_S},

@@ -28,7 +28,6 @@ class Verdict:
     recent_after: float
     old_before: float | None  # None: there are no old ones yet
     old_after: float | None
-    gains: bool = True  # whether recent texts gain enough, so that only what old ones lose can speak against it
 
 
 def judge(
@@ -46,7 +45,7 @@ def judge(
     before, after = _mean(recent[0]), _mean(recent[1])
     old_before, old_after = (_mean(old[0]), _mean(old[1])) if losses else (None, None)
     gain = _mean(gains)
-    reason, gains_enough = "", False
+    reason = ""
     if not all(math.isfinite(value) for value in (*recent[1], *old[1])):
         reason = "a score is not finite"
     elif len(gains) < 2:
@@ -55,13 +54,11 @@ def judge(
         reason = f"recent texts: {gain:+.4f}, and {min_gain:+.4f} is asked"
     elif gain <= CONFIDENCE * _standard_error(gains):
         reason = f"recent texts: {gain:+.4f} with a standard error of {_standard_error(gains):.4f}"
-    else:
-        gains_enough = True
-        if losses and _mean(losses) > max_loss:
-            reason = f"old texts: {-_mean(losses):+.4f}, and {-max_loss:+.4f} is allowed"
-        elif losses and _mean(losses) > gain:
-            reason = f"old texts: {-_mean(losses):+.4f}, more than recent ones gain ({gain:+.4f})"
-    return Verdict(not reason, reason, before, after, old_before, old_after, gains_enough)
+    elif losses and _mean(losses) > max_loss:
+        reason = f"old texts: {-_mean(losses):+.4f}, and {-max_loss:+.4f} is allowed"
+    elif losses and _mean(losses) > gain:
+        reason = f"old texts: {-_mean(losses):+.4f}, more than recent ones gain ({gain:+.4f})"
+    return Verdict(not reason, reason, before, after, old_before, old_after)
 
 
 def without_gains(

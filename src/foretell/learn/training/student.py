@@ -31,10 +31,9 @@ SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
 almost no gradient, and a greedy text needs the order alone."""
 
-STRIDES = (0.5, 0.25)
+STRIDE = 0.5
 """Share of the way from the weights that serve to the learned ones that a version goes (as lookahead, 1907.08610, and
-WiSE-FT, 2109.01903): a few steps of Adam move every weight, most by noise, whose harm falls with the square. The smaller
-one is tried where the larger one gains, and too much is forgotten."""
+WiSE-FT, 2109.01903): a few steps of Adam move every weight, most by noise, whose harm falls with the square."""
 
 
 @dataclass(frozen=True)
@@ -223,13 +222,13 @@ class Student:
         if self.acceptance is not None:
             self.acceptance.load(weights)
 
-    def between(self, served: Mapping[str, Tensor], learned: dict[str, Tensor], stride: float) -> dict[str, Tensor]:
-        """The weights that are asked to serve: what is trained lies ``stride`` of the way from those that serve to the
+    def between(self, served: Mapping[str, Tensor], learned: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights that are asked to serve: what is trained lies ``STRIDE`` of the way from those that serve to the
         learned ones. The draft vocabulary with its rows, and an acceptance head, are the learned ones' whole."""
         named = self.objective.head.named_parameters(remove_duplicate=False)  # tied ones by each name
         trained = {name for name, each in named if each.requires_grad}
         return {
-            name: torch.lerp(served[name], value, stride) if name in trained else value
+            name: torch.lerp(served[name], value, STRIDE) if name in trained else value
             for name, value in learned.items()
         }
 

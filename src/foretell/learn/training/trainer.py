@@ -14,7 +14,7 @@ from torch import Tensor
 from foretell.learn.options import LearnOptions
 from foretell.learn.training.clusters import Clusters
 from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge, without_gains
-from foretell.learn.training.student import STRIDES, Student
+from foretell.learn.training.student import Student
 from foretell.learn.training.texts import ReplayBuffer, Text, kinds_of
 
 NUM_KINDS = 6
@@ -144,8 +144,12 @@ class AdapterTrainer:
         if len(recent) < LEAST:
             return
         learned, served = self.student.weights(), self.served
-        before = dict[int, float]()  # by the text's id
+        asked = self.student.between(served, learned)
+        after, before = dict[int, float](), dict[int, float]()  # by the text's id
         for text in (*recent, *old):
+            # Texts come and versions may be compared between two pieces, so the weights are put in each time.
+            after[id(text)] = self._score(asked, text, learned)
+            yield None
             known_score = self._scores.get(id(text))
             if known_score is None or known_score[0] is not served or known_score[1] is not text:
                 known_score = (served, text, self._score(served, text, learned))
@@ -156,25 +160,17 @@ class AdapterTrainer:
         # Of old texts the best that a version has served with: else every swap may lose a little, and many lose much.
         best = {key: max(score, self._best.get(key, (None, 0.0))[1]) for key, score in before.items()}
         self._best = {id(text): (text, best[id(text)]) for text in (*recent, *old)}
+        pairs = [
+            ([scores[id(text)] for text in texts], [after[id(text)] for text in texts])
+            for scores, texts in ((before, recent), (best, old))
+        ]
         kinds, now = kinds_of(old, self.kinds), set(kinds_of(recent, self.kinds))
-        for stride in STRIDES:
-            asked, after = self.student.between(served, learned, stride), dict[int, float]()
-            for text in (*recent, *old):
-                # Texts come and versions may be compared between two pieces, so the weights are put in each time.
-                after[id(text)] = self._score(asked, text, learned)
-                yield None
-            pairs = [
-                ([scores[id(text)] for text in texts], [after[id(text)] for text in texts])
-                for scores, texts in ((before, recent), (best, old))
-            ]
-            pairs[1] = without_gains(*pairs[1], [kind in now for kind in kinds])
-            verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
-            if verdict.passes:
-                self.student.load(asked)  # from which learning goes on
-                yield self._publish(self.student.settle_acceptance(asked, self.served, known, recent), verdict)
-                return
-            if not verdict.gains:
-                break
+        pairs[1] = without_gains(*pairs[1], [kind in now for kind in kinds])
+        verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
+        if verdict.passes:
+            self.student.load(asked)  # from which learning goes on
+            yield self._publish(self.student.settle_acceptance(asked, self.served, known, recent), verdict)
+            return
         self.num_refused += 1
         self.refusals += 1
         rests = self.refusals >= self.options.patience
