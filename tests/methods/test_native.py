@@ -221,7 +221,7 @@ def test_no_prompt_is_read_by_torch_beside_a_native_adapter(monkeypatch: pytest.
     """Whether torch's sums depend on the number of threads is the machine's."""
     monkeypatch.setattr(KangarooHead, "remember", None)
     trees, _ = run(METHODS["kangaroo"](target()), "chain", "rejection", plain=True)
-    assert trees
+    assert all(bool(tree.valid[:, 1:].any()) for tree in trees[:3]), "a drafter that fails guesses nothing"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
