@@ -532,6 +532,7 @@ def test_what_was_learned_is_drawn_at_its_size(visit: Callable[..., Visit], widt
         "paused": True,
     }
     seen.page.route("**/v1/foretell/learner", lambda route: route.fulfill(json=state))
+    seen.page.evaluate("polling = clearInterval(polling)")  # else the next gauges, of what does not learn, hide it
     seen.page.evaluate("showLearning(at('learning'), '', true)")
     plot = seen.page.locator("#learning svg")
     expect(plot).to_be_visible()
