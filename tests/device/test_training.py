@@ -46,6 +46,7 @@ def found() -> dict[str, tuple[list[float], float]]:
         return pool.submit(on_the_device).result()
 
 
+@pytest.mark.slow  # a process that imports torch: 6 s
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_with_a_small_vocabulary_learns_there_as_on_the_cpu(
     method: str, found: dict[str, tuple[list[float], float]]
