@@ -97,8 +97,8 @@ CORE = (
     "tests/mutants/test_mutants.py::test_the_tests_that_catch_them_exist",
     "tests/server/test_anthropic.py::test_a_message_whole_and_streamed",
     "tests/server/test_loras.py::test_models_at_once_whole_and_streamed",
-    "tests/test_prose.py::test_no_mannered_phrase_in_the_source",
     "tests/test_floors.py::test_no_two_files_import_each_other",
+    "tests/test_prose.py::test_no_mannered_phrase_in_the_source",
     "tests/verify/test_matrix.py::test_every_law_at_every_node_of_small_trees",
     "tests/verify/test_matrix.py::test_every_shape_at_v_4",
 )
