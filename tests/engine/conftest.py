@@ -29,7 +29,7 @@ class _Asserts(logging.Handler):
 def asserted_in_drafters() -> Iterator[None]:
     """An assertion that a drafter of a test raises ends the test."""
     handler = _Asserts()
-    logger = logging.getLogger("foretell.engine.drafters.failures")
+    logger = logging.getLogger("foretell.engine.failures")
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)

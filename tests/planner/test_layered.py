@@ -1,5 +1,7 @@
 """Whole methods and their light parts: each step is the cheapest of three, and neither planner learns from the other's."""
 
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,14 @@ from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.account import BUDGET
 from foretell.planner.costs import CostTable
-from foretell.planner.decisions import Decision
+from foretell.planner.allocation import Allocation
+from foretell.planner.decisions import Decision, Decisions
 from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.planner.test_planner import Quick
+from tests.stress import size
 
 DEPTHS = (1, 2, 4)
 
@@ -145,6 +149,70 @@ def test_the_speedup_counts_the_steps_of_both() -> None:
     text.planner.use(table(0.6))
     assert text.planner.light.corrections is text.planner.whole.corrections
     assert text.planner.light.costs is text.planner.whole.costs is text.planner.costs
+
+
+def asked(planner: LayeredPlanner, seed: int, steps: int) -> Iterator[tuple[StepPlan, list[RowView]]]:
+    """Each step's plan and rows, of members that join, leave and arrive at random; asked as the loop asks: again while the
+    members are the same."""
+    draw = random.Random(seed)
+    number, views = 0, list[RowView]()
+    for _ in range(steps):
+        arriving = draw.choice((1, 2)) if draw.random() < 0.05 else 0
+        changes = draw.random() < 0.1 or not views
+        if changes:
+            leaves, always = draw.choice((0.3, 1.0)), draw.random() < 0.3
+            gone = [one for one in views if draw.random() < leaves]
+            views = [one for one in views if one not in gone]
+            for one in gone:
+                planner.forget(one.request_id)
+            while not views or draw.random() < 0.4:
+                views = [*views, RowView(str(number), "whole", 4, 99, always=always)]
+                number += 1
+        plan = None if changes or arriving else planner.again(99, lagging=False)
+        yield planner.plan(views, arriving) if plan is None else plan, views
+
+
+def wrong(plan: StepPlan, views: list[RowView]) -> bool:
+    return plan.members != tuple(one.request_id for one in views) or len(plan.caps) != len(views)
+
+
+def test_every_plan_is_of_the_members_that_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever joins, leaves, arrives or asks to guess always, and whatever is decided."""
+    draw = random.Random(0)
+
+    def decide(self: Decisions, rows: Sequence[RowView], before: Decision) -> Decision:
+        """Anything that a decision can be."""
+        caps = [draw.choice((0, 0, 2, 4)) for _ in rows]
+        guessing, trial = any(caps) and draw.random() < 0.7, draw.random() < 0.3
+        caps = caps if guessing or trial else [0] * len(rows)
+        return Decision(caps, guessing, Allocation(caps, 1.0, 1.0) if guessing else None, trial=trial)
+
+    monkeypatch.setattr(Decisions, "decide", decide)
+    monkeypatch.setattr(Planner, "most_skips", 3)
+    monkeypatch.setattr(Planner, "_period", lambda *_, **__: 12)
+    planners = [LayeredPlanner(table(0.2), Acceptance(4), {"whole": "light"}) for _ in range(60)]
+    seen = [
+        (seed, step)
+        for seed, planner in enumerate(planners)
+        for step, one in enumerate(asked(planner, seed, size(60, 1500)))
+        if wrong(*one)
+    ]
+    assert not seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_so_it_is_with_what_is_learned(seed: int) -> None:
+    planner = LayeredPlanner(table((0.02, 0.2, 0.6)[seed % 3]), Acceptance(4), {"whole": "light"})
+    draw = random.Random(seed)
+    for plan, views in asked(planner, seed, size(300, 1500)):
+        assert not wrong(plan, views)
+        rows = [
+            RowStep(one.request_id, "whole", cap, cap, draw.randint(0, cap), by_light=draw.random() < 0.5)
+            for one, cap in zip(views, plan.caps, strict=True)
+        ]
+        verify = planner.costs.verify(len(rows), sum(1 + row.drafted for row in rows))
+        planner.observe(plan, StepObservation(len(rows), rows, 0.1 * any(plan.paid or plan.caps), verify, 0.01))
 
 
 def test_a_method_with_a_better_light_part_is_left_alone() -> None:

@@ -17,7 +17,7 @@ from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
 from foretell.engine.beginnings import beginnings, shared
 from foretell.engine.captured import captured_steps
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.failures import Failures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.drafters.lazy import open_drafter
@@ -45,7 +45,7 @@ class Batch:
         slots: int | None = None,
         prefixes: PrefixStore | None = None,
         width: int = 0,
-        failures: DrafterFailures | None = None,
+        failures: Failures | None = None,
     ) -> None:
         """Room for max_rows rows of capacity slots each, which use ``slots`` at most together, where that is given.
 

@@ -16,7 +16,7 @@ from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.captured import graphs_of
 from foretell.engine.config import speculative_config, with_draft
-from foretell.engine.drafters.failures import DrafterFailures, RaisedFailures
+from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.event import Observer
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.methods import Methods, with_named_draft
@@ -42,7 +42,7 @@ from foretell.model.prefill import round_up
 from foretell.planner.costs import CostTable
 from foretell.planner.layered import AnyPlanner
 
-DRAFTER_ERRORS: dict[str, type[DrafterFailures]] = {"plain": DrafterFailures, "raise": RaisedFailures}
+DRAFTER_ERRORS: dict[str, type[Failures]] = {"plain": Failures, "raise": RaisedFailures}
 
 
 class Engine:

@@ -14,7 +14,7 @@ from typing import Any
 from foretell.core.errors import ForetellError, QueueFullError
 from foretell.draft.base import Probe
 from foretell.engine.batch import Batch
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.failures import Failures
 from foretell.engine.event import Observer
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
@@ -64,7 +64,7 @@ class Loop:
         observers: Sequence[Observer] = (),
         draft_logits: bool = False,
         recorder: Recorder | None = None,
-        failures: DrafterFailures | None = None,
+        failures: Failures | None = None,
         single_use: bool = False,
         describe: Callable[[Speculation], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,

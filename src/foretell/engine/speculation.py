@@ -19,7 +19,7 @@ class Speculation:
     config: MethodConfig
     method: Method
     verifier: Verifier
-    rests: bool = False  # no drafter is opened: those of its method have failed (``DrafterFailures``)
+    rests: bool = False  # no drafter is opened: those of its method have failed (``Failures``)
 
     @property
     def depth(self) -> int:

@@ -136,6 +136,8 @@ class LayeredPlanner:
     def again(self, depth_limit: int, *, lagging: bool) -> StepPlan | None:
         """See ``Planner``: whoever guesses, or neither."""
         whole, light = self.whole, self.light
+        if whole.members != light.members:  # one was not asked when the rows changed: what it planned is of others
+            return None
         if light.skips:
             whole.age += 1
             light.again(depth_limit, lagging=False)
@@ -172,7 +174,9 @@ class LayeredPlanner:
     def _of_light(self, plan: StepPlan) -> StepPlan:
         self._lit = True
         none = [0] * len(plan.caps)
-        return StepPlan(plan.caps, none, least=plan.least, together=plan.together, inner=plan, light=True)
+        return StepPlan(
+            plan.caps, none, least=plan.least, together=plan.together, inner=plan, light=True, members=plan.members
+        )
 
     def _of_whole(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
         self._widest = [row.max_depth if row.method in self.parts else 0 for row in rows]
@@ -186,7 +190,9 @@ class LayeredPlanner:
             return plan
         rows = zip(plan.caps, self._widest, limits, strict=True)
         caps = [max(cap, min(most, limit)) if cap else 0 for cap, most, limit in rows]
-        return StepPlan(caps, plan.caps, least=plan.least, together=plan.together, inner=plan)
+        return StepPlan(
+            caps, plan.caps, least=plan.least, together=plan.together, inner=plan, members=plan.members
+        )
 
     # -- after a step ------------------------------------------------------------------------------------------------
 

@@ -17,3 +17,9 @@ class StepPlan:
     together: int = 1  # so many steps of its kind may be learned from at once
     inner: "StepPlan | None" = None  # of the planner that a layered one asked ...
     light: bool = False  # ... and whether that plans its light parts
+    members: tuple[str, ...] = ()  # ids of the requests that it was made for, by row: it is of no use to others
+
+    def fits(self, members: tuple[str, ...]) -> bool:
+        """Whether it is a plan of these requests, a depth for each."""
+        is_theirs = self.members == members and len(self.caps) == len(members)
+        return is_theirs and (self.paid is None or len(self.paid) == len(members))

@@ -54,6 +54,7 @@ class Planner:
         self._shares, self._has_light = shares, shares is not None
         self._waiting = Waiting(self.learn)
         self._last = StepPlan([])
+        self.members: tuple[str, ...] = ()  # of the last plan
         self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
         self.standing = Decision([])
         self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
@@ -192,15 +193,15 @@ class Planner:
         arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them. Where all
         rows ask to guess always, they do: a loss is theirs alone.
         """
-        self.skips = 0
+        self.skips, self.members = 0, tuple(row.request_id for row in rows)
         lagging = any(row.num_unread > 2 for row in rows)
         if self.mode != "auto" or all_ask(rows):
             caps = [max(min(row.max_depth, row.depth_limit), 0) if self.mode != "off" else 0 for row in rows]
             self._ids, self.standing = [], Decision([], any(caps))
-            self._last = StepPlan(caps, lagging=lagging)
+            self._last = StepPlan(caps, lagging=lagging, members=self.members)
             return self._last
         if arriving > MAX_ARRIVING_SHARE * len(rows) and not self.guessing:
-            self._ids, self._last = [], StepPlan([0] * len(rows))
+            self._ids, self._last = [], StepPlan([0] * len(rows), members=self.members)
             return self._last
         ids = [(row.request_id, row.method, row.max_depth) for row in rows]
         self.age += 1
@@ -208,11 +209,12 @@ class Planner:
             self._waiting.flush()
             was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
             self._known = self._known + self.age if ids == self._ids else 0
-            self._ids, self.age = ids, 0
+            self._ids, self.age = [], 0  # where deciding fails, nothing stands
             self.standing = standing = self._decisions.decide(rows, self.standing)
             if self.acceptance.weighed and any(standing.caps):
                 self._least = self._offers.least_chance(rows)
             self._patience = standing.num_steps if standing.trial else self._period(rows, was_idle=was_idle)
+            self._ids = ids
         standing, limits = self.standing, [row.depth_limit for row in rows]
         caps = [cap if cap <= most else max(most, 0) for cap, most in zip(standing.caps, limits, strict=True)]
         together = self._together if standing.guessing and not standing.trial else 1
@@ -223,6 +225,7 @@ class Planner:
             trial=standing.trial,
             charged=standing.charged,
             together=together,
+            members=self.members,
         )
         return self._last
 
@@ -247,7 +250,7 @@ class Planner:
         elif together > 1:
             self.skips = self.most_skips
         self.age += 1
-        self._last = StepPlan(caps, least=self._least, lagging=lagging, together=together)
+        self._last = StepPlan(caps, least=self._least, lagging=lagging, together=together, members=self.members)
         return self._last
 
     @property

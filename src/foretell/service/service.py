@@ -16,7 +16,7 @@ from foretell.core.registry import load_reference
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.calibrate import InterruptedMeasuringError
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.failures import Failures
 from foretell.engine.engine import Engine
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
@@ -87,7 +87,7 @@ class Service:
             self._open_learner = load_reference(builtin.LEARNER)(engine, self._choices.guessing, learn)
         self._learning: Learning | None = None
         self._drifts = Drifts()
-        self._failures = DrafterFailures(name for name in self._choices.names if name != NoMethod.name)
+        self._failures = Failures(name for name in self._choices.names if name != NoMethod.name)
         self._loop: Loop | None = None
         self._costs: ServicePlanning | None = None
         self._inbox: deque[Command | Callable[[], None]] = deque()

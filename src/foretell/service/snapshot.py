@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.failures import Failures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
 from foretell.planner.layered import AnyPlanner
@@ -57,7 +57,7 @@ def snapshot_of(
     kv_tokens: int,
     num_inbox: int,
     drifts: Drifts,
-    failures: DrafterFailures,
+    failures: Failures,
     learning: Learning | None,
     longest: int,
 ) -> Snapshot:

@@ -16,8 +16,8 @@ from foretell.draft.base import Commit, Context, Drafter, Method
 from foretell.draft.ngram import Ngram, NgramDrafter
 from foretell.draft.shapes import Shape
 from foretell.engine.batch import Batch
-from foretell.engine.drafters import failures as policy
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine import failures as policy
+from foretell.engine.failures import Failures
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
@@ -173,7 +173,7 @@ def test_who_has_failed_is_not_joined() -> None:
     row = engine.make_row(0, Request([1, 2, 1], SamplingParams(seed=1)))
 
     context = Batch(table(1), max_rows=1, capacity=64)._open_state([row])
-    one, other = (GuardedDrafter(Failing(context, "observe"), "broken", DrafterFailures(), 4) for _ in range(2))
+    one, other = (GuardedDrafter(Failing(context, "observe"), "broken", Failures(), 4) for _ in range(2))
     assert one.can_join
     other.inner, other.failure = None, "MemoryError"
     one.join(other, context)
@@ -189,7 +189,7 @@ def noise() -> Noise:
 def test_a_request_after_a_failure_is_guessed_for() -> None:
     """Beside one that is still being decoded without guesses."""
     engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Broken("propose"))
-    batch = Batch(table(1), max_rows=2, capacity=200, failures=DrafterFailures())
+    batch = Batch(table(1), max_rows=2, capacity=200, failures=Failures())
     params = SamplingParams(max_new_tokens=60, seed=1, ignore_eos=True, temperature=0.0)
     first, second = (engine.make_row(k, Request([1, 2, 3], params)) for k in range(2))
     with torch.inference_mode():
@@ -220,14 +220,14 @@ class Clock:
         return self.now
 
 
-def fail(failures: DrafterFailures, times: int = 1) -> None:
+def fail(failures: Failures, times: int = 1) -> None:
     for _ in range(times):
         failures.failed("broken", RuntimeError("a secret of the machine"))
 
 
 def test_rests_begin_after_failures_in_a_row_and_grow(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    failures = DrafterFailures(["broken", "other"], clock=clock)
+    failures = Failures(["broken", "other"], clock=clock)
     fail(failures, policy.MOST_IN_A_ROW - 1)
     failures.worked("broken")
     fail(failures, policy.MOST_IN_A_ROW - 1)
@@ -269,7 +269,7 @@ class Opening(Broken):
 
 def test_a_resting_method_is_not_opened_and_its_rows_share_a_group() -> None:
     clock, method = Clock(), Opening("open")
-    failures = DrafterFailures(clock=clock)
+    failures = Failures(clock=clock)
     engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=method)
     batch = Batch(table(1), max_rows=6, capacity=200, failures=failures)
     params = [SamplingParams(max_new_tokens=20, seed=k, ignore_eos=True) for k in range(6)]

@@ -10,7 +10,7 @@ from foretell.draft.base import Commit
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.failures import Failures
 from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.engine.integrity import check_batch
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
@@ -81,7 +81,7 @@ def test_a_drafter_that_fails_when_it_is_told_at_last_is_closed_and_named(monkey
     monkeypatch.setattr(SuffixDrafter, "observe_all", broken)
     made = auto()
     row = made.make_row(0, request(1, count=MOST_COMMITS + 20))
-    batch = Batch(made.model, max_rows=1, capacity=256, failures=DrafterFailures())
+    batch = Batch(made.model, max_rows=1, capacity=256, failures=Failures())
     batch.arrive(row)
     batch.read(64, catch_up=True, whole=True)
     failed_at = None

@@ -15,7 +15,7 @@ from foretell.core.tree import DrawMode, TokenTree, root_tree
 from foretell.draft.base import Context, Drafter
 from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
-from foretell.engine.drafters.failures import DrafterFailures
+from foretell.engine.failures import Failures
 from foretell.engine.state import depth_of
 from foretell.kernels.bounds import check_tree
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class GuardedDrafter(Forwarding):
     """Forwards to a drafter until one of its calls raises; from then on it proposes the root alone."""
 
-    def __init__(self, inner: Drafter, name: str, failures: DrafterFailures, num_nodes: int) -> None:
+    def __init__(self, inner: Drafter, name: str, failures: Failures, num_nodes: int) -> None:
         """name: the method's, by which a failure is counted. num_nodes: slots of a row that its trees may use."""
         super().__init__(inner)
         self._num_nodes = num_nodes
