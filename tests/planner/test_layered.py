@@ -10,8 +10,8 @@ import pytest
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.account import BUDGET
-from foretell.planner.costs import CostTable
 from foretell.planner.allocation import Allocation
+from foretell.planner.costs import CostTable
 from foretell.planner.decisions import Decision, Decisions
 from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation

@@ -17,6 +17,7 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.model.target import ModelSpec
 from foretell.service.options import ServiceOptions
+from foretell.service.service import STATES
 from foretell.service.snapshot import Snapshot
 
 EOS, VOCAB = 256, 258
@@ -124,6 +125,10 @@ class FakeService:
     @property
     def state(self) -> str:
         return "ready" if self.ready else "draining" if self.healthy else "stopped"
+
+    @property
+    def says(self) -> str:
+        return STATES[self.state]
 
     def drain(self, timeout_s: float) -> bool:
         self.ready = False

@@ -11,6 +11,7 @@
     ├── VerifierError                  a verifier of a package that broke its contract; the message names it
     ├── CapacityError                  more slots or rows requested than allocated
     │   └── QueueFullError             a service whose queue is full: try again later
+    ├── EngineError                    the engine failed in a pass of this request; others go on
     ├── ServiceClosedError             a service that drains or has stopped
     └── TrainError                     a training that cannot continue: loss not finite, disk full
 
@@ -62,8 +63,13 @@ class QueueFullError(CapacityError):
         self.retry_after_s = retry_after_s
 
 
+class EngineError(ForetellError):
+    """The engine of a service failed while it worked on this request, which may be sent again; or so often that the service
+    has ended. The log has the engine's own error."""
+
+
 class ServiceClosedError(ForetellError):
-    """A request to a service that is draining, has stopped, or has not started."""
+    """A request to a service that is draining, has stopped or failed, or has not started."""
 
 
 class TrainError(ForetellError):

@@ -4,8 +4,10 @@ The pool's rows are ``[decoding, group by group | arriving]``. Rows are added an
 which row moves where.
 """
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,11 +19,11 @@ from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
 from foretell.engine.beginnings import beginnings, shared
 from foretell.engine.captured import captured_steps
-from foretell.engine.failures import Failures
 from foretell.engine.drafters.groups import Group, GroupedDrafter
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.drafters.lazy import open_drafter
 from foretell.engine.event import Part, StepEvent
+from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prompts import Arrival, PromptReader
 from foretell.engine.request.row import Row
@@ -56,17 +58,36 @@ class Batch:
         """
         self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
-        self.pool: KVCache = model.new_pool(max_rows, capacity, slots)
-        self.pool.clear()
-        self.target = Target.of(model, self.pool)
+        self._new_pool = partial(model.new_pool, max_rows, capacity, slots)
+        self._pack = model.spec.device.type == "cpu" and not width
+        self._begin()
+
+    def _begin(self) -> None:
+        model, width = self.model, self.width
         self.members: list[Row] = []  # being decoded; another list wherever they change
         self.arrivals: list[Arrival] = []
+        self.passing: Sequence[Row] = []  # whom the pass is of that is being made
         self.groups: list[Group] = []
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
-        self.prompts = PromptReader(model, self.pool, capacity, prefixes, width)
-        self.captured = captured_steps(model, self.pool, capacity, width)
-        self._pack = model.spec.device.type == "cpu" and not width
+        self.pool: KVCache = self._new_pool()
+        self.pool.clear()
+        self.target = Target.of(model, self.pool)
+        self.prompts = PromptReader(
+            model, self.pool, self.capacity, self.prefixes, width, self._failures or RaisedFailures()
+        )
+        self.captured = captured_steps(model, self.pool, self.capacity, width)
+
+    def begin_anew(self) -> None:
+        """Drop all rows, whatever state they are in, and their memory; then take that again, empty."""
+        on_prompt, self.members, self.arrivals, self.groups, self.state = self.prompts.on_prompt, [], [], [], None
+        self.grouped = GroupedDrafter([])
+        del self.pool, self.target, self.prompts, self.captured
+        gc.collect()  # the memory of two pools may not be there
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        self._begin()
+        self.prompts.on_prompt = on_prompt
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -98,13 +119,12 @@ class Batch:
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
             self.pool.fit([row.num_slots], place)
-            drafter = self._open_drafter(row, state, target)
+            arrival = Arrival(row, target, state, self._open_drafter(row, state, target))
+            self.prompts.reuse(arrival)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
             raise
-        arrival = Arrival(row, target, state, drafter)
         self.arrivals.append(arrival)
-        self.prompts.reuse(arrival)
         return arrival
 
     def _open_drafter(self, row: Row, state: State, target: Target) -> Drafter:
@@ -135,7 +155,11 @@ class Batch:
         seen: dict[int, Row] = {}
         waiting = list(self.arrivals)
         while waiting:
-            count, chosen, done = self.prompts.read(self.arrivals, waiting, len(self.members), most, catch_up=catch_up)
+            chosen, counts = self.prompts.next(self.arrivals, waiting, most)
+            self.passing = [arrival.row for arrival in chosen]
+            place = len(self.members) + self.arrivals.index(chosen[0])  # the others lie after it
+            count, done = self.prompts.read(chosen, counts, place, most, catch_up=catch_up)
+            self.passing = []
             total += count
             seen |= {id(arrival): arrival.row for arrival in chosen}
             ready += done
@@ -265,6 +289,7 @@ class Batch:
         least: see ``Context.least_chance``."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
+        self.passing = self.members
         state.probe, state.graphs = probe, None if self.captured is None else self.captured.graphs
         state.limit(caps, paid, least)
         if self.pool.block > 1:
@@ -275,6 +300,7 @@ class Batch:
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping, captured=self.captured,
         )  # fmt: skip
+        self.passing = []
         if self._failures is not None:
             for group in self.groups:
                 if failure := group.failure:

@@ -16,8 +16,8 @@ from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.captured import graphs_of
 from foretell.engine.config import speculative_config, with_draft
-from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.event import Observer
+from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.methods import Methods, with_named_draft
 from foretell.engine.planning import Planning

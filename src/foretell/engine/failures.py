@@ -23,9 +23,11 @@ FIRST_REST_S = 10.0
 LONGEST_REST_S = 640.0
 PLANNER = "the planner"
 """Named as a method is; no method's name has a space."""
-PASSES = ("step", "prompt", "score", "admission", "endings")
-"""Of the target: what the loop does with rows of its pool, and fails requests where that fails."""
-PLACES = ("planner", *PASSES, "recorder", "observer", "watcher", "delivery", "sink", "learner", "prefixes", "keeper", "rest")
+PASSES = ("step", "prompt", "score", "admission", "leaving")
+"""What is done with rows of the pool: where one of these fails the pool is made anew."""
+PLACES = (
+    "planner", *PASSES, "recorder", "observer", "sink", "output", "learner", "prefixes", "keeper", "rest", "figures",
+)  # fmt: skip
 """Where errors are counted, beside drafters."""
 _T = TypeVar("_T")
 
@@ -59,10 +61,12 @@ class Failures:
         if self._left(mine):  # opened before the rest
             return
         mine.in_a_row += 1
-        logger.warning(
-            "%s failed (%s); its requests go on without guesses", _part(name), mine.error,
-            exc_info=error if mine.in_a_row == 1 else None,
-        )  # fmt: skip
+        if name != PLANNER or (name, type(error)) not in self._told:  # which may fail at any step
+            logger.warning(
+                "%s failed (%s); its requests go on without guesses", _part(name), mine.error,
+                exc_info=error if mine.in_a_row == 1 or name == PLANNER else None,
+            )  # fmt: skip
+        self._told.add((name, type(error)))
         if mine.in_a_row >= MOST_IN_A_ROW:
             mine.rest_s = min(2 * mine.rest_s, LONGEST_REST_S) if mine.rest_s else FIRST_REST_S
             mine.until = self._clock() + mine.rest_s

@@ -4,18 +4,20 @@
 neither threads nor sockets: ``Engine`` calls it on the caller's thread until all have ended, ``Service`` on its own.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
+from traceback import clear_frames
 from typing import Any
 
-from foretell.core.errors import ForetellError, QueueFullError
+from foretell.core.errors import EngineError, ForetellError, QueueFullError
 from foretell.draft.base import Probe
 from foretell.engine.batch import Batch
-from foretell.engine.failures import Failures
-from foretell.engine.event import Observer
+from foretell.engine.event import Observer, StepEvent
+from foretell.engine.failures import Failures, RaisedFailures
+from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.job import Job, deliver, observation_of, plain_reason, view_of
@@ -28,6 +30,7 @@ from foretell.model.prefill import PREFILL_CHUNK, round_up
 from foretell.model.target import CausalModel
 from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowView
+from foretell.planner.plan import StepPlan
 
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
@@ -70,10 +73,14 @@ class Loop:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width, failures: see ``Batch``. draft_logits: events carry them. single_use:
+        that share a model run the same steps. width: see ``Batch``. failures: given, what fails beside the target's passes
+        (drafters, planner, recorder, prefix store) is counted there, and decoding goes on; else its error is the caller's.
+        Errors of observers and sinks are the caller's in any case. draft_logits: events carry them. single_use:
         once all its requests have ended it gets no others. observers are called after every step; recorder sums the steps
         up. describe returns ``Completion.config``; clock returns seconds."""
-        self.limits, self.planner, self.prefixes = limits, planner, prefixes
+        self._failures = RaisedFailures() if failures is None else failures
+        self.planner = None if planner is None else GuardedPlanner(planner, self._failures)
+        self.limits, self.prefixes = limits, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers, self._draft_logits = list(observers), draft_logits
         self._is_single_use = single_use and prefixes is None
@@ -95,6 +102,8 @@ class Loop:
         self.waiting: deque[Job] = deque()
         self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
         self.recorder = Recorder() if recorder is None else recorder
+        self._doing = "step"  # of ``failures.PASSES``, what is done or was done last ...
+        self.faults: Counter[str] = Counter()  # ... and how often each has failed since it went well
         self._seconds_per_token = 0.0  # of prefill, running mean
         self._planned: list[Row] = []  # of the last plan
         self._led = False  # whether light parts guessed in the last step that was planned, so that others may lag
@@ -176,14 +185,15 @@ class Loop:
 
     def _score(self) -> None:
         """One pass of the first prompt that is to be scored; other requests decode a step between two of them."""
-        job, now = self.scoring[0], self.clock()
+        job, now, self._doing = self.scoring[0], self.clock(), "score"
         if job.scoring is not None:
             try:
                 done = job.scoring.read()
-            except ForetellError as error:
+            except Exception as error:
                 self.scoring.popleft()
-                self._end(job, error)
+                self._fail(job, error)
                 return
+            self.faults.pop("score", None)
             job.row.seconds_prefill += self.clock() - now
             if not done:
                 return
@@ -200,7 +210,7 @@ class Loop:
         self._end(job)
 
     def _admit(self) -> None:
-        others = self.used_tokens
+        others, self._doing = self.used_tokens, "admission"
         while self.waiting and len(self.running) < self.limits.max_rows:
             job = self.waiting[0]
             if others and others + self._slots(job) + HEADROOM > self.limits.kv_tokens:
@@ -211,10 +221,10 @@ class Loop:
             job.since = now
             try:
                 self.batch.arrive(job.row)
-            except ForetellError as error:
+            except Exception as error:
                 if job.sink is None:
                     raise
-                self._end(job, error)
+                self._fail(job, error)
                 continue
             job.row.seconds_prefill += self.clock() - now
             self.running[id(job.row)] = job
@@ -236,7 +246,9 @@ class Loop:
             arriving = [view_of(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
             catch_up = self.planner.will_guess([*self._views(), *arriving])
             chunk, catch_up = self.share((chunk, catch_up))
+        self._doing = "prompt"
         count, seconds = self.batch.read(chunk, catch_up=catch_up, whole=stall is None)
+        self.faults.pop("prompt", None)
         self.recorder.seconds_prefill += seconds
         if count >= MIN_CHUNK:
             new = seconds / count
@@ -250,37 +262,34 @@ class Loop:
     def _make_room(self) -> None:
         """Preempt the latest requests until the slots of all others fit. A single request always fits."""
         while len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens:
-            latest = max(self.running.values(), key=lambda job: (job.arrived, job.row.index))
+            latest = max(self.running.values(), key=_age)
+            self._doing = "leaving"
             self.batch.leave([latest.row], remember=False)
-            del self.running[id(latest.row)]
-            latest.row.num_preemptions += 1
-            latest.decoded_s = latest.row.seconds_decode
-            latest.since = self.clock()
-            self.recorder.num_preemptions += 1
-            self.waiting.appendleft(latest)
+            self._put_back(latest)
+
+    def _put_back(self, job: Job) -> None:
+        """Its row is free: it waits, and its text is read again, its own tokens too."""
+        del self.running[id(job.row)]
+        job.row.num_preemptions += 1
+        job.decoded_s = job.row.seconds_decode
+        job.since = self.clock()
+        self.recorder.num_preemptions += 1
+        self.waiting.appendleft(job)
 
     def _step(self) -> list[Row]:
-        began = planned = perf_counter()
+        began = perf_counter()
         jobs = [self.running[id(row)] for row in self.batch.members]
-        plan = None
-        coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
-        # The batch's list of members is another one wherever they change.
-        same = self._planned is self.batch.members and not self.batch.arrivals and not coming
-        if self.planner is not None and same:
-            lagging = self._led and len(jobs) == 1 and self.batch.num_unread()[0] > 2
-            plan = self.planner.again(jobs[0].row.depth_limit, lagging=lagging)
-        if self.planner is not None and plan is None:
-            self._planned = self.batch.members
-            plan = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
-            plan.caps = self.share(plan.caps)
-            planned = perf_counter()
-        caps, paid = (None, None) if plan is None else (plan.caps, plan.paid)
+        plan, planned = self._plan(jobs, began)
         watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
-        idle = caps is not None and not any(caps)
-        timed = self.recorder.steps is not None
-        probe = Probe([] if alone or self._draft_logits else None) if self.observers or watched or timed else None
-        event = self.batch.step(caps, paid, probe, 0.0 if plan is None else plan.least)
+        is_seen = bool(self.observers or watched or self.recorder.steps is not None)
+        probe = Probe([] if alone or self._draft_logits else None) if is_seen else None
+        self._doing = "step"
+        if plan is None:
+            event = self.batch.step(probe=probe)
+        else:
+            event = self.batch.step(plan.caps, plan.paid, probe, plan.least)
+        self.faults.clear()
         stepped = perf_counter()
         # Planning steps, learning from them and handing them over take time, too, and more of it where rows guess. What a
         # new plan took is not the step's own: a step that is tried would seem dearer than those that a plan stands for.
@@ -288,44 +297,87 @@ class Loop:
         owed = SPREAD * self._owed
         self._owed -= owed
         seconds_loop = max(stepped - planned - event.seconds, 0.0) + self._behind + owed
-        if self.observers or watched or timed:
+        idle = plan is not None and not any(plan.caps)
+        if probe is not None:
             event.light_steps = [None] * len(jobs) if idle else self.batch.grouped.light_steps
-        if self.observers or watched:
-            assert probe is not None
-            event.parts, event.draft_logits = self.batch.parts(), probe.draft_logits or []
-            event.tap_layers = self.batch.grouped.tapping.drafter
-            for observe in self.observers:
-                observe(event)
-            for index in watched:
-                jobs[index].row.submission.watch(event, index)  # type: ignore[misc]
+            self._show(event, probe, jobs, watched)
         # A step for one watcher alone is slower than those that are predicted.
         if self.planner is not None and plan is not None and not alone:
             lights = () if idle else self.batch.grouped.light_steps
             self._led = any(one is not None and one.proposed for one in lights)
             self.planner.observe(plan, observation_of(jobs, plan, lights, event, seconds_loop))
-        self.recorder.add(event, [job.num_draft_tokens for job in jobs])
+        self._failures.run("recorder", None, self.recorder.add, event, [job.num_draft_tokens for job in jobs])
+        ended = self._hand_over(jobs, event)
+        if ended:
+            self._leave(ended)
+        self._behind = 0.0 if ended else perf_counter() - stepped
+        return [job.row for job in ended]
+
+    def _plan(self, jobs: Sequence[Job], began: float) -> tuple[StepPlan | None, float]:
+        """How deep each member may guess, and when it was planned: now, or (began) with an earlier step."""
+        if self.planner is None:
+            return None, began
+        coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
+        # The batch's list of members is another one wherever they change.
+        if self._planned is self.batch.members and not self.batch.arrivals and not coming:
+            lagging = self._led and len(jobs) == 1 and self.batch.num_unread()[0] > 2
+            plan = self.planner.again(jobs[0].row.depth_limit, lagging=lagging)
+            if plan is not None:
+                return plan, began
+        self._planned = self.batch.members
+        plan = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
+        plan.caps = self.share(plan.caps)
+        return plan, perf_counter()
+
+    def _show(self, event: StepEvent, probe: Probe, jobs: Sequence[Job], watched: Sequence[int]) -> None:
+        """A step to those who look on. watched: the jobs that somebody watches."""
+        if not (self.observers or watched):
+            return
+        event.parts, event.draft_logits = self.batch.parts(), probe.draft_logits or []
+        event.tap_layers = self.batch.grouped.tapping.drafter
+        for observe in self.observers:
+            observe(event)
+        for index in watched:
+            try:
+                jobs[index].row.submission.watch(event, index)  # type: ignore[misc]
+            except Exception as error:
+                self._spoil(jobs[index], error)
+
+    def _hand_over(self, jobs: Sequence[Job], event: StepEvent) -> list[Job]:
+        """The tokens of a step to their requests; those that ended with it."""
         now = self.clock()
         ended: list[Job] = []
         for index, job in enumerate(jobs):
             job.num_draft_tokens = job.row.num_draft_tokens
             job.row.seconds_decode = job.decoded_s + now - job.since
             if job.sink is not None or job.row.params.logprobs is not None:
-                deliver(job, index, event)
+                try:
+                    deliver(job, index, event)
+                except Exception as error:
+                    self._spoil(job, error)
             if job.row.finish_reason is not None:
                 ended.append(job)
-        if self._is_single_use and len(ended) == len(self.jobs):  # the batch and its memory go with the loop
-            self.batch.tell_worked([job.row for job in ended])
-            for job in ended:
-                self._end(job)
-        elif ended:
+        return ended
+
+    def _spoil(self, job: Job, error: Exception) -> None:
+        """What fails for one request alone, after a step, ends that one."""
+        self._failures.fault("output", error)
+        job.row.error, job.row.finish_reason = _failed("output"), "error"
+
+    def _leave(self, ended: Sequence[Job]) -> None:
+        """Free the rows of requests that ended with a step, and tell them: they have ended even where that fails."""
+        self._doing = "leaving"
+        try:
+            if self._is_single_use and len(ended) == len(self.jobs):  # the batch and its memory go with the loop
+                self.batch.tell_worked([job.row for job in ended])
+                return
             self.batch.leave([job.row for job in ended if job.row.error is None], remember=True)
             failed = [job.row for job in ended if job.row.error is not None]
             if failed:
                 self.batch.leave(failed, remember=False)
+        finally:
             for job in ended:
                 self._end(job)
-        self._behind = 0.0 if ended else perf_counter() - stepped
-        return [job.row for job in ended]
 
     def _views(self) -> list[RowView]:
         """The planner's input: one entry per decoding row."""
@@ -340,23 +392,37 @@ class Loop:
         """End requests that are in the middle of something."""
         rows = [job.row for job in jobs if id(job.row) in self.running]
         decoding = {id(row) for row in self.batch.members}
-        if rows:
-            self.batch.leave(rows, remember=False)
-        for job in jobs:
-            queue = self.scoring if job in self.scoring else self.waiting
-            if job in queue:
-                queue.remove(job)
-                job.row.seconds_queue += self.clock() - job.since
-            elif id(job.row) in decoding:
-                job.row.seconds_decode = job.decoded_s + self.clock() - job.since
-            job.row.finish_reason = reason
-            job.row.text.finish()
-            tail = job.row.text.take()
-            if tail and job.row.pieces:  # text that was held back for a possible stop text
-                last = job.row.pieces[-1]
-                job.row.pieces[-1] = replace(last, text=last.text + tail)
-                job.tail = tail
-            self._end(job)
+        self._doing = "leaving"
+        try:
+            if rows:
+                self.batch.leave(rows, remember=False)
+        finally:
+            for job in jobs:
+                self._cut_off(job, reason, was_decoding=id(job.row) in decoding)
+
+    def _cut_off(self, job: Job, reason: str, *, was_decoding: bool) -> None:
+        queue = self.scoring if job in self.scoring else self.waiting
+        if job in queue:
+            queue.remove(job)
+            job.row.seconds_queue += self.clock() - job.since
+        elif was_decoding:
+            job.row.seconds_decode = job.decoded_s + self.clock() - job.since
+        job.row.finish_reason = reason
+        job.row.text.finish()
+        tail = job.row.text.take()
+        if tail and job.row.pieces:  # text that was held back for a possible stop text
+            last = job.row.pieces[-1]
+            job.row.pieces[-1] = replace(last, text=last.text + tail)
+            job.tail = tail
+        self._end(job)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """A request that failed alone, and holds no row. Raises what was not its own mistake."""
+        if isinstance(error, ForetellError):
+            self._end(job, error)
+            return
+        self._end(job, _failed(self._doing))
+        raise error
 
     def _end(self, job: Job, error: ForetellError | None = None) -> None:
         """Its row is free; tell its sink. error: of this request; its sink then receives nothing else."""
@@ -368,17 +434,46 @@ class Loop:
         self._timed.pop(request_id, None)
         if self.planner is not None:
             self.planner.forget(request_id)
-        self.recorder.finish(row, self.clock() - job.arrived)
-        if job.sink is None:
-            return
-        pieces, trace = job.undelivered
+        self._failures.run("recorder", None, self.recorder.finish, row, self.clock() - job.arrived)
+        if job.sink is not None:
+            instead = Update(request_id, error=_failed("output"))
+            job.sink(self._failures.run("output", instead, self._last_update, job, error))
+
+    def _last_update(self, job: Job, error: ForetellError | None) -> Update:
+        row, (pieces, trace) = job.row, job.undelivered
         if error is not None:
-            job.sink(Update(request_id, error=error))
-        elif row.error is not None:
-            job.sink(Update(request_id, pieces, trace, error=row.error))
-        else:
-            completion = Completion.of(row, self.describe(row.choice), plain_reason(job, self.planner))
-            job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
+            return Update(row.request_id, error=error)
+        if row.error is not None:
+            return Update(row.request_id, pieces, trace, error=row.error)
+        completion = Completion.of(row, self.describe(row.choice), plain_reason(job, self.planner))
+        return Update(row.request_id, pieces, trace, completion, tail=job.tail)
+
+    def recover(self, error: Exception) -> int:
+        """After an error of ``tick`` or ``cancel``: the requests of the pass that failed end with an error, the others that
+        had rows wait to be read again, and the batch begins anew, empty. Returns how often the same has failed since it
+        went well."""
+        doing, passing = self._doing, {id(row) for row in self.batch.passing}
+        self.faults[doing] += 1
+        rest = sorted((job for job in self.running.values() if id(job.row) not in passing), key=_age, reverse=True)
+        failed = [job for job in self.running.values() if id(job.row) in passing]
+        ids = ", ".join(job.row.request_id for job in failed) or "none"
+        self._failures.fault(
+            doing, error, f"its requests ({ids}) end with an error, and {len(rest)} that run begin again"
+        )
+        clear_frames(error.__traceback__)  # they hold the memory of the pass
+        for job in rest:
+            self._put_back(job)
+        self.running.clear()
+        self.batch.begin_anew()
+        self._planned = []
+        for job in failed:
+            self._end(job, _failed(doing))
+        return self.faults[doing]
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a pass has failed, and none has gone well since though there is work."""
+        return bool(self.faults) and self.has_work
 
     def fail_all(self, error: ForetellError) -> None:
         """End every request with an error: the engine cannot go on."""
@@ -386,3 +481,11 @@ class Loop:
         self.scoring.clear()
         for job in list(self.jobs.values()):
             self._end(job, error)
+
+
+def _age(job: Job) -> tuple[float, int]:
+    return job.arrived, job.row.index
+
+
+def _failed(doing: str) -> EngineError:
+    return EngineError(f"the engine failed while it worked on this request ({doing}), and goes on: send it again")

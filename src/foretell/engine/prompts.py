@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from foretell.draft.base import Drafter, PromptChunk
+from foretell.engine.failures import Failures
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
@@ -41,9 +43,11 @@ class PromptReader:
     """See the module's docstring. Rows of the pool belong to the batch, which says where they lie."""
 
     def __init__(
-        self, model: CausalModel, pool: KVCache, capacity: int, prefixes: PrefixStore | None, width: int
-    ) -> None:
-        """width: see ``Batch``."""
+        self, model: CausalModel, pool: KVCache, capacity: int, prefixes: PrefixStore | None, width: int,
+        failures: Failures,
+    ) -> None:  # fmt: skip
+        """width: see ``Batch``. failures: of the prefix store; what that cannot give is read."""
+        self._failures = failures
         self.model, self.pool, self.capacity, self.prefixes, self.width = model, pool, capacity, prefixes, width
         # Tokens between two recurrent states that are kept for the prefix store; 0: there are none.
         self._spacing = pool.spacing if prefixes is not None and isinstance(pool, RecurrentCache) else 0
@@ -55,7 +59,8 @@ class PromptReader:
         if self.prefixes is None:
             return
         layers = arrival.row.choice.method.prompt_taps
-        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.submission.owner)
+        find, owner = self.prefixes.find, arrival.row.submission.owner
+        found = self._failures.run("prefixes", None, find, arrival.row.known[:-1], layers, owner)
         if found is None:
             return
         prefix, count = found
@@ -74,19 +79,18 @@ class PromptReader:
             arrival.taps.append(taps)
 
     def read(
-        self, arrivals: Sequence[Arrival], waiting: Sequence[Arrival], place: int, most: int, *, catch_up: bool
-    ) -> tuple[int, list[Arrival], list[Arrival]]:
-        """One pass over at most ``most`` tokens of waiting ones, which stand among arrivals in the same order. place: the
-        pool's row of the first arrival. catch_up: see ``Batch.read``. Returns (tokens, whose, those now complete)."""
-        chosen, counts = self._next(arrivals, waiting, most)
+        self, chosen: Sequence[Arrival], counts: Sequence[int], place: int, most: int, *, catch_up: bool
+    ) -> tuple[int, list[Arrival]]:
+        """One pass over what ``next`` returned for at most ``most`` tokens. place: the pool's row of the first. catch_up:
+        see ``Batch.read``. Returns (tokens, those now complete)."""
         if any(counts):
-            counts = self._pass(chosen, counts, place + arrivals.index(chosen[0]))  # chosen ones are adjacent
+            counts = self._pass(chosen, counts, place)
         for arrival, count in zip(chosen, counts, strict=True):
             arrival.filled += count
             if self._spacing and count:
                 self._keep_state(arrival)
             arrival.unread = arrival.drafter.catch_up(arrival.state, 0, most) if catch_up else 0
-        return sum(counts), chosen, [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
+        return sum(counts), [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
 
     def keep(self, arrival: Arrival, row: KVCache) -> None:
         """Give the KV of a text that has been read to the prefix store, if all is known that its method reads."""
@@ -103,13 +107,14 @@ class PromptReader:
         if self.prefixes is not None:
             known = states if isinstance(row, RecurrentCache) else None
             joined = torch.cat(taps, 1) if taps else None
-            self.prefixes.add(ids, row, layers, joined, asked.owner, known, store=asked.store)
+            add = partial(self.prefixes.add, ids, row, layers, joined, asked.owner, known, store=asked.store)
+            self._failures.run("prefixes", None, add)
 
-    def _next(
+    def next(
         self, arrivals: Sequence[Arrival], waiting: Sequence[Arrival], most: int
     ) -> tuple[list[Arrival], list[int]]:
-        """The arrivals that the next pass reads, and how many tokens of each: the first ones with adjacent rows of the
-        pool, ``most`` tokens in all."""
+        """The arrivals that the next pass reads, and how many tokens of each: of waiting ones, which stand among arrivals
+        in the same order, the first with adjacent rows of the pool, ``most`` tokens in all."""
         chosen: list[Arrival] = []
         counts: list[int] = []
         left, first = most, arrivals.index(waiting[0])

@@ -190,9 +190,7 @@ class LayeredPlanner:
             return plan
         rows = zip(plan.caps, self._widest, limits, strict=True)
         caps = [max(cap, min(most, limit)) if cap else 0 for cap, most, limit in rows]
-        return StepPlan(
-            caps, plan.caps, least=plan.least, together=plan.together, inner=plan, members=plan.members
-        )
+        return StepPlan(caps, plan.caps, least=plan.least, together=plan.together, inner=plan, members=plan.members)
 
     # -- after a step ------------------------------------------------------------------------------------------------
 

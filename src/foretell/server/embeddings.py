@@ -37,7 +37,7 @@ async def embeddings(request: Request) -> Response:
         backend.check_model(body.model)
     size = backend.service.engine.model.spec.hidden_size
     if backend.service.state != "ready":
-        raise of_engine(ServiceClosedError("the service takes no requests now"))
+        raise of_engine(ServiceClosedError(backend.service.says))
     if body.dimensions not in (None, size):
         raise bad(f"dimensions: the hidden states of this model have {size} numbers: leave it out", "dimensions")
     return JsonReply(await while_connected(request.receive, _made(backend, body)))

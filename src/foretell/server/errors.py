@@ -8,7 +8,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.responses import JSONResponse
 
-from foretell.core.errors import ConfigError, ForetellError, PromptError, QueueFullError, ServiceClosedError, nearest
+from foretell.core.errors import (
+    ConfigError,
+    EngineError,
+    ForetellError,
+    PromptError,
+    QueueFullError,
+    ServiceClosedError,
+    nearest,
+)
 from foretell.server.unsupported import UNSUPPORTED, without_no_ops
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -71,7 +79,9 @@ def of_engine(error: ForetellError, param: str | None = None) -> ApiError:
         headers = {"retry-after": str(max(1, round(error.retry_after_s + 0.5)))}
         return ApiError(429, str(error), code="rate_limit_exceeded", kind="rate_limit_error", headers=headers)
     if isinstance(error, ServiceClosedError):
-        return ApiError(503, "the server is starting or stopping", code="unavailable", headers={"retry-after": "5"})
+        return ApiError(503, str(error), code="unavailable", headers={"retry-after": "5"})
+    if isinstance(error, EngineError):
+        return ApiError(500, str(error), code="engine_error")
     if isinstance(error, PromptError):
         too_long = "shorten" in str(error)
         return bad(str(error), param, "context_length_exceeded" if too_long else "invalid_prompt")

@@ -100,7 +100,10 @@ class Job:
         self._is_woken = False
         while self._delivered:
             index, update = self._delivered.popleft()
-            self._note(index, update)
+            try:
+                self._note(index, update)
+            except Exception as error:  # figures and logs are not worth the answer
+                log("not noted", level="error", error=error)
             if index in self._running:
                 self._ready.append((index, update))
                 if update.is_last:

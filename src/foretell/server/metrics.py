@@ -4,6 +4,7 @@ Counters and gauges are read from ``Service.snapshot()`` at each scrape, so noth
 observed by the server, which alone knows when a request arrived and when its first token was sent.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +15,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from foretell.core.energy import Energy
-from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.result import Completion
 from foretell.service.snapshot import Snapshot
 
+logger = logging.getLogger(__name__)
 PREFIX = "foretell:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
@@ -199,12 +200,13 @@ class _Figures(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         now = self.service.snapshot()
-        yield from self._gauges(now)
-        yield from self._outlook(now)
-        yield from self._counters(now)
-        yield from self._speculation(now.methods)
-        yield from self._failures(now)
-        yield from self._learning(now)
+        for part in (
+            self._gauges, self._outlook, self._counters, self._speculation, self._failures, self._learning,
+        ):  # fmt: skip
+            try:
+                yield from list(part(now))
+            except Exception:  # the others are told all the same
+                logger.exception("figures left out of /metrics")
         for histogram in self.histograms.values():
             for family in histogram.collect():
                 family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
@@ -279,7 +281,8 @@ class _Figures(Collector):
         }
         yield self._counter("step_time_seconds", "Seconds of the engine's thread, by what it did.", seconds, "part")
 
-    def _speculation(self, methods: Mapping[str, MethodFigures]) -> Iterator[Metric]:
+    def _speculation(self, now: Snapshot) -> Iterator[Metric]:
+        methods = now.methods
         totals = {
             "num_drafts": "Steps of a request that proposed anything.",
             "num_draft_tokens": "Tokens guessed.",
@@ -306,6 +309,9 @@ class _Figures(Collector):
         yield self._counter(
             "drafter_failures", "Drafters that raised; their requests lost guesses alone.", values, "method"
         )
+        places: Values = {(place,): count for place, count in now.internal_errors.items()}
+        text = "Errors of the engine's own parts, by place: what it was worth is in docs/serving.md."
+        yield self._counter("internal_errors", text, places, "place")
         text = "Seconds for which a method is not tried after failures in a row; 0 where it is."
         rests = GaugeMetricFamily(PREFIX + "drafter_rest_seconds", text, labels=["model_name", "method"])
         for method, seconds in now.drafter_rests.items():

@@ -52,17 +52,17 @@ async def get_model(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """Liveness: whether the engine works or is still being started. What is not live is started anew, so a start that
     takes a minute is live, and not ready."""
-    if request.app.state.backend.service.state == "stopped":
-        raise ApiError(503, "the engine has stopped", code="unhealthy")
+    service = request.app.state.backend.service
+    if service.state in ("stopped", "failed"):
+        raise ApiError(503, service.says, code="unhealthy")
     return JsonReply({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """Whether requests are taken: not while starting, nor while stopping."""
-    state = request.app.state.backend.service.state
-    if state != "ready":
-        doing = {"starting": "is starting", "draining": "is stopping"}.get(state, "has stopped")
-        raise ApiError(503, f"the server {doing}", code="unavailable", headers={"retry-after": "5"})
+    """Whether requests are taken and can be worked on: not while starting, stopping, or recovering from an error."""
+    service = request.app.state.backend.service
+    if service.state != "ready":
+        raise ApiError(503, service.says, code="unavailable", headers={"retry-after": "5"})
     return JsonReply({"status": "ready"})
 
 

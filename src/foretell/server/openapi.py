@@ -37,7 +37,7 @@ ERRORS = {
     415: "The body's content type is not JSON.",
     429: "The queue is full; Retry-After says when to try again.",
     500: "An internal error.",
-    503: "The server is starting or stopping.",
+    503: "The server is starting, stopping, recovering from an error, or has failed: the message says which.",
 }
 OLLAMA = (OllamaChatRequest, GenerateRequest, ShowRequest)
 READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest)

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, EngineError
 from foretell.core.platform import own_port
 from foretell.server.app import build_app
 from foretell.server.connection import connections
@@ -116,11 +116,17 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM. The service is started meanwhile, so that probes are answered, and closed at the end.
 
-    drain_s: how long requests may take to finish then. Raises what the service's start raises.
+    drain_s: how long requests may take to finish then. Raises what the service's start raises, and EngineError where the
+    engine has failed for good: then it ends by itself, so that a supervisor starts it anew.
     """
     server: Any = uvicorn.Server(config_of(build_app(service, options), options, drain_s=drain_s))
     server.handle_exit = _Exit(server, service, drain_s)
     failures: list[Exception] = []
+
+    def end() -> None:
+        server.should_exit = True
+
+    service.on_failure = end
 
     def start() -> None:
         try:
@@ -129,7 +135,7 @@ def serve(
                 on_ready()
         except Exception as error:
             failures.append(error)
-            server.should_exit = True
+            end()
 
     starter = threading.Thread(target=start, name="foretell-start")
     starter.start()
@@ -140,6 +146,8 @@ def serve(
         service.close()
     if failures:
         raise failures[0]
+    if service.failure:
+        raise EngineError(service.failure)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from foretell.core.errors import ConfigError, ServiceClosedError
 from foretell.core.shelf import Shelf
 from foretell.draft.base import Method
 from foretell.engine.engine import Engine
+from foretell.engine.failures import Failures
 from foretell.engine.prefix import Prefix, PrefixStore
 from foretell.engine.prefix_files import PrefixFiles
 from foretell.engine.speculation import Speculation
@@ -88,12 +89,12 @@ class Keeper:
         name = self._name(choice, owner)
         with self._lock:
             left = self._left.get(name)
-        found = self._state.get(name) if left is None else left[1]
-        if found:
-            try:
+        try:
+            found = self._state.get(name) if left is None else left[1]
+            if found:
                 method.recall(found)
-            except (ValueError, KeyError, RuntimeError) as error:
-                logger.warning("state_dir: what %s has learned cannot be used (%s)", method.name, error)
+        except Exception as error:  # of a package's method, or of the disk
+            logger.warning("state_dir: what %s has learned cannot be used (%s)", method.name, error)
 
     def leave(self, method: Method, choice: Speculation, owner: str) -> None:
         """A store is dropped from memory: its file is written with the next beat."""
@@ -147,8 +148,9 @@ class Keeper:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def start(self, take: Callable[[], Taken]) -> None:
-        """Write what take() returns, every beat. It is called on the writer's thread, and may wait for a step to end."""
+    def start(self, take: Callable[[], Taken], failures: Failures) -> None:
+        """Write what take() returns, every beat. It is called on the writer's thread, and may wait for a step to end.
+        failures: where its own are counted."""
         if self._state is None and self._prefixes is None:
             return
 
@@ -158,8 +160,8 @@ class Keeper:
                     self.write(take())
                 except ServiceClosedError:
                     return  # the end writes
-                except Exception:  # nothing that is kept is worth the service
-                    logger.exception("what the service has learned was not written")
+                except Exception as error:  # nothing that is kept is worth the service
+                    failures.fault("keeper", error, "what the service has learned was not written")
 
         self._thread = threading.Thread(target=beat, name="foretell-keeper", daemon=True)
         self._thread.start()
@@ -186,9 +188,11 @@ class Keeper:
         if self._thread is not None:
             self._thread.join()
         with self._ending:
-            if take is not None and (self._state or self._prefixes) is not None:
-                self.write(take())
-            self.close()
+            try:
+                if take is not None and (self._state or self._prefixes) is not None:
+                    self.write(take())
+            finally:
+                self.close()
 
     def close(self) -> None:
         """Leave the directories to others. Idempotent."""

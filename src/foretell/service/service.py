@@ -5,19 +5,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
+from foretell.core.errors import ConfigError, EngineError, ServiceClosedError
 from foretell.core.params import fresh_seed
 from foretell.core.registry import load_reference
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.calibrate import InterruptedMeasuringError
-from foretell.engine.failures import Failures
 from foretell.engine.engine import Engine
+from foretell.engine.event import Observer
+from foretell.engine.failures import Failures
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.planning import ServicePlanning
@@ -43,6 +45,16 @@ from foretell.service.tenants import Tenants
 logger = logging.getLogger(__name__)
 LEARN_BEAT_S = 0.1  # between two looks for what was learned, while idle
 HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
+MOST_FAULTS = 3
+"""Passes of one kind that fail with none between that goes well, after which the service ends, to be started anew."""
+STATES = {
+    "starting": "the server is starting",
+    "ready": "the server takes requests",
+    "recovering": "the server recovers from an error of its engine",
+    "draining": "the server is stopping",
+    "stopped": "the server has stopped",
+    "failed": "the engine has failed, and the server ends so that it can be started anew",
+}
 _T = TypeVar("_T")
 
 
@@ -91,12 +103,16 @@ class Service:
         self._loop: Loop | None = None
         self._costs: ServicePlanning | None = None
         self._inbox: deque[Command | Callable[[], None]] = deque()
+        self._todo: deque[Command | Callable[[], None]] = deque()  # taken from there, and not begun
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._number = 0
         self._kept = 0, 0  # steps and tokens of prompts, when what is kept was last taken
         self._known: set[str] = set()  # request ids that have not ended
-        self._draining = self._closed = self._failed = False
+        self._draining = self._closed = False
+        self.failure = ""  # why the engine's thread has ended by itself
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called on the engine's thread when that has ended by itself, and every request has been told."""
         self.kv_tokens = 0
         self._heap = HeapKeeper()
         self._step_budget = StepBudget()
@@ -148,22 +164,23 @@ class Service:
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
-            observers=self.engine.observers,
             # Processes that share a model draft the same guesses: one of them cannot go on without.
             failures=None if self.engine.model.is_shared else self._failures,
         )  # fmt: skip
-        self._loop.observers.append(self._drifts)
+        observers: list[Observer] = [*self.engine.observers, self._drifts]
         if self._open_learner is not None:
             self._learning = self._open_learner()
-            self._loop.observers.append(self._learning.observe)
-            self._loop.batch.prompts.on_prompt = self._learning.prompt
+            observers.append(self._learning.observe)
+            on_prompt = partial(self._failures.run, "learner", None, self._learning.prompt)
+            self._loop.batch.prompts.on_prompt = on_prompt
+        self._loop.observers += [partial(self._failures.run, "observer", None, one) for one in observers]
         release_workers()  # costs were measured here
         if not self.engine.model.is_leader:
             return
         self._keeper.recall_rates(self._costs.planner, self._choices.settings)
         self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
         self._thread.start()
-        self._keeper.start(self._learned_since)
+        self._keeper.start(self._learned_since, self._failures)
 
     def _learned_since(self) -> Taken:
         """What is to be kept, where anything was read or written since the last call."""
@@ -196,16 +213,26 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether the engine's thread is running."""
-        return self._thread is not None and self._thread.is_alive() and not self._failed and not self._closed
+        return self._thread is not None and self._thread.is_alive() and not self.failure and not self._closed
 
     @property
     def state(self) -> str:
-        """ "starting" (``start`` has not returned), "ready", "draining" or "stopped"."""
-        if self._thread is None and not self._closed and not self._failed:
+        """One of ``STATES``: "starting" until ``start`` has returned, "recovering" while a pass has failed and none has
+        gone well since though requests are there (others are taken, and wait)."""
+        if self.failure:
+            return "failed"
+        if self._thread is None and not self._closed:
             return "starting"
         if not self.healthy:
             return "stopped"
-        return "draining" if self._draining else "ready"
+        if self._draining:
+            return "draining"
+        return "recovering" if self._loop is not None and self._loop.is_recovering else "ready"
+
+    @property
+    def says(self) -> str:
+        """What it does, for a client that is not served."""
+        return STATES[self.state]
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait until all others have ended. False on a timeout."""
@@ -220,9 +247,10 @@ class Service:
             self._news.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self._keeper.finish(None if self._thread is None else lambda: self._learned(whole=True))
+        take = None if self._thread is None else partial(self._learned, whole=True)
+        self._failures.run("keeper", None, self._keeper.finish, take)
         if self._learning is not None:
-            self._learning.close()
+            self._failures.run("learner", None, self._learning.close)
 
     # -- learning --------------------------------------------------------------------------------------------------
 
@@ -247,16 +275,19 @@ class Service:
         """Queue a request; its sink receives the updates. Raises QueueFullError, ServiceClosedError, PromptError and
         ConfigError at once; the sink is then never called."""
         if not self.ready or self._loop is None:
-            raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
+            raise ServiceClosedError(self.says)
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         reason = None if self._costs is None else self._costs.hopeless.get(choice.config.method)
         if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
         submission = replace(submission, lora=submission.lora or self.engine.lora)
-        choice, capture = self._tenants.choice(choice, *submission.owner, store=submission.store), None
+        choice = self._tenants.choice(choice, *submission.owner, store=submission.store)
+        capture: object | None = None
         if self._learning is not None:
-            choice, capture = self._learning.assign(choice, submission)
+            choice, capture = self._failures.run(
+                "learner", (choice, capture), self._learning.assign, choice, submission
+            )
         params = self.engine.formats.applied(
             submission.params, len(submission.prompt_ids), lambda made: GuardedProcessor(made, self._step_budget)
         )
@@ -266,7 +297,7 @@ class Service:
         submission = replace(submission, params=params, speculative=choice.config)
         with self._news:
             if self._draining:  # since it was looked at above; who drains was told that nobody is left
-                raise ServiceClosedError("the service takes no more requests: it is draining, or has stopped")
+                raise ServiceClosedError(self.says)
             self._number += 1
             number = self._number
             if submission.request_id in self._known:
@@ -318,7 +349,7 @@ class Service:
     def _call(self, function: Callable[[], _T]) -> _T:
         """Run a function on the engine's thread, between steps, and return its result."""
         if not self.healthy:
-            raise ServiceClosedError("the service is not running")
+            raise ServiceClosedError(self.says)
         done = threading.Event()
         outcome: list[Any] = []
 
@@ -334,7 +365,7 @@ class Service:
             self._news.notify_all()
         while not done.wait(0.5):
             if not self.healthy:
-                raise ServiceClosedError("the service stopped")
+                raise ServiceClosedError(self.says)
         value, error = outcome[0]
         if error is not None:
             raise error
@@ -349,12 +380,15 @@ class Service:
                 with self._news:
                     self._known.discard(row.request_id)
                     self._news.notify_all()
-            try:
-                sink(update)
-            except Exception:
-                logger.exception("the sink of request %s failed", row.request_id)
+            self._failures.run("sink", None, sink, update)
 
-        self._loop.submit(row, deliver, self._scoring(row.submission))
+        try:
+            scoring = self._scoring(row.submission)
+        except Exception as error:
+            self._failures.fault("output", error)
+            deliver(Update(row.request_id, error=EngineError("its prompt cannot be scored: send it without logprobs")))
+            return
+        self._loop.submit(row, deliver, scoring)
 
     def _scoring(self, submission: Submission) -> Scoring | None:
         count, engine = submission.num_prompt_logprobs, self.engine
@@ -363,57 +397,75 @@ class Service:
         return Scoring(engine.model, engine.tokenizer, submission.prompt_ids, count, lora=submission.lora)
 
     def _run(self) -> None:
-        loop, model = self._loop, self.engine.model
+        loop = self._loop
         assert loop is not None
-        todo: deque[Command | Callable[[], None]] = deque()
-        while True:
-            try:
-                learned = False
-                if not self._inbox and not loop.has_work:
-                    learned = self._learning is not None and bool(self._learning.train_idle())
-                    if not learned:
-                        release_workers()
-                        self._rest()
-                with self._news:
-                    while not (learned or self._inbox or loop.has_work or self._closed):
-                        if self._learning is not None:
-                            if not self._news.wait(LEARN_BEAT_S):
-                                break
-                        elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
-                            break  # the other processes wait for a message, and their wait times out
-                    todo, closed = deque(self._inbox), self._closed
-                    self._inbox.clear()
-                if model.is_shared:
-                    model.share([command.wire for command in todo if isinstance(command, Command)] + [closed])
-                if closed:
-                    break
-                with torch.inference_mode():
-                    while todo:
-                        todo.popleft()()
-                    if loop.has_work:
-                        self._step_budget.begin()
-                        loop.tick()
-                        self._heap.worked()
-                    if self._learning is not None:
-                        self._learning.swap()
-            except Exception as error:
-                logger.exception("the engine failed")
-                self._failed = True
-                loop.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
-                break
+        try:
+            while self._turn():
+                pass
+        except Exception as error:
+            logger.exception("the engine failed for good")
+            self.failure = f"the engine failed and cannot go on, last with {type(error).__name__}: its log says where"
         with self._news:
             self._closed = True  # refuse further requests
-            todo.extend(self._inbox)  # after those that were taken and not begun: a lost one would be waited for
+            self._todo.extend(self._inbox)  # a lost one would be waited for
             self._inbox.clear()
-        for one in todo:
+        for one in self._todo:
             try:
                 with torch.inference_mode():
                     one()
             except Exception:
                 logger.exception("a request was lost in a stopping engine")
-        loop.fail_all(ServiceClosedError("the service stopped before the request ended"))
+        said = STATES["failed"] if self.failure else "the service stopped before the request ended"
+        loop.fail_all(ServiceClosedError(said))
         with self._news:
             self._news.notify_all()
+        if self.failure:
+            self.on_failure()
+
+    def _turn(self) -> bool:
+        """Rest or learn while nothing is to be done, then commands, and one tick. False once the service is closed. Raises
+        what decoding cannot go on after."""
+        loop, model, todo = self._loop, self.engine.model, self._todo
+        assert loop is not None
+        learned = False
+        if not (todo or self._inbox or loop.has_work):
+            if self._learning is not None:
+                learned = bool(self._failures.run("learner", None, self._learning.train_idle))
+            if not learned:
+                release_workers()
+                self._failures.run("rest", None, self._rest)
+        with self._news:
+            while not (learned or todo or self._inbox or loop.has_work or self._closed):
+                if self._learning is not None:
+                    if not self._news.wait(LEARN_BEAT_S):
+                        break
+                elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
+                    break  # the other processes wait for a message, and their wait times out
+            todo.extend(self._inbox)
+            closed = self._closed
+            self._inbox.clear()
+        if model.is_shared:
+            model.share([command.wire for command in todo if isinstance(command, Command)] + [closed])
+        if closed:
+            return False
+        fault = None
+        with torch.inference_mode():
+            try:
+                while todo:
+                    todo.popleft()()
+                if loop.has_work:
+                    self._step_budget.begin()
+                    loop.tick()
+                    self._heap.worked()
+            except Exception as error:
+                if model.is_shared:  # the other processes have gone on
+                    raise
+                fault = error
+            if fault is not None and loop.recover(fault) >= MOST_FAULTS:  # the memory of its frames can be freed here
+                raise fault
+            if self._learning is not None:
+                self._failures.run("learner", None, self._learning.swap)
+        return True
 
     def follow(self) -> None:
         """To be called in every process but process 0: decode the requests of process 0 until it closes."""

@@ -44,6 +44,7 @@ class Snapshot:
     drifts: dict[str, int] = field(default_factory=dict)  # falls of acceptance against its own history, by method
     recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
     drafter_failures: dict[str, int] = field(default_factory=dict)  # drafters that raised, by method
+    internal_errors: dict[str, int] = field(default_factory=dict)  # of other parts, by place
     drafter_rests: dict[str, float] = field(
         default_factory=dict
     )  # gauge: seconds for which it rests for that; 0: it works
@@ -63,7 +64,7 @@ def snapshot_of(
 ) -> Snapshot:
     """The counters and gauges of a loop as they stand. num_inbox: requests that have not reached it. longest: tokens of a
     text."""
-    recorder, prefixes = loop.recorder, loop.prefixes
+    recorder, prefixes, run = loop.recorder, loop.prefixes, failures.run
     return Snapshot(
         num_running=len(loop.batch.members),
         num_prefilling=len(loop.batch.arrivals),
@@ -73,8 +74,8 @@ def snapshot_of(
         prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
         is_speculating=recorder.guessed,
         num_speculative_tokens=recorder.planned,
-        speedup=planner.speedup if loop.batch.members else None,
-        outlook=tuple(planner.outlook(longest, loop.limits.max_rows)),
+        speedup=run("figures", None, lambda: planner.speedup) if loop.batch.members else None,
+        outlook=tuple(run("figures", [], planner.outlook, longest, loop.limits.max_rows)),
         num_steps=recorder.num_steps,
         num_finished=dict(recorder.num_finished),
         num_rejected=recorder.num_rejected,
@@ -90,6 +91,7 @@ def snapshot_of(
         drifts=drifts.num_drifts(),
         recent_acceptance=drifts.recent_acceptance(),
         drafter_failures=failures.totals(),
+        internal_errors=failures.by_place(),
         drafter_rests=failures.rests(),
-        learn=None if learning is None else learning.figures(),
+        learn=None if learning is None else run("figures", None, learning.figures),
     )

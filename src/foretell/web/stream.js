@@ -24,7 +24,7 @@ function explain(status, said, retryAfter, hasKey) {
     return `The server did not accept the API key (${status}). Enter the right one under “API key”.`;
   }
   if (status === 429) return `The server is busy and took no more requests (429). Try again ${when}.${words}`;
-  if (status === 503) return `The server is starting or shutting down (503). Try again ${when}.${words}`;
+  if (status === 503) return `The server takes no requests now (503). Try again ${when}.${words}`;
   return `The server refused the request (${status}).${words}`;
 }
 

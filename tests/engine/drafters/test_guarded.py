@@ -15,10 +15,10 @@ from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Commit, Context, Drafter, Method
 from foretell.draft.ngram import Ngram, NgramDrafter
 from foretell.draft.shapes import Shape
-from foretell.engine.batch import Batch
 from foretell.engine import failures as policy
-from foretell.engine.failures import Failures
+from foretell.engine.batch import Batch
 from foretell.engine.drafters.guarded import GuardedDrafter
+from foretell.engine.failures import Failures
 from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, outcome, plain, table

@@ -10,8 +10,8 @@ from foretell.draft.base import Commit
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
-from foretell.engine.failures import Failures
 from foretell.engine.drafters.waiting import MOST_COMMITS
+from foretell.engine.failures import Failures
 from foretell.engine.integrity import check_batch
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
 from foretell.planner.costs import CostTable

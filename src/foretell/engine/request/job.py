@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from foretell.draft.base import LightStep
 from foretell.engine.event import StepEvent
+from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.engine.request.result import Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
@@ -85,7 +86,7 @@ def observation_of(
     )  # fmt: skip
 
 
-def plain_reason(job: Job, planner: AnyPlanner | None) -> str | None:
+def plain_reason(job: Job, planner: AnyPlanner | GuardedPlanner | None) -> str | None:
     """Why a request made no guess, where it might have made some."""
     if job.row.num_draft_tokens or not (job.row.submission.note or job.row.choice.config.guesses):
         return None

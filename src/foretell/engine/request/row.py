@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ForetellError
 from foretell.core.params import HEATS, SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
@@ -41,7 +41,7 @@ class Row:
     pieces: list[Piece] = field(default_factory=list)  # one a token
     prompt_pieces: list[Piece] = field(default_factory=list)  # where the prompt was scored
     finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
-    error: ModelError | None = None  # set where the row ended with an error
+    error: ForetellError | None = None  # set where the row ended with an error
     draft_error: str = ""  # why it is no longer guessed for: its drafter failed, or its method rests
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0
