@@ -380,60 +380,6 @@ def test_what_is_not_loaded_cannot_be_asked_for(running: Service) -> None:
     off.close()
 
 
-def test_an_engine_that_fails_says_so_to_all(running: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
-    box = Mailbox()
-    assert running._loop is not None
-    monkeypatch.setattr(running._loop, "tick", fail)
-    running.submit(Submission("a", [1, 2], ENDLESS), box.hear)
-    error = box.last("a").error
-    assert error is not None
-    assert "out of memory" not in str(error)
-    assert not running.healthy
-    with pytest.raises(ServiceClosedError):
-        running.submit(Submission("b", [1, 2], ENDLESS), box.hear)
-
-
-def test_no_request_is_lost_where_a_command_before_it_fails(running: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both commands are taken together; the second one's sender must hear of the end too."""
-    box, taken = Mailbox(), threading.Event()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("it failed")
-
-    monkeypatch.setattr(running, "_cancel", fail)
-    running.submit(Submission("first", [1, 2], ENDLESS), box.hear)
-    running._inbox.append(taken.wait)  # type: ignore[arg-type]  # hold the thread until both are in the inbox
-    running.cancel("first")
-    running.submit(Submission("second", [1, 2], ENDLESS), box.hear)
-    taken.set()
-    assert box.last("first").error is not None
-    assert box.last("second", 5.0).error is not None
-    assert not running.healthy
-
-
-def test_a_failure_while_nothing_is_decoded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the thread does at rest may fail as well: then the service says that it is not healthy, and ends what comes."""
-    made = service()
-    threads: list[BaseException] = []
-    monkeypatch.setattr(threading, "excepthook", lambda given: threads.append(given.exc_value))
-
-    def fail() -> None:
-        raise RuntimeError("it failed")
-
-    made._heap._has_worked = True
-    monkeypatch.setattr(made._heap, "_trim", fail)
-    assert made._thread is not None
-    made._thread.join(10.0)
-    assert threads == []
-    assert made._failed
-    with pytest.raises(ServiceClosedError):
-        made.submit(Submission("late", [1, 2], ENDLESS), Mailbox().hear)
-    made.close()
-
-
 def test_costs_that_cannot_be_measured_again_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     made = service(speculation="on")
     planning = made._costs

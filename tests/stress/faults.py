@@ -26,7 +26,7 @@ from foretell.core.shelf import Shelf
 from foretell.draft.ngram import NgramDrafter
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
-from foretell.engine.event import StepEvent
+from foretell.engine.failures import PASSES
 from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.engine.integrity import check_loop
 from foretell.engine.prefix import PrefixStore
@@ -81,7 +81,7 @@ class Faulty:
     def __init__(self, seed: int, directory: str) -> None:
         self.rng = random.Random(seed)
         self.count: Counter[str] = Counter()
-        self.armed = False
+        self.armed, self.now = False, 0.0
         self.told: dict[str, Told] = {}
         self.cancelled: set[str] = set()
         target = BlockTable(len(ToyTokenizer().pieces), seed=1, eos_token_ids=(EOS,), num_layers=2, dtype=torch.float64)
@@ -96,8 +96,9 @@ class Faulty:
         self.service = service = Service(engine, options)
         service._open_learner = lambda: Learner(lambda: self.spoil("learner"))  # type: ignore[assignment, return-value]
         self.stop = Event()
-        with mock.patch.object(Service, "_run", lambda _: self.stop.wait()):
+        with mock.patch.object(Service, "_run", autospec=True, side_effect=lambda _: self.stop.wait()):
             service.start()
+        service._failures._clock = lambda: self.now
         assert service._loop is not None
         self.loop = service._loop
         names = ("hybrid", "suffix", "ngram", "recycling")
@@ -192,6 +193,7 @@ class Faulty:
     def turn(self) -> None:
         """One turn of the service, and what clients do before it."""
         rng, service, loop = self.rng, self.service, self.loop
+        self.now += 20.0  # rests are short, so that all is tried again
         while len(loop.jobs) < 8 and rng.random() < 0.3:
             self.arrive()
         if loop.jobs and rng.random() < 0.02:
@@ -235,6 +237,9 @@ class Faulty:
             else:
                 assert (alone.token_ids, alone.text) == (told.ids, done.text), name
             ends[done.finish_reason or ""] += 1
+        failed = self.service._failures.by_place()
+        injected = sum(count for place, count in self.count.items() if place.startswith("Block"))
+        assert sum(failed[place] for place in PASSES) <= injected, "nothing else costs a pass"
         pool = self.loop.batch.pool
         assert isinstance(pool, BlockCache)
         assert pool.num_rows == 0

@@ -18,7 +18,6 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.calibrate import InterruptedMeasuringError
 from foretell.engine.engine import Engine
-from foretell.engine.event import Observer
 from foretell.engine.failures import Failures
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
@@ -167,13 +166,12 @@ class Service:
             # Processes that share a model draft the same guesses: one of them cannot go on without.
             failures=None if self.engine.model.is_shared else self._failures,
         )  # fmt: skip
-        observers: list[Observer] = [*self.engine.observers, self._drifts]
+        run, observers = self._failures.run, (*self.engine.observers, self._drifts)
+        self._loop.observers += [partial(run, "observer", None, one) for one in observers]
         if self._open_learner is not None:
             self._learning = self._open_learner()
-            observers.append(self._learning.observe)
-            on_prompt = partial(self._failures.run, "learner", None, self._learning.prompt)
-            self._loop.batch.prompts.on_prompt = on_prompt
-        self._loop.observers += [partial(self._failures.run, "observer", None, one) for one in observers]
+            self._loop.observers.append(partial(run, "learner", None, self._learning.observe))
+            self._loop.batch.prompts.on_prompt = partial(run, "learner", None, self._learning.prompt)
         release_workers()  # costs were measured here
         if not self.engine.model.is_leader:
             return
