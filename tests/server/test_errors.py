@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from foretell.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
+from foretell.core.errors import ConfigError, EngineError, ModelError, PromptError, QueueFullError, ServiceClosedError
 from foretell.engine.request.result import Update
 from foretell.server.errors import ApiError, parse
 from foretell.server.protocol.requests import ChatRequest, CompletionRequest
@@ -219,6 +219,7 @@ def test_openais_exceptions(client: openai.OpenAI) -> None:
     ("refusal", "status", "kind", "code"),
     [
         (QueueFullError("full", retry_after_s=2.5), 429, openai.RateLimitError, "rate_limit_exceeded"),
+        (EngineError("the engine failed: send it again"), 500, openai.InternalServerError, "engine_error"),
         (ServiceClosedError("draining"), 503, openai.InternalServerError, "unavailable"),
         (PromptError("shorten the prompt"), 400, openai.BadRequestError, "context_length_exceeded"),
         (ConfigError("cannot be"), 400, openai.BadRequestError, "invalid_value"),

@@ -45,6 +45,7 @@ BUSY = Snapshot(
         "ngram": MethodFigures(7, 9, 4, (7, 2), (3, 1)),
     },
     drafter_failures={"draft_model": 4, "ngram": 0},
+    internal_errors={"planner": 2, "step": 1},
     drafter_rests={"draft_model": 7.5, "ngram": 0.0},
 )
 RECORD = RequestRecord(
@@ -128,6 +129,9 @@ def test_speculation_is_told_by_method_and_position() -> None:
 
 def test_failures_and_rests_are_told_by_method() -> None:
     told = scrape(Metrics(FakeService(BUSY), NAME))
+    assert {
+        one: value(told, "internal_errors_total", place=one) for one in BUSY.internal_errors
+    } == BUSY.internal_errors
     assert {m: value(told, "drafter_failures_total", method=m) for m in BUSY.drafter_failures} == BUSY.drafter_failures
     assert {m: value(told, "drafter_rest_seconds", method=m) for m in BUSY.drafter_rests} == BUSY.drafter_rests
 
@@ -353,3 +357,18 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     assert len(asked) > 15
     assert asked <= samples
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 12
+
+
+def test_a_figure_that_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Energy):
+        def __init__(self) -> None:
+            pass
+
+        def joules(self) -> float:
+            raise OSError("the sensor is gone")
+
+    body, _ = Metrics(FakeService(BUSY), "toy", Broken()).render()
+    assert b"foretell:kv_cache_used_tokens" in body
+    assert b"foretell:drafter_failures_total" in body
+    assert b"foretell:energy_joules" not in body
+    assert [record.getMessage() for record in caplog.records] == ["figures left out of /metrics"]

@@ -23,10 +23,19 @@ import pytest
 from typer.testing import CliRunner
 
 from foretell import Engine, Service, ServiceOptions
-from foretell.core.errors import ModelError
+from foretell.cli.errors import explain
+from foretell.core.errors import EngineError, ModelError
+from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.layered import LayeredPlanner
 from foretell.server import run
+from foretell.server.app import build_app
+from foretell.service.service import STATES
 from tests.engine.harness import table
 from tests.server.fake import FakeService
+from tests.server.live import live
+from tests.stress import size
 
 WAIT_S = 180.0
 HIDING = ("FORETELL_MODELS", "FORETELL_OFFLINE")
@@ -397,3 +406,92 @@ def test_a_server_that_is_killed_knows_what_it_has_written(tmp_path: Path) -> No
         assert hidden_again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         accepted = [one["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] for one in (first, again)]
         assert accepted[1] > accepted[0] + 10, "the whole output is known"
+
+
+# -- an engine that fails ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_whose_engine_fails_for_good_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor starts it anew. Until then probes and clients are told the truth."""
+    pair = Engine(table(1), speculative="none")
+    service, hold, said = Service(pair, ServiceOptions(max_model_len=64, speculation="on")), threading.Event(), {}
+    ended: list[BaseException] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a secret of the machine")
+
+    with run.bind("127.0.0.1", 0) as made:
+        url = run.url_of(made)
+
+        def serve_it() -> None:
+            try:
+                run.serve(service, run.ServerOptions(), made, drain_s=5.0, on_ready=hold.set)
+            except EngineError as error:
+                ended.append(error)
+
+        serving = threading.Thread(target=serve_it)
+        serving.start()
+        assert hold.wait(WAIT_S)
+        monkeypatch.setattr("foretell.engine.batch.step", fail)
+        original = service.on_failure
+
+        def tell() -> None:
+            for path in ("/health", "/ready"):
+                answer = httpx.get(url + path)
+                said[path] = answer.status_code, answer.json()["error"]["message"]
+            original()
+
+        service.on_failure = tell
+        body = {"model": pair.model.spec.name, "prompt": [1, 2], "max_tokens": 8}
+        answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S) for _ in range(3)]
+        serving.join(WAIT_S)
+    assert said == dict.fromkeys(("/health", "/ready"), (503, STATES["failed"]))
+    messages = [answer.json()["error"]["message"] for answer in answers]
+    assert [answer.status_code for answer in answers] == [500] * 3
+    assert all("send it again" in message and "secret" not in message for message in messages)
+    assert [explain(error)[1] for error in ended] == [1]
+
+
+@pytest.mark.slow
+def test_two_suites_of_clients_at_once_get_no_error() -> None:
+    """Requests join and leave at random, and the whole method and its light part are planned apart."""
+    engine = Engine.load("bundled", speculative={"method": "hybrid", "second": "draft_model"})
+    service = Service(engine, ServiceOptions(max_num_seqs=6, speculation="on", kv_memory_gib=0.25))
+    service.start()
+    assert service._loop is not None
+    draws = {name: {(1, depth): 1e-5 * depth for depth in (1, 2, 4)} for name in ("hybrid", "suffix")}
+    costs = CostTable({(1, 1): 1e-3, (1, 5): 1.1e-3}, draws, dict.fromkeys(draws, 0.0))
+    planner = LayeredPlanner(costs, Acceptance(16), {"hybrid": "suffix"})
+    service._loop.planner = GuardedPlanner(planner, service._failures)
+    answers: list[tuple[int, str]] = []
+
+    def suite(seed: int, url: str) -> None:
+        draw = random.Random(seed)
+        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+            for number in range(size(12, 200)):
+                body = {
+                    "model": "bundled",
+                    "prompt": draw.choice(("def f(x):", "1 2 3 1 2 3 1 2", "The")),
+                    "seed": number,
+                }
+                body |= {
+                    "max_tokens": draw.choice((1, 4, 16, 40)),
+                    "n": draw.choice((1, 1, 2)),
+                    "temperature": draw.random(),
+                }
+                answer = client.post("/v1/completions", json=body)
+                answers.append((answer.status_code, answer.text))
+                time.sleep(draw.random() * 0.05)
+
+    with live(build_app(service)) as url:
+        threads = [threading.Thread(target=suite, args=(seed, url)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    faults = {place: count for place, count in service.snapshot().internal_errors.items() if count}
+    service.check_integrity()
+    service.close()
+    assert len(answers) == 4 * size(12, 200)
+    assert [text for status, text in answers if status != 200] == []
+    assert faults == {}

@@ -204,7 +204,7 @@ class _Figures(Collector):
             self._gauges, self._outlook, self._counters, self._speculation, self._failures, self._learning,
         ):  # fmt: skip
             try:
-                yield from list(part(now))
+                yield from part(now)
             except Exception:  # the others are told all the same
                 logger.exception("figures left out of /metrics")
         for histogram in self.histograms.values():
@@ -310,7 +310,7 @@ class _Figures(Collector):
             "drafter_failures", "Drafters that raised; their requests lost guesses alone.", values, "method"
         )
         places: Values = {(place,): count for place, count in now.internal_errors.items()}
-        text = "Errors of the engine's own parts, by place: what it was worth is in docs/serving.md."
+        text = "Errors of the engine's own parts, by place; those of drafters are counted apart."
         yield self._counter("internal_errors", text, places, "place")
         text = "Seconds for which a method is not tried after failures in a row; 0 where it is."
         rests = GaugeMetricFamily(PREFIX + "drafter_rest_seconds", text, labels=["model_name", "method"])
