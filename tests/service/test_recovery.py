@@ -217,11 +217,13 @@ def test_a_planner_that_fails_costs_guesses(running: Service, monkeypatch: pytes
     assert found == policy.MOST_IN_A_ROW or (found and call in ("forget", "will_guess")), "then it rests"
 
 
-def test_parts_that_fail_are_left_out_and_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_parts_that_fail_are_left_out_and_told_once(
+    running: Service, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     add, finish, texts = Recorder.add, Recorder.finish, [alone(seed) for seed in range(4)]
     monkeypatch.setattr(Recorder, "add", lambda *args: (add(*args), spoil()))
     monkeypatch.setattr(Recorder, "finish", lambda *args: (finish(*args), spoil()))
-    made, box = service(prefix_reuse=True), Mailbox()
+    made, box = running, Mailbox()
     assert made._loop is not None
     assert made._loop.prefixes is not None
     monkeypatch.setattr(made._loop.prefixes, "find", spoil)
@@ -232,7 +234,6 @@ def test_parts_that_fail_are_left_out_and_told_once(monkeypatch: pytest.MonkeyPa
     assert [box.last(str(seed)).completion.token_ids for seed in range(4)] == texts  # type: ignore[union-attr]
     made.check_integrity()
     found = made.snapshot().internal_errors
-    made.close()
     places = {"recorder", "prefixes", "observer", "sink"}
     assert {place for place, count in found.items() if count} == places
     assert min(found[place] for place in places) > 1

@@ -205,7 +205,7 @@ class _Figures(Collector):
         ):  # fmt: skip
             try:
                 yield from part(now)
-            except Exception:  # the others are told all the same
+            except Exception:  # the others are there all the same
                 logger.exception("figures left out of /metrics")
         for histogram in self.histograms.values():
             for family in histogram.collect():
