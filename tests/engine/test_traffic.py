@@ -39,6 +39,17 @@ def test_preempted_requests_go_on_where_they_were() -> None:
     assert len(preempted) > 2
 
 
+def test_prompts_read_in_chunks_stay_whole_while_others_end() -> None:
+    """Only as many slots of a row as decoding rows used were moved to its new place: what had been read of a longer prompt
+    was lost."""
+    traffic = Traffic(21, stall_target_s=0.0, prefixes=False, max_new_tokens=(1, 3, 8))
+    for _ in range(150):
+        traffic.round()
+    traffic.finish()
+    assert traffic.check() > 20
+    assert len(traffic.in_chunks) > 10
+
+
 class BlockTable(TableLM):
     """A table whose batches hold their rows in blocks."""
 

@@ -1,6 +1,7 @@
 """Random traffic on a loop over table models: arrivals, cancellations, preemptions, every kind of request."""
 
 import random
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,20 +11,23 @@ import torch
 from foretell import Engine, Request, SamplingParams, speculative_config
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
+from foretell.engine.event import StepEvent
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.result import Update
+from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
-from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, audit_table, restless, table
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"method": "none"},
@@ -84,8 +88,10 @@ class Traffic:
         max_new_tokens: Sequence[int] = (1, 8, 20, 45, 60),
         models: tuple[CausalModel, CausalModel] | None = None,
         tokenizer: Any = None,
+        stall_target_s: float = 0.05,
     ) -> None:
-        """models: target and draft, tables by default; trees are asked for where the target reads them."""
+        """models: target and draft, tables by default; trees are asked for where the target reads them. stall_target_s: 0
+        reads prompts in the smallest chunks beside rows that decode."""
         self.max_new_tokens = max_new_tokens
         self.rng = random.Random(seed)
         self.target, draft = models or (table(1), table(2, blur=0.3))
@@ -102,16 +108,23 @@ class Traffic:
             if key not in methods:
                 methods[key] = config.load(loader)
             self.choices.append(Speculation(config, methods[key], config.load_verifier(self.target)))
-        limits = Limits(max_rows, 1000, kv_tokens, 192, 0.05)
+        limits = Limits(max_rows, 1000, kv_tokens, 192, stall_target_s)
         store = PrefixStore(1 << 20) if prefixes else None
-        self.loop = Loop(self.target, limits, RandomPlanner(self.rng), prefixes=store)
+        self.now = 0.0  # the loop's clock, where a test turns it
+        self.counted = Counted()
+        self.loop = Loop(
+            self.target, limits, RandomPlanner(self.rng), prefixes=store, observers=[self.counted.observe],
+            clock=lambda: self.now,
+        )  # fmt: skip
         self.told: dict[str, Told] = {}
         self.cancelled: set[str] = set()
+        self.admitted: set[str] = set()
+        self.in_chunks: set[str] = set()
         self.heads = [[self.rng.randrange(EOS) for _ in range(self.rng.choice((16, 20, 40)))] for _ in range(4)]
         self._number = 0
 
-    def arrive(self) -> None:
-        """One more request."""
+    def arrive(self, way: Speculation | None = None, **fields: Any) -> str:
+        """One more request; its id. way: who guesses for it; fields: of its submission."""
         rng, number = self.rng, self._number
         self._number += 1
         head = rng.choice(self.heads) if rng.random() < 0.5 else []
@@ -132,8 +145,26 @@ class Traffic:
         request = Request(prompt, params, guess)
         request_id = f"r{number}"
         self.told[request_id] = told = Told(request)
-        submission = Submission(request_id, prompt, params, guess)
-        self.loop.submit(self.engine.row_of(number, submission, rng.choice(self.choices)), told.hear)
+        submission = Submission(request_id, prompt, params, guess, **fields)
+        scored = submission.num_prompt_logprobs
+        scoring = None if scored is None else Scoring(self.target, self.tokenizer, prompt, scored)
+        row = self.engine.row_of(number, submission, way or rng.choice(self.choices))
+        self.loop.submit(row, told.hear, scoring)
+        return request_id
+
+    def tick(self) -> None:
+        """One tick of the loop, and its audit."""
+        loop = self.loop
+        loop.tick()
+        check_loop(loop)
+        self.admitted |= {job.row.request_id for job in loop.running.values()}
+        batch = loop.batch
+        self.in_chunks |= {one.row.request_id for one in batch.arrivals if one.filled and one.missing}
+        if type(batch.pool) is KVCache:  # a table's keys and values are the text: whoever moves rows moves all of it
+            for one in batch.arrivals:
+                audit_table(one.target, one.state, [one.filled])
+            if batch.state is not None:
+                audit_table(batch.target, batch.state, batch.state.lengths)
 
     @torch.inference_mode()
     def round(self) -> None:
@@ -145,18 +176,18 @@ class Traffic:
             request_id = rng.choice(list(loop.jobs))
             self.cancelled.add(request_id)
             loop.cancel(request_id)
-        loop.tick()
-        check_loop(loop)
+        self.tick()
 
     @torch.inference_mode()
     def finish(self) -> None:
         """No more arrivals: until all have ended."""
         while self.loop.has_work:
-            self.loop.tick()
-            check_loop(self.loop)
+            self.tick()
 
     def check(self) -> int:
-        """Compare every request with its solo plain completion; how many were compared whole."""
+        """Compare every request with its solo plain completion, and all counters with slow counts; how many requests were
+        compared whole."""
+        self._check_counters()
         plain = Engine(self.target, self.tokenizer, speculative="none")
         whole = 0
         for request_id, told in self.told.items():
@@ -167,7 +198,7 @@ class Traffic:
             assert completion.token_ids == told.token_ids
             assert completion.text == told.text
             solo = plain.generate(told.request.prompt, told.request.params)
-            if completion.finish_reason == "cancelled":
+            if completion.finish_reason in ("cancelled", "timeout"):
                 assert request_id in self.cancelled
                 assert solo.token_ids[: len(told.token_ids)] == told.token_ids
                 continue
@@ -175,3 +206,70 @@ class Traffic:
             assert completion.finish_reason == solo.finish_reason
             whole += 1
         return whole
+
+    def _check_counters(self) -> None:
+        """Each request counts once, however often it gave its row up; and each figure is its events'."""
+        recorder, counted = self.loop.recorder, self.counted
+        done = {key: told.last.completion for key, told in self.told.items() if told.last and told.last.completion}
+        self.admitted |= {key for key, one in done.items() if one.token_ids}
+        prompts = {key: len(self.told[key].request.prompt) for key in self.admitted}
+        assert recorder.num_submitted == len(self.told)
+        assert recorder.num_prompt_tokens == sum(prompts.values())
+        assert recorder.num_cached_prompt_tokens == sum(one.num_cached_tokens for one in done.values())
+        assert all(one.num_cached_tokens < one.num_prompt_tokens for one in done.values())
+        assert recorder.num_generated_tokens == sum(one.num_tokens for one in done.values())
+        assert recorder.num_preemptions == sum(one.num_preemptions for one in done.values())
+        assert recorder.num_finished == Counter(one.finish_reason for one in done.values())
+        assert recorder.num_steps == counted.num_steps
+        for key, one in done.items():
+            drafted, accepted = (counted.of_request[key, which] for which in ("drafted", "accepted"))
+            assert one.num_draft_tokens_per_pos == by_place(drafted)
+            assert one.num_accepted_tokens_per_pos == by_place(accepted, len(one.num_draft_tokens_per_pos))
+            assert one.steps == list(zip(drafted, accepted, strict=True))
+            assert (one.num_draft_tokens, one.num_accepted_tokens) == (sum(counted.nodes[key]), sum(accepted))
+        assert set(recorder.methods) == {name for name, steps in counted.of_method.items() if any(d for d, _, _ in steps)}
+        for name, sums in recorder.methods.items():
+            steps = [step for step in counted.of_method[name] if step[0]]
+            drafted, accepted, nodes = (list(column) for column in zip(*steps, strict=True))
+            found = sums.figures()
+            assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (
+                len(steps), sum(nodes), sum(accepted),
+            )  # fmt: skip
+            assert list(found.drafted_per_pos) == by_place(drafted)
+            assert list(found.accepted_per_pos) == by_place(accepted, max(drafted))
+
+
+class Counted:
+    """What the steps of a loop did, counted from nothing but their trees and verdicts."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.of_request: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # depths drafted and accepted
+        self.nodes: defaultdict[str, list[int]] = defaultdict(list)
+        self.of_method: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)  # drafted, accepted, nodes
+
+    def observe(self, event: StepEvent) -> None:
+        self.num_steps += 1
+        assert [part.start for part in event.parts] == [0, *(part.stop for part in event.parts[:-1])]
+        assert event.parts[-1].stop == len(event.rows)
+        assert len(event.light_steps) == len(event.depth_limit) == len(event.rows)
+        for part in event.parts:
+            for row in range(part.start, part.stop):
+                assert event.rows[row].method == part.method
+                assert event.rows[row].choice.verifier == part.verifier
+                parent, depth = event.commit.tree.parent[row].tolist(), [0]
+                for node in range(1, len(parent)):
+                    depth.append(depth[parent[node]] + 1 if parent[node] >= 0 else 0)
+                assert max(depth) <= event.depth_limit[row]
+                kept = int(event.verdict.count[row]) - 1
+                nodes = sum(above >= 0 for above in parent)
+                key = event.rows[row].request_id
+                self.of_request[key, "drafted"].append(max(depth))
+                self.of_request[key, "accepted"].append(kept)
+                self.nodes[key].append(nodes)
+                self.of_method[part.method].append((max(depth), kept, nodes))
+
+
+def by_place(reached: Sequence[int], width: int = 0) -> list[int]:
+    """How many of these reached each place, by the definition."""
+    return [sum(one > place for one in reached) for place in range(max([width, *reached]))]
