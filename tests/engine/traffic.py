@@ -1,12 +1,14 @@
 """Random traffic on a loop over table models: arrivals, cancellations, preemptions, every kind of request."""
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretell import Engine, Request, SamplingParams, speculative_config
 from foretell.draft.base import Method
@@ -15,7 +17,9 @@ from foretell.engine.event import StepEvent
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
+from foretell.engine.request.job import Job
 from foretell.engine.request.result import Update
+from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Speculation
@@ -123,12 +127,13 @@ class Traffic:
         self.heads = [[self.rng.randrange(EOS) for _ in range(self.rng.choice((16, 20, 40)))] for _ in range(4)]
         self._number = 0
 
-    def arrive(self, way: Speculation | None = None, **fields: Any) -> str:
-        """One more request; its id. way: who guesses for it; fields: of its submission."""
+    def arrive(self, way: Speculation | None = None, *, least: int = 0, whole: bool = False, **fields: Any) -> str:
+        """One more request; its id. way: who guesses for it; least: tokens of its prompt; whole: nothing but its length
+        ends it; fields: of its submission."""
         rng, number = self.rng, self._number
         self._number += 1
         head = rng.choice(self.heads) if rng.random() < 0.5 else []
-        prompt = head + [rng.randrange(EOS) for _ in range(rng.choice((1, 2, 5, 12, 30)))]
+        prompt = head + [rng.randrange(EOS) for _ in range(max(least, rng.choice((1, 2, 5, 12, 30))))]
         params = SamplingParams(
             seed=number,
             max_new_tokens=rng.choice(self.max_new_tokens),
@@ -137,8 +142,8 @@ class Traffic:
             top_p=rng.choice((1.0, 0.9)),
             presence_penalty=rng.choice((0.0, 0.4)),
             logit_bias={3: 1.0} if rng.random() < 0.2 else {},
-            stop=("ab",) if rng.random() < 0.2 else (),
-            ignore_eos=rng.random() < 0.5,
+            stop=("ab",) if rng.random() < 0.2 and not whole else (),
+            ignore_eos=rng.random() < 0.5 or whole,
             logits_processor=restless if rng.random() < 0.1 else None,
         )
         guess = [rng.randrange(VOCAB) for _ in range(10)]
@@ -273,3 +278,26 @@ class Counted:
 def by_place(reached: Sequence[int], width: int = 0) -> list[int]:
     """How many of these reached each place, by the definition."""
     return [sum(one > place for one in reached) for place in range(max([width, *reached]))]
+
+
+def left_of(root: Any, ids: Collection[str]) -> list[str]:
+    """Where an object still holds one of these request ids, or a request's row: paths of attributes."""
+    found, seen, todo = [], set[int](), [(type(root).__name__, root)]
+    while todo:
+        path, one = todo.pop()
+        if id(one) in seen or isinstance(one, (Tensor, type, ModuleType, FunctionType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, (Row, Job)) or (isinstance(one, str) and one in ids):
+            found.append(path)
+        elif isinstance(one, Mapping):
+            todo += [(f"{path}[{key!r}]", each) for key, value in one.items() for each in (key, value)]
+        elif isinstance(one, (list, tuple, set, frozenset, deque)):
+            todo += [(f"{path}[]", each) for each in one]
+        elif isinstance(one, MethodType):
+            todo.append((path, one.__self__))
+        elif not isinstance(one, (str, int, float, bytes)):
+            slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+            known = {**{name: getattr(one, name) for name in slots if hasattr(one, name)}, **getattr(one, "__dict__", {})}
+            todo += [(f"{path}.{name}", value) for name, value in known.items()]
+    return found
