@@ -127,7 +127,13 @@ def test_bits_of_p_do_not_depend_on_the_other_rows_and_nodes() -> None:
 
 def test_a_part_is_its_rows_whatever_they_have() -> None:
     """Each kind of parameters stands at each place of a part; the part's part too."""
-    kinds = [PARAMS["penalties"], PARAMS["bias"], PARAMS["all"], {"repetition_penalty": 3.0}, {"frequency_penalty": 2.0}]
+    kinds = [
+        PARAMS["penalties"],
+        PARAMS["bias"],
+        PARAMS["all"],
+        {"repetition_penalty": 3.0},
+        {"frequency_penalty": 2.0},
+    ]
     deferred, twin, keys = made(kinds * 2, vocab_size=150)
     p, drawn = twin(), all_draws(deferred, keys)
     for start in range(len(p)):

@@ -232,7 +232,9 @@ class Traffic:
             assert one.num_accepted_tokens_per_pos == by_place(accepted, len(one.num_draft_tokens_per_pos))
             assert one.steps == list(zip(drafted, accepted, strict=True))
             assert (one.num_draft_tokens, one.num_accepted_tokens) == (sum(counted.nodes[key]), sum(accepted))
-        assert set(recorder.methods) == {name for name, steps in counted.of_method.items() if any(d for d, _, _ in steps)}
+        assert set(recorder.methods) == {
+            name for name, steps in counted.of_method.items() if any(d for d, _, _ in steps)
+        }
         for name, sums in recorder.methods.items():
             steps = [step for step in counted.of_method[name] if step[0]]
             drafted, accepted, nodes = (list(column) for column in zip(*steps, strict=True))
@@ -298,6 +300,9 @@ def left_of(root: Any, ids: Collection[str]) -> list[str]:
             todo.append((path, one.__self__))
         elif not isinstance(one, (str, int, float, bytes)):
             slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-            known = {**{name: getattr(one, name) for name in slots if hasattr(one, name)}, **getattr(one, "__dict__", {})}
+            known = {
+                **{name: getattr(one, name) for name in slots if hasattr(one, name)},
+                **getattr(one, "__dict__", {}),
+            }
             todo += [(f"{path}.{name}", value) for name, value in known.items()]
     return found
