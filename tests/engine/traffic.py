@@ -240,7 +240,9 @@ class Traffic:
         for key, one in done.items():
             # No second counts twice. Those are not counted in which a prompt is read, and which a row lost its place in.
             seconds, passed = one.seconds_queue + one.seconds_decode, self.ended[key] - self.told[key].began
-            assert passed - one.num_preemptions <= seconds <= passed or (key in self.in_chunks and seconds < passed), key
+            assert passed - one.num_preemptions <= seconds <= passed or (key in self.in_chunks and seconds < passed), (
+                key
+            )
         for key, one in done.items():
             drafted, accepted = (counted.of_request[key, which] for which in ("drafted", "accepted"))
             assert one.num_draft_tokens_per_pos == by_place(drafted)
