@@ -2,18 +2,21 @@
 
 import copy
 import gc
+import inspect
 import pickle
 import weakref
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache, SynthIDTextWatermarkingConfig, TopKLogitsWarper, WatermarkingConfig
 
 from foretell import Engine
-from foretell.adapters.generate import Speculative
+from foretell.adapters.generate import KNOWN_PROCESSORS, Speculative, _sampling
 from foretell.core.errors import ConfigError
 
+ENCODERS = ({"encoder_repetition_penalty": 1.5}, {"encoder_no_repeat_ngram_size": 2})
 TEXTS = ["def add(a, b):\n    return", "import os\n\n\ndef main():\n    print(", "class Stack:"]
 
 
@@ -166,6 +169,9 @@ def test_every_row_has_its_own_constraint(loaded: Engine, batch: dict[str, Any])
     [
         {"encoder_repetition_penalty": 1.5},
         {"encoder_no_repeat_ngram_size": 2},
+        *(
+            {**one, "num_return_sequences": 2, "do_sample": True, "top_k": 1} for one in ENCODERS
+        ),  # each text for two rows
         {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash")},
         {"exponential_decay_length_penalty": (3, 1.5), "sequence_bias": [[[5], 3.0]], "bad_words_ids": [[7, 8]]},
     ],
@@ -173,10 +179,26 @@ def test_every_row_has_its_own_constraint(loaded: Engine, batch: dict[str, Any])
 def test_what_is_made_for_a_batch_is_asked_for_each_row(
     loaded: Engine, batch: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    wanted = loaded.model.module.generate(**batch, **more, do_sample=False)  # type: ignore[attr-defined]
-    found = written(loaded, batch, Speculative("suffix"), do_sample=False, **more)
+    more = {"do_sample": False, **more}
+    wanted = loaded.model.module.generate(**batch, **more)  # type: ignore[attr-defined]
+    found = written(loaded, batch, Speculative("suffix"), **more)
     assert found.shape == wanted.shape
     assert torch.equal(found, wanted)
+
+
+def test_every_option_of_a_known_processor_keeps_transformers_own() -> None:
+    """Whatever a processor takes beside what a field here has: known by its signature."""
+    plain = {"penalty": 1.3, "temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.1}
+    others: dict[str, Any] = {"prompt_ignore_length": 2, "min_tokens_to_keep": 50, "filter_value": -1e4}
+    seen = set()
+    for name, (attribute, field) in KNOWN_PROCESSORS.items():
+        kind = getattr(transformers, name)
+        given = {attribute: plain[attribute]}
+        assert _sampling([kind(**given)], does_sample=True) == {field: plain[attribute]}
+        for option in set(inspect.signature(kind).parameters) - {attribute, "device"}:
+            assert _sampling([kind(**given, **{option: others[option]})], does_sample=True) is None, (name, option)
+            seen.add(option)
+    assert seen == set(others)
 
 
 def test_options_of_a_known_processor_are_kept(loaded: Engine, batch: dict[str, Any]) -> None:

@@ -62,10 +62,11 @@ def made(
     rows = [SamplingParams(**row) for row in params]
     processors = Processors(rows, vocab_size=vocab_size, end_token_ids=[2], device=CPU)
     ids = [torch.randint(vocab_size, (6,)).tolist() for _ in params]
-    history = History(ids, [3] * len(params))
+    num_prompt = [1 + row % 5 for row in range(len(params))]  # no two neighbours have as many
+    history = History(ids, num_prompt)
     keys = stream_keys(torch.arange(len(params))[:, None] + seed, torch.arange(len(PARENT))[None], Stream.COUPLED)
     deferred = Deferred(logits, processors, history, paths)
-    frozen = History([list(text) for text in ids], [3] * len(params))
+    frozen = History([list(text) for text in ids], num_prompt)
     return deferred, lambda: logits_to_probs(logits, processors, frozen, paths), keys
 
 
@@ -122,7 +123,25 @@ def test_bits_of_p_do_not_depend_on_the_other_rows_and_nodes() -> None:
         for node in range(len(PARENT)):
             assert torch.equal(deferred.at(row, node), p[row, node])
     assert torch.equal(deferred.probs, p)
-    assert torch.equal(deferred.slice(2, 5).probs, p[2:5])
+
+
+def test_a_part_is_its_rows_whatever_they_have() -> None:
+    """Each kind of parameters stands at each place of a part; the part's part too."""
+    kinds = [
+        PARAMS["penalties"],
+        PARAMS["bias"],
+        PARAMS["all"],
+        {"repetition_penalty": 3.0},
+        {"frequency_penalty": 2.0},
+    ]
+    deferred, twin, keys = made(kinds * 2, vocab_size=150)
+    p, drawn = twin(), all_draws(deferred, keys)
+    for start in range(len(p)):
+        for stop in {start + 1, min(start + 3, len(p)), len(p)}:
+            part, nodes = deferred.slice(start, stop), len(PARENT)
+            assert torch.equal(part.probs, p[start:stop])
+            assert torch.equal(part.slice(stop - start - 1, stop - start).probs, p[stop - 1 : stop])
+            assert all_draws(deferred.slice(start, stop), keys[start:stop]) == drawn[start * nodes : stop * nodes]
 
 
 @pytest.mark.parametrize("variant", [*variants(), ""])

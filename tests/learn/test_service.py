@@ -6,12 +6,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
+from foretell.learn.adapters import Adapters
 from foretell.learn.learner import Learner
 from foretell.learn.session import Session
 from foretell.learn.training.texts import RawText
@@ -221,6 +223,41 @@ def test_http_without_learning_is_a_clear_error() -> None:
         assert reply.status_code == 400
         assert "--learn" in reply.json()["error"]["message"]
     made.close()
+
+
+class Opened:
+    """Trainers of adapters, by name: which are open."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def open(self, name: str, origin: Any) -> None:
+        self.names.append(name)
+
+    def close(self, name: str) -> None:
+        self.names.remove(name)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_tenant_that_asked_longest_ago_goes_first(most: int) -> None:
+    """Whoever came first went first, however often it came again: the busiest began anew with each stranger."""
+    engine = Engine.load("bundled", speculative={"method": "draft_model", "num_speculative_tokens": 3})
+    choice, trainers, random = engine.choice(), Opened(), Random(most)
+    adapters = Adapters(engine, [choice], LearnOptions(max_tenants=most, where="inline"), trainers, lambda *_: None)  # type: ignore[arg-type]
+    adapters.open_all()
+    recent: list[str] = []  # the slow twin
+    held = {"": adapters.find("", choice)}
+    for _ in range(60):
+        tenant = random.choice(("", "busy", "busy", "a", "b", "c", "d"))
+        found = adapters.find(tenant, choice)
+        assert found.tenant == tenant
+        assert (found is held.get(tenant)) == (tenant in ("", *recent))
+        if tenant:
+            recent = [*(one for one in recent if one != tenant), tenant][-most:]
+        held = {name: one for name, one in {**held, tenant: found}.items() if name in ("", *recent)}
+        assert set(adapters.by_tenant) == {"", *recent}
+        assert sorted(trainers.names) == sorted(one.name for one in held.values()) == sorted(adapters.by_name)
+        assert {one.tenant for one in adapters.of(None)} == set(adapters.by_tenant)
 
 
 def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving() -> None:

@@ -66,6 +66,29 @@ def read(model: CausalModel, ids: Tensor, widths: list[int]) -> Tensor:
     return torch.cat([each for each in out if each is not None], 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [
+        ("llama", DraftWindow(150, 250)),
+        ("gemma2", DraftWindow(150, 250)),
+        ("gemma2", DraftWindow(400, 1)),
+        ("mistral", DraftWindow(20, 3)),
+    ],
+)
+def test_sinks_of_texts_of_several_segments_are_the_twins(kind: str, limit: DraftWindow) -> None:
+    """Attention is cut at multiples of 256 positions: many sinks or few, and windows across marks."""
+    more = {} if kind == "llama" else {"sliding_window": 270}
+    module = tiny_module(kind, head_dim=16, max_position_embeddings=1024, **more)
+    ids = torch.randint(0, VOCAB, (2, 540), generator=torch.Generator().manual_seed(1))
+    fast, slow = (of.from_hf(module).limited(limit) for of in (NativeModel, LeanModel))
+    found = read(fast, ids, [540])
+    assert torch.equal(read(fast, ids, [250, 1, 1, 7, 256, 25]), found)
+    torch.testing.assert_close(read(slow, ids, [540]), found, rtol=1e-3, atol=1e-4)
+    whole = read(NativeModel.from_hf(module), ids, [540])
+    assert torch.equal(whole[:, : limit.size], found[:, : limit.size])
+    assert not torch.allclose(whole[:, -1], found[:, -1])
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral"])
 def test_a_draft_model_is_its_twin(kind: str) -> None:
     """Gemma's own windows are narrower in one layer and none in the other; sinks behind segments, and within one."""

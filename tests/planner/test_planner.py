@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -242,6 +243,32 @@ def test_prompts_are_read_ahead_where_guessing_stands_with_those_that_join() -> 
     assert run.planner.state["guessing"]
     assert run.planner.will_guess(rows(1))
     assert not run.planner.will_guess(rows(8))  # where each guess costs as much as a row
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rate", [0.5, 0.95])
+def test_prompts_are_read_ahead_iff_the_next_decision_would_guess(batch: int, rate: float) -> None:
+    """Whatever else can be had: ``floor`` is of a light part, which guesses without a prompt that was read."""
+    run = Run(planner(), [rate] * batch).steps(120)
+    while run.planner.standing.trial:
+        run.step()
+    rows, told = [RowView(str(row), "m", 4, 99) for row in range(batch)], []
+    standing = run.planner.standing.expected
+    assert standing is not None
+    for floor in (0.0, 0.5, 0.9, 0.96, 0.99, 1.0, 1.03, 2.0):
+        run.planner.floor = floor * standing.rate
+        run.planner.replan()
+        assert any(run.planner.plan(rows).caps) >= run.planner.guessing
+        before, run.planner.standing = run.planner.standing, replace(run.planner.standing, guessing=True)
+        told.append(run.planner.will_guess(rows))
+        run.planner.replan()
+        run.planner._decisions.since_plain = 0  # no trial of a plain step stands in between
+        run.planner.plan(rows)
+        assert run.planner.guessing == told[-1], floor
+        run.planner.standing = before
+    assert told[0]
+    assert not told[-1]
+    assert told == sorted(told, reverse=True)
 
 
 def test_where_costs_rule_guessing_out_it_is_never_tried() -> None:

@@ -23,7 +23,7 @@ class DraftWindow:
     """The last ``size`` positions, the own one included, and the first ``sinks``."""
 
     size: int
-    sinks: int = SINKS
+    sinks: int = SINKS  # no more than the native kernels read in one segment, 256
 
     @property
     def most(self) -> int:

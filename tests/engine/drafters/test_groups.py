@@ -5,26 +5,37 @@ has another text than alone, though not a wrong distribution: no statistical tes
 """
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell import Completion, Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.core.noise import Noise
+from foretell.core.params import FORMATS
+from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawnBy, TokenTree, chain_tree, root_tree
+from foretell.draft.base import Commit, Context
 from foretell.draft.config import Loader
 from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
+from foretell.engine.drafters.lazy import part
+from foretell.engine.event import StepEvent
+from foretell.engine.integrity import check_loop
+from foretell.engine.loop import Limits, Loop
 from foretell.engine.methods import Methods
+from foretell.engine.request.result import StepTrace
+from foretell.engine.tapping import Tapping
 from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
 from foretell.verify.base import Evidence, RowVerifiers, Verdict
 from foretell.verify.drawing import draw
-from tests.engine.harness import ToyTokenizer, table
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
 
 PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}
 WAYS: tuple[dict[str, Any], ...] = (
@@ -121,6 +132,200 @@ def test_mixed_methods_and_rules_keep_their_solo_texts_through_preemption(kv_tok
     alone = [engine(way).generate(request.prompt, request.params) for way, request in requests]
     assert found == [one.token_ids for one in alone]
     assert all(one.num_accepted_tokens > 0 for (way, _), one in zip(requests, alone, strict=True) if "model" in way)
+
+
+# -- what belongs to one row, whatever group it stands in --------------------------------------------------------------
+
+GROUPS: tuple[dict[str, Any], ...] = (
+    {"method": "none"},
+    {"method": "ngram", "verify": "rejection", "prompt_lookup_min": 1, "num_speculative_tokens": 3},
+    {**PAIR, "shape": "static/branching=2x2"},
+    {"method": "prediction", "verify": "greedy_block", "num_speculative_tokens": 4},
+    {**PAIR, "verify": "coupled", "num_speculative_tokens": 3},
+    {"method": "prediction", "verify": "exact", "num_speculative_tokens": 4},
+)
+"""None of them learns from other requests, so that each step is the same alone."""
+
+OWN: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.3, 1.0, 0.0, 1.8),
+    "top_k": (0, 1, 3, 2),
+    "top_p": (0.4, 1.0, 0.7, 0.2),
+    "min_p": (0.0, 0.5, 0.2, 0.9),
+    "repetition_penalty": (2.5, 1.0, 0.5, 4.0),
+    "presence_penalty": (9.0, -9.0, 4.0, 20.0),
+    "frequency_penalty": (-9.0, 9.0, 4.0, 20.0),
+    "logit_bias": ({3: 4.0}, {}, {5: 3.0, 6: -4.0}, {7: 9.0}),
+    "banned_token_ids": ((0, 1, 2, 3, 4, 5, 6), (), (7, 8, 9, 10, 11, 12), (13, 14, 15, 16, 17, 18, 19)),
+    "min_new_tokens": (9, 0, 5, 13),
+    "max_new_tokens": (14, 3, 9, 6),
+    "stop": (("a", "b", " "), (), ("the", "."), ("0", "1", "x", "y", "c")),
+    "stop_token_ids": (tuple(range(9)), tuple(range(5, 15)), (), tuple(range(12, 22))),
+    "ignore_eos": (True, False),
+    "seed": (1, 2, 3, 4, 5, 6, 7),
+    "logits_processor": (restless, None),
+    "logprobs": (None, 0, 3, 1),
+}
+"""Values that rows of one batch have side by side, of every parameter but the formats (``test_structured.py``)."""
+BESIDE: dict[str, Callable[[int], dict[str, Any]]] = {
+    "min_new_tokens": lambda number: {"stop_token_ids": tuple(range(number % 2, VOCAB, 2))},
+    "ignore_eos": lambda number: {"logit_bias": {EOS: 5.0}},
+}
+"""What a parameter of a row has no effect without, by the row's number."""
+
+
+def test_every_parameter_has_values() -> None:
+    assert {*OWN, *FORMATS, "lenient_schema"} == {each.name for each in fields(SamplingParams)}
+
+
+def own_requests(*names: str, default: bool = False) -> list[Request]:
+    """Two rows for each way of guessing. Lengths, seeds and predictions differ, and so do values of the parameters, within
+    a way as between the ways. default: the parameters are as they are where none gives them."""
+    found = []
+    for number, way in enumerate(GROUPS * 2):
+        given: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True, "seed": 40 + number}
+        for name in names:
+            values = OWN[name]
+            place = number if len(values) > 2 else number + number // 6
+            given |= BESIDE.get(name, lambda _: {})(number) | ({} if default else {name: values[place % len(values)]})
+        given["max_new_tokens"] = max(given["max_new_tokens"], given.get("min_new_tokens", 0))
+        prompt = [3, 1, 4, *range(9), 3, 1, 4][: 5 + 4 * number % 7]
+        prediction = [4, 1, number, 5, 9, 2, 6, 5, 3, 5]
+        found.append(Request(prompt, SamplingParams(**given), prediction, speculative=way))
+    return found
+
+
+@dataclass
+class Heard:
+    """All that one request was told, and its watcher."""
+
+    updates: list[Update]
+    watched: list[tuple[Any, ...]]
+
+    @property
+    def completion(self) -> Completion:
+        done = self.updates[-1].completion
+        assert done is not None
+        return done
+
+    def told(self) -> list[Any]:
+        """But for times."""
+        done = {each.name: getattr(self.completion, each.name) for each in fields(Completion)}
+        kept = {key: value for key, value in done.items() if "second" not in key and key != "num_preemptions"}
+        pieces = [(update.pieces, update.tail, rounded(update.trace)) for update in self.updates]
+        return [kept, pieces, self.watched]
+
+
+def rounded(trace: StepTrace | None) -> Any:
+    """A table's p is float64; the softmax of other widths may round otherwise."""
+    if trace is None:
+        return None
+    return trace.tokens, trace.parent, [round(each, 12) for each in trace.probability], trace.path, trace.bonus
+
+
+def heard(served: Engine, requests: Sequence[Request], num_rows: int) -> list[Heard]:
+    """What each request hears, where at most num_rows are decoded together."""
+    loop = Loop(served.model, Limits(num_rows, 99, 4096, 96, None), None)
+    made = []
+    for number, request in enumerate(requests):
+        mine = Heard([], [])
+
+        def watch(event: StepEvent, row: int, watched: list[tuple[Any, ...]] = mine.watched) -> None:
+            where = next(each for each in event.parts if each.start <= row < each.stop)
+            watched.append((where.method, type(where.verifier).__name__, event.text(row), event.commit.tokens[row]))
+
+        prediction = request.prediction or ()
+        submission = Submission(
+            str(number), list(request.prompt), request.params, list(prediction), trace=True, watch=watch
+        )  # fmt: skip
+        loop.submit(served.row_of(number, submission, served.choice(request.speculative)), mine.updates.append)
+        made.append(mine)
+    with torch.inference_mode():
+        while loop.has_work:
+            loop.tick()
+            check_loop(loop)
+    return made
+
+
+@pytest.fixture(scope="module")
+def walked() -> Engine:
+    return engine(GROUPS[0])
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_every_parameter_is_its_own_rows_whatever_group_that_stands_in(walked: Engine, first: int) -> None:
+    """A list that was read by the row's number within its group gave the second group the first one's values: 50 of 188
+    texts had penalties that counted another row's prompt as output. Groups come, go and change places."""
+    requests = own_requests(*list(OWN)[first::4])
+    found = [one.told() for one in heard(walked, requests, 5)]
+    assert found == [heard(walked, [request], 1)[0].told() for request in requests]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_a_parameter_alone_has_an_effect_in_every_group(walked: Engine, name: str) -> None:
+    requests = own_requests(name)
+    alone = [heard(walked, [request], 1)[0].told() for request in requests]
+    assert [one.told() for one in heard(walked, requests, len(requests))] == alone
+    without = [heard(walked, [request], 1)[0].told() for request in own_requests(name, default=True)]
+    changed = [one[:2] != other[:2] for one, other in zip(alone, without, strict=True)]
+    assert all(changed[row] or changed[row + 6] for row in range(6))
+
+
+def cut(value: Any, start: int, stop: int, num_rows: int) -> Any:
+    """What rows [start, stop) have of a value of a batch: by its definition, whatever the field."""
+    if isinstance(value, (list, tuple, torch.Tensor)) and len(value) == num_rows:
+        return value[start:stop]
+    if isinstance(value, Processors):
+        return value.keep(range(start, stop)).params
+    if is_dataclass(value):
+        return {each.name: cut(getattr(value, each.name), start, stop, num_rows) for each in fields(value)}
+    return value
+
+
+def shown(value: Any) -> Any:
+    """A value for comparing: tensors as lists, dataclasses by field."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Processors):
+        return value.params
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: shown(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {name: shown(each) for name, each in value.items()}
+    return value
+
+
+def test_every_field_of_a_part_is_its_rows() -> None:
+    """Of what a drafter reads, its tree and what it is told: whatever has a value for each row of the batch."""
+    rows, numbers = 5, torch.arange(5)
+    params = [SamplingParams(temperature=0.1 * row, seed=row) for row in range(rows)]
+    context = Context(
+        History([[row, 7, row] for row in range(rows)], [1 + row % 3 for row in range(rows)]),
+        Processors(params, vocab_size=9, end_token_ids=[], device=numbers.device), numbers + 2, [2, 3, 4, 5, 6],
+        numbers * 3, [[row] for row in range(rows)], [9, 8, 7, 6, 5], paid_limit=[1, 2, 3, 4, 5], least_chance=0.3,
+    )  # fmt: skip
+    shape = (rows, 3)
+    tree = TokenTree(
+        torch.arange(15).view(shape), torch.tensor([[-1, 0, 0]] * rows), torch.arange(15).view(shape) % 3,
+        torch.rand(*shape, 9), torch.rand(*shape, 4), 2, 2, torch.arange(10).view(rows, 2),
+    )  # fmt: skip
+    commit = Commit(
+        tree, numbers, [[0, row % 3] for row in range(rows)], [[row] for row in range(rows)], torch.rand(*shape, 4),
+        torch.arange(15).view(*shape, 1), [row % 2 == 0 for row in range(rows)], [3, 4, 5, 6, 7], [[row] for row in range(rows)],
+    )  # fmt: skip
+    assert all(getattr(commit, each.name) is not None for each in fields(commit)), "a new field: give it values by row"
+    for start, stop in ((start, stop) for start in range(rows) for stop in range(start + 1, rows + 1)):
+        group = SimpleNamespace(
+            start=start, stop=stop, method=SimpleNamespace(taps=(1,)), drafter=SimpleNamespace(num_candidates=1)
+        )
+        grouped = GroupedDrafter([])
+        grouped.tapping = Tapping((1,), ())
+        for whole, found in (
+            (context, part(context, start, stop)),
+            (tree, tree.rows(start, stop)),
+            (commit, grouped._own(commit, group)),  # type: ignore[arg-type]
+        ):
+            assert shown(found) == shown(cut(whole, start, stop, rows)), (type(whole), start, stop)
 
 
 def two_trees() -> list[TokenTree]:

@@ -1,5 +1,6 @@
 """NativeModel against LeanModel and the transformers module, and its own promise: bits that do not depend on the pass."""
 
+import itertools
 import mmap
 import os
 import re
@@ -42,6 +43,8 @@ CAPACITY = 64
 REASON = native.supports(make_model("llama").config, torch.float32, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 DTYPES = [torch.float32, torch.bfloat16]
+QUICK = (("llama", 0), ("mistral-window", 5), ("gemma2", 0), ("gemma2", 300), ("gemma3", 300))
+"""Kinds of attention: whole, in windows, with bounded scores, in turn."""
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +236,37 @@ def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
     branches = read(tokens, parent, starts, batch)
     for row, start in enumerate(starts):
         assert torch.equal(branches[row, path], whole[start : start + len(path)]), start
+
+
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        pytest.param(kind, window, marks=[] if (kind, window) in QUICK else pytest.mark.slow)
+        for kind in FAMILY
+        for window in (0, 5, 300)
+    ],
+)
+def test_logits_beyond_one_segment_are_those_of_transformers(kind: str, window: int) -> None:
+    """Bits that are alike in every pass may all be wrong: bounded scores, windows and sinks of texts of three segments, of
+    a batch whose trees stand on both sides of a mark, against the module itself. window: 0: as the kind has it."""
+    sizes = {"sliding_window": window} if window else {}
+    if window and not getattr(make_model(kind).config, "sliding_window", None):
+        pytest.skip("it has no windows")
+    module, model = native_of(kind, torch.float32, **sizes, max_position_embeddings=1024)
+    lengths, capacity = (530, 254, 511), 640
+    if model.spec.max_positions < capacity:
+        pytest.skip("its context is shorter")
+    prompts = prompts_of(lengths)
+    cache = model.new_cache(3, capacity)
+    length = prefill(model, cache, prompts, chunk=160)
+    parent = torch.tensor([[-1, 0, 0, 2, 1, 3, 5, 5, 6, 8]]).expand(3, -1)
+    tokens = tokens_of(3, 10, seed=6)
+    found = model.forward(tokens, layout(parent, length, capacity), cache).logits
+    assert found is not None
+    for row, path in itertools.product(range(3), ([0, 2, 3, 5, 6, 8, 9], [0, 1, 4], [0, 2, 3, 5, 7])):
+        with torch.no_grad():
+            expected = module(torch.tensor([prompts[row] + tokens[row, path].tolist()])).logits[0, -len(path) :]
+        torch.testing.assert_close(found[row, path], expected, atol=3e-4, rtol=3e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
