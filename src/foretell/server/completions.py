@@ -16,7 +16,7 @@ from foretell.server.errors import bad
 from foretell.server.formats import format_processor, wanted_format
 from foretell.server.job import finish
 from foretell.server.protocol.requests import CompletionRequest, Prompt
-from foretell.server.sampling import MakeProcessor, submissions
+from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -71,7 +71,7 @@ def _plan(
         max_tokens=_max_tokens(backend, body),
         logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
         num_prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
-        processor=processor,
+        processor=allowed(backend, body, processor),
     )
     return made, [echo for echo in echoes for _ in range(body.n or 1)]
 
