@@ -132,6 +132,10 @@ def _prompted(
     form = form_of(backend, body.messages, use.rendered if use is not None else ())
     thoughts = backend.thoughts(form.template)
     effort, budget, unread = _effort(form.template, body, thoughts)
+    if body.verbosity is not None and reads(form.template, "verbosity"):
+        effort["verbosity"] = body.verbosity
+    elif body.verbosity not in (None, "medium"):
+        unread += ("verbosity",)
     values, goes_on = body.chat_template_kwargs or {}, body.continue_final_message is True
     text, prompt = backend.encode_chat(
         turns(body.messages, form),

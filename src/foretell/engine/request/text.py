@@ -37,9 +37,7 @@ class TextStream:
     incomplete character.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, stop: Sequence[str] = (), thinking: Thinking | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = (), thinking: Thinking | None = None) -> None:
         """thinking: stop texts end the answer alone, however the output thinks; None: they end any text."""
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
