@@ -112,7 +112,6 @@ def test_the_code_is_of_the_fault_that_is_named(fake: httpx.Client, more: Any, p
 @pytest.mark.parametrize(
     ("more", "param", "says"),
     [
-        ({"prompt": ""}, "prompt", "at least 1 character"),
         ({"prompt": []}, "prompt", "at least 1 item"),
         ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
         ({"prompt": [97, -1]}, "prompt.1", "greater than or equal to 0"),

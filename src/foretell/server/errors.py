@@ -103,7 +103,19 @@ def _troubles(error: ValidationError) -> list[ErrorDetails]:
         raise bad(
             f"{error.error_count()} fields of the request are unknown or cannot have their values: see /openapi.json"
         )
-    return error.errors(include_url=False, include_context=False, include_input=False)
+    return error.errors(include_url=False, include_input=False)
+
+
+def _said(trouble: ErrorDetails) -> str:
+    """What is wrong, in words of a request and not of what reads it."""
+    more = trouble.get("ctx", {})
+    if trouble["type"] == "value_error":
+        return str(more["error"])
+    if trouble["type"] == "union_tag_not_found":
+        return f"the field {more['discriminator']} is missing, or is no text"
+    if trouble["type"] == "union_tag_invalid":
+        return f"{more['discriminator']} is {more['tag']!r:.64}; expected {more['expected_tags']}"
+    return trouble["msg"]
 
 
 def _is_unknown(trouble: ErrorDetails) -> bool:
@@ -142,14 +154,13 @@ def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) 
     best = min(range(len(found)), key=fit.__getitem__)
     place = where[best]
     said = dict.fromkeys(
-        trouble["msg"]
+        _said(trouble)
         for trouble, path, how in zip(found, where, fit, strict=True)
         if (path, how) == (place, fit[best])
     )
     param = ".".join(map(str, place))
     code = "missing_required_parameter" if found[best]["type"] == "missing" else "invalid_value"
-    plain = (message.removeprefix("Value error, ") for message in said)
-    text = ", or ".join(message[:1].lower() + message[1:] for message in plain)
+    text = ", or ".join(message[:1].lower() + message[1:] for message in said)
     return bad(f"{param}: {text}", param, code)
 
 

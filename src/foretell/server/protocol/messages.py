@@ -45,6 +45,7 @@ class GivenMessage(Returned):
     role: Literal["system", "developer", "user"]
     content: str | Parts
     name: str | None = None
+    images: NoImages = None
 
 
 class ToolMessage(Returned):
@@ -54,6 +55,7 @@ class ToolMessage(Returned):
     content: str | Parts | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    images: NoImages = None
 
 
 class AssistantTurn(Returned):
