@@ -11,6 +11,7 @@ import torch
 from foretell import speculative_config
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.draft.config import MethodConfig
+from foretell.engine.request.request import ends_of
 from foretell.engine.request.result import Completion, Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.submission import Submission
@@ -218,7 +219,7 @@ class FakeService:
 
     def _row(self, submission: Submission) -> Row:
         params = submission.params
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+        end_ids, answer_ends, text = ends_of(submission, (EOS,), self.engine.tokenizer)
         return Row(
             index=0,
             submission=submission,
@@ -226,9 +227,10 @@ class FakeService:
             prompt_ids=list(submission.prompt_ids),
             params=params,
             seed=params.seed or 0,
-            end_ids=frozenset(ends),
+            end_ids=end_ids,
+            answer_ends=answer_ends,
             max_tokens=params.max_new_tokens,
-            text=TextStream(self.engine.tokenizer, params.stop),
+            text=text,
         )
 
     def _completion(self, row: Row, method: MethodConfig) -> Completion:

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.engine.structured.thoughts import Thoughts, family_named
+from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.server.anthropic import Blocks
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
-from foretell.server.reading import Reading, Thinking
+from foretell.server.reading import Reading
 from foretell.server.replies.anthropic import MessageReply
 from foretell.server.tools import ToolUse
 from tests.server.calls import SCHEMA, is_dog

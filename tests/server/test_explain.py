@@ -51,6 +51,17 @@ def test_its_steps_are_those_of_the_engine_alone(told: dict[str, Any], bundled: 
     assert all(runner["q"] is not None for runner in told["steps"][0]["places"][0]["runners"])
 
 
+def test_a_users_message_is_put_into_the_template(bundled: Service, url: str) -> None:
+    engine, shown = bundled.engine, dict[bool, str]()
+    for chat in (False, True):
+        asked = {"prompt": "Hello", "chat": chat, "seed": 3, "max_tokens": 4}
+        shown[chat] = httpx.post(url + PATH, json=asked, timeout=60).json()["steps"][0]["text"]
+    assert engine.tokenizer is not None
+    ids = engine.chat_prompt([{"role": "user", "content": "Hello"}])
+    assert shown[True].startswith(engine.tokenizer.decode(ids, skip_special_tokens=False)[-400:])
+    assert not shown[False].startswith(shown[True][:20])
+
+
 def test_each_place_has_its_words(told: dict[str, Any]) -> None:
     for step in told["steps"]:
         assert len(step["words"]["verdicts"]) == len(step["places"])

@@ -9,9 +9,8 @@ import pytest
 from openai.types.responses import Response
 
 from foretell.core.errors import ModelError
-from foretell.engine.structured.thoughts import Thoughts, family_named
+from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
-from foretell.server.reading import Thinking
 from foretell.server.replies.responses import ResponseReply
 from foretell.server.responses import Output
 from foretell.server.tools import ToolUse

@@ -1,8 +1,12 @@
 """Thoughts apart from answers, on every route: whole and streamed, by template, with a budget and formats behind them."""
 
 import json
+import random
+import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,17 +19,18 @@ from foretell.core.errors import ConfigError
 from foretell.engine.request.row import Piece
 from foretell.engine.request.text import TextStream
 from foretell.engine.structured.constraint import Constraints
-from foretell.engine.structured.thinking import ThinkingProcessor
-from foretell.engine.structured.thoughts import Thoughts, family_named
+from foretell.engine.structured.thinking import GOVERNS, ThinkingProcessor
+from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
-from foretell.server.reading import Reading, Thinking, whole
+from foretell.server.reading import Reading, whole
 from foretell.server.tools import ToolUse
 from foretell.service.service import Service
 from tests.server.conftest import Serve
-from tests.server.fake import EOS, ByteTokenizer, FakeService
+from tests.server.fake import EOS, VOCAB, ByteTokenizer, FakeService
 from tests.server.live import live
+from tests.stress import size
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 USER: Any = {"role": "user", "content": "a"}
@@ -220,6 +225,277 @@ def test_what_has_no_effect_is_said(serve: Serve) -> None:
     assert "x-foretell-without-effect" not in serve(thinking("a")).post(CHAT, json=body).headers
     both = serve(thinking("a")).post(CHAT, json={**body, "reasoning_effort": "none"})
     assert (both.status_code, both.json()["error"]["param"]) == (400, "enable_thinking")
+
+
+# -- what governs the answer alone -----------------------------------------------------------------------------------------
+
+QUOTING = "<think>\na STOP b\n\nc</think>\n\nHello STOP x"
+
+
+def stopped(client: httpx.Client, path: str, stream: bool, *stops: str) -> tuple[str, str, str]:
+    """(thought, answer, why it ended) by a route."""
+    if path == CHAT:
+        body: Any = {"messages": [USER], "stop": list(stops)}
+    elif path == RESPONSES:
+        body = {"input": "a", "stop": list(stops)}
+    elif path == "/v1/messages":
+        body = {"messages": [USER], "max_tokens": 99, "stop_sequences": list(stops)}
+    else:
+        asked: Any = {"prompt": "a"} if path == "/api/generate" else {"messages": [USER]}
+        body = {**asked, "options": {"stop": list(stops)}}
+    answer = client.post(path, json={**body, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        reply = answer.json()
+        if path == CHAT:
+            choice = reply["choices"][0]
+            return choice["message"].get("reasoning_content", ""), choice["message"]["content"], choice["finish_reason"]
+        if path == RESPONSES:
+            said = {item["type"]: item["content"][0]["text"] for item in reply["output"]}
+            return (
+                said.get("reasoning", ""),
+                said.get("message", ""),
+                {"completed": "stop"}.get(reply["status"], "length"),
+            )
+        if path == "/v1/messages":
+            blocks = {block["type"]: block[block["type"]] for block in reply["content"]}
+            ended = {"end_turn": "stop", "stop_sequence": "stop"}.get(reply["stop_reason"], reply["stop_reason"])
+            return blocks.get("thinking", ""), blocks.get("text", ""), ended
+        turn = reply.get("message", reply)
+        return turn.get("thinking", ""), turn.get("content", turn.get("response")), reply["done_reason"]
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+    thought, content, why = "", "", ""
+    for one in (json.loads(line) for line in lines if line.startswith("{")):
+        if path == CHAT:
+            for choice in one["choices"]:
+                thought += choice["delta"].get("reasoning_content") or ""
+                content += choice["delta"].get("content") or ""
+                why = choice["finish_reason"] or why
+        elif path == RESPONSES:
+            thought += one["delta"] if one["type"] == "response.reasoning_text.delta" else ""
+            content += one["delta"] if one["type"] == "response.output_text.delta" else ""
+            why = "stop" if one["type"] == "response.completed" else why
+        elif path == "/v1/messages":
+            delta = one.get("delta", {})
+            thought, content = thought + delta.get("thinking", ""), content + delta.get("text", "")
+            why = {"end_turn": "stop", "stop_sequence": "stop"}.get(delta.get("stop_reason", ""), why)
+        else:
+            turn = one.get("message", one)
+            thought += turn.get("thinking", "")
+            content += turn.get("content", turn.get("response", ""))
+            why = one.get("done_reason", why)
+    return thought, content, why
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, "/v1/messages", "/api/chat", "/api/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_ends_the_answer_and_no_thought(serve: Serve, path: str, stream: bool) -> None:
+    client = serve(thinking(QUOTING))
+    assert stopped(client, path, stream, "STOP") == ("a STOP b\n\nc", "Hello ", "stop")
+    assert stopped(client, path, stream, "\n\n", "ello") == ("a STOP b\n\nc", "H", "stop")  # blanks are the form's
+    assert stopped(client, path, stream, "c</think>", "\n\nHello", "</think>") == (
+        "a STOP b\n\nc",
+        "Hello STOP x",
+        "stop",
+    )
+    cut = serve(thinking("<think>\na STOP b"))
+    assert stopped(cut, path, stream, "STOP") == ("a STOP b", "", "stop")  # by the model's own end
+
+
+def test_stop_texts_of_a_thought_that_the_prompt_opened_and_of_texts_without_thoughts(serve: Serve) -> None:
+    opened: Any = {"chat_template_kwargs": {"opens": True}, "stop": ["STOP"]}
+    client = serve(thinking("a STOP b</think>\nHello STOP x"))
+    assert chat(client, **opened)["choices"][0]["message"]["reasoning_content"] == "a STOP b"
+    assert chat(client, **opened)["choices"][0]["message"]["content"] == "Hello "
+    assert streamed(client, **opened)[:2] == ("a STOP b", "Hello ")
+    assert chat(client, stop="STOP")["choices"][0]["message"]["content"] == "a "
+    assert (
+        chat(client, stop="STOP", separate_reasoning=False, chat_template_kwargs={"opens": True})["choices"][0][
+            "message"
+        ]["content"]
+        == "a "
+    )
+    raw = client.post("/v1/completions", json={"prompt": "a", "stop": ["STOP"], "max_tokens": 99}).json()
+    assert raw["choices"][0]["text"] == "a "
+    generated = {"prompt": "a", "raw": True, "stream": False, "options": {"stop": "STOP"}}
+    assert client.post("/api/generate", json=generated).json()["response"] == "a "
+    off = serve(thinking(QUOTING), reasoning_parser="none")
+    assert chat(off, stop="STOP")["choices"][0]["message"]["content"] == "<think>\na "
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_tokens_end_the_answer_and_the_models_own_end_everything(serve: Serve, stream: bool) -> None:
+    def said(client: httpx.Client, **more: Any) -> tuple[str, str]:
+        if stream:
+            return streamed(client, **more)[:2]
+        message = chat(client, **more)["choices"][0]["message"]
+        return message.get("reasoning_content", ""), message["content"]
+
+    client, star = serve(thinking("<think>a*b</think>\n\nc*d")), ord("*")
+    assert said(client, stop_token_ids=[star]) == ("a*b", "c")
+    assert said(client, stop_token_ids=[ord("\n")]) == ("a*b", "c*d")
+    assert said(client, stop_token_ids=[ord(">")]) == ("a*b", "c*d")  # a mark's
+    raw = client.post("/v1/completions", json={"prompt": "a", "stop_token_ids": [star], "max_tokens": 99}).json()
+    assert raw["choices"][0]["text"] == "<think>a"
+    assert said(client, stop_token_ids=[star], separate_reasoning=False)[1] == "<think>a"
+    assert said(serve(thinking("a*b")), stop_token_ids=[star]) == ("", "a")
+    over = FakeService(lambda _: [*b"<think>a", EOS, *b"b</think>c", EOS])
+    over.engine.tokenizer = Thinker()
+    assert said(serve(over)) == ("a", "")
+    assert said(serve(over), ignore_eos=True, max_tokens=18, stop_token_ids=[ord("a"), ord("c")]) == ("ab", "")
+
+
+def test_least_tokens_forbid_stop_tokens_in_the_answer_alone(serve: Serve) -> None:
+    service, star = thinking("<think>a*b</think>\n\nc*d"), ord("*")
+    client = serve(service)
+    chat(client, stop_token_ids=[star], min_tokens=22)
+    everything = set(range(VOCAB))
+    for text in ("<think>a", "<think>a</think", "<think>a</thi"):
+        assert permitted(service, text) == everything, text
+    for text in ("<thi", "<think>a</think>", "<think>a</think>\n", "<think>a</think>\nb"):
+        assert permitted(service, text) == everything - {star}, text
+    assert permitted(service, "<think>aaaaa</think>\nb") == everything
+    assert permitted(service, "") == everything - {star}  # an answer without a thought would begin with it
+    chat(client, stop_token_ids=[star], min_tokens=22, separate_reasoning=False)
+    assert service.submitted[-1].params.logits_processor is None
+    chat(client, stop_token_ids=[star])
+    assert service.submitted[-1].params.logits_processor is None
+
+
+def test_allowed_tokens_hold_the_answer_alone(serve: Serve) -> None:
+    service = thinking("<think>hm</think>Hi")
+    client = serve(service)
+    allowed = [ord("H"), ord("i"), EOS]
+    assert chat(client, allowed_token_ids=allowed)["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert permitted(service, "<think>h") == set(range(VOCAB)) - {EOS}
+    assert permitted(service, "<think>hm</think>") == set(allowed)
+    assert permitted(service, "") == {*allowed, ord("<")}
+    chat(client, allowed_token_ids=allowed, thinking_budget=1)
+    assert permitted(service, "<think>h") == {ord("<")}
+    assert permitted(service, "<think>h</think>") == set(allowed)
+    client.post("/v1/completions", json={"prompt": "a", "allowed_token_ids": allowed, "max_tokens": 9})
+    assert permitted(service, "<think>h") == set(allowed)
+
+
+def test_log_probabilities_are_of_the_answer(serve: Serve) -> None:
+    for text, content in (
+        (TEXT, "Hello <think>"),
+        ("\n Hi", "\n Hi"),
+        ("\n", "\n"),
+        ("<thi", "<thi"),
+        ("<think>hm", ""),
+    ):
+        client = serve(thinking(text))
+        choice = chat(client, logprobs=True)["choices"][0]
+        assert choice["message"]["content"] == content
+        told = bytes(byte for one in choice["logprobs"]["content"] for byte in one["bytes"])
+        assert told.decode() == content
+        lines = client.post(CHAT, json={"messages": [USER], "logprobs": True, "stream": True}).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        told_so = [each["logprobs"] for chunk in chunks for each in chunk["choices"] if each["logprobs"]]
+        found = [one for each in told_so for one in each["content"]]
+        assert found == choice["logprobs"]["content"]
+    everything = chat(serve(thinking(TEXT)), logprobs=True, separate_reasoning=False)["choices"][0]["logprobs"][
+        "content"
+    ]
+    assert len(everything) == len(TEXT.encode())
+
+
+WORDS = {
+    "think": ("<think>", "</think>", "<thi", "</th", "\n", " ", "S", "ST", "OP", "STOP", "a", "é", "TO"),
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|>", "<|start|>assistant", "\n", "S", "ST",
+        "OP", "STOP", "a", "é", "<", "<|",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", sorted(WORDS))
+def test_an_answer_is_cut_where_the_client_would_cut_it(name: str, special: bool) -> None:
+    """Random outputs: with a stop text the thoughts are the same, and the answer ends before its first one."""
+    family = family_named(name)
+    marks = sorted(
+        {mark for marks in family.marks.values() for mark, _ in marks} | {"<|channel|>", "<|start|>", "<|end|>"}
+    )
+
+    class Marked(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return [300 + marks.index(text)] if special and text in marks else list(text.encode())
+
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+            made = b"".join(
+                bytes([one]) if one < 256 else b"" if skip_special_tokens or one < 300 else marks[one - 300].encode()
+                for one in token_ids
+            )
+            return made.decode("utf-8", "replace")
+
+    tokenizer = Marked()
+    thoughts, rng, seen = Thoughts(family, tokenizer), random.Random(3), 0
+
+    def read_whole(tokens: Sequence[int], start: Any, *stops: str) -> tuple[str, str, bool]:
+        how = Thinking(thoughts, start)
+        stream, reading = TextStream(tokenizer, stops, how), Reading(how, None)
+        deltas = []
+        for left, token in zip(range(len(tokens) - 1, -1, -1), tokens, strict=True):
+            offset = len(stream.text)
+            stream.push(token)
+            if not left or stream.stopped:
+                stream.finish()
+            deltas += reading.push([Piece(token, "", "plain", offset=offset)], stream.take())
+            if stream.stopped:
+                break
+        thought, content, _ = whole([*deltas, *reading.finish()])
+        return thought, content or "", stream.stopped
+
+    for _ in range(size(200, 3000)):
+        words = rng.choices(WORDS[name], k=rng.randrange(1, 12))
+        words = [*(WORDS[name][0], "STOP", WORDS[name][1]) * rng.randrange(2), *words]
+        tokens = [token for word in words for token in tokenizer.encode(word)]
+        start: Any = rng.choice(("before", "thought", "answer"))
+        stops = rng.sample(("STOP", "TO", "aS", "éa", *(("\n", " a") if family.is_bare else ())), rng.randrange(1, 3))
+        thought, content, _ = read_whole(tokens, start)
+        first, cut, was_stopped = read_whole(tokens, start, *stops)
+        places = [(content.find(stop) + len(stop), content.find(stop)) for stop in stops if stop in content]
+        assert was_stopped == bool(places), (words, start, stops, thought, content, cut)
+        wanted = content[: min(places)[1]] if places else content
+        assert cut == wanted or cut + "\n\n" == wanted, (words, start, stops)  # before a message of its own
+        assert thought.startswith(first) if places else thought == first
+        seen += bool(places) and "STOP" in thought
+    assert seen > 1
+
+
+def test_stops_of_an_answer_with_and_without_guesses(bundled: Service) -> None:
+    """Thoughts of the bundled pair that a budget ends: a stop text of both is met in the answer, at the same token."""
+    begun = {"role": "assistant", "content": "<think>Let me see"}
+
+    def asked(url: str, seed: int = 7, **more: Any) -> Any:
+        given = {"messages": [USER, begun], "continue_final_message": True, "max_tokens": 40, "thinking_budget": 9}
+        with httpx.Client(base_url=url, timeout=120) as client:
+            choice = client.post(CHAT, json={**given, "seed": seed, "return_token_ids": True, **more}).json()[
+                "choices"
+            ][0]
+        message = choice["message"]
+        return message.get("reasoning_content", ""), message["content"], choice["token_ids"], choice["finish_reason"]
+
+    with live(build_app(bundled, ServerOptions(reasoning_parser="think"))) as url:
+        thought, content, ids, _ = asked(url)
+        stop = next(word for word in re.findall(r"\w{4,}", content) if word in thought)
+        token = next(one for place, one in enumerate(ids) if place > len(ids) // 2 and one in ids[:8])
+        for more in ({"stop": stop}, {"stop_token_ids": [token]}, {"stop_token_ids": [token], "min_tokens": 33}):
+            found = asked(url, **more)
+            assert found == asked(url, **more, speculative=False), more
+            assert found[0] == thought, more
+            assert (found[3], len(found[2]) > 33) == ("stop", "min_tokens" in more), more
+        assert asked(url, stop=stop)[1] == content[: content.index(stop)]
+        assert asked(url, stop_token_ids=[token])[2] == ids[: ids.index(token, 20) + 1]
+
+
+def test_the_page_says_what_governs_what() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| the (thought|answer|output) \| ([^|]+) \|", page, flags=re.MULTILINE)
+    told = {name: kind for kind, names in rows for name in re.findall(r"`([a-z_]+)`", re.sub(r"\(.*?\)", "", names))}
+    assert told == GOVERNS
 
 
 # -- marks that the text leaves out --------------------------------------------------------------------------------------

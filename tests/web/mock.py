@@ -24,7 +24,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 
 from foretell import web
 from foretell.engine.structured.thoughts import family_named
-from foretell.server.reading import Thinking, ThoughtDelta, ThoughtStream
+from foretell.server.reading import ThoughtDelta, ThoughtStream
 from foretell.server.tools import ContentDelta
 
 TEXT = """    if n <= 0:

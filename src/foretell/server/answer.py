@@ -18,11 +18,12 @@ from foretell.core.errors import ConfigError
 from foretell.engine.request.result import Completion, StepTrace, Update
 from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
+from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import Job
 from foretell.server.protocol.sampling import Sampling
-from foretell.server.reading import Thinking
+from foretell.server.reading import AnswerPieces
 from foretell.server.security import TENANT
 from foretell.server.usage import metrics, usage
 
@@ -99,6 +100,7 @@ class Answer:
         asked = body.stream_options
         self.wants_usage = bool(asked and asked.include_usage)
         self._counts = bool(self.wants_usage and asked and asked.continuous_usage_stats)
+        self._answered = [AnswerPieces(thinking) for _ in submissions]
         self._written = [0] * len(submissions)  # tokens sent of each choice, where every chunk counts them
         arrived = request.scope.get("foretell.arrived") or perf_counter()
         tenant = request.scope.get(TENANT)
@@ -155,13 +157,13 @@ class Answer:
         wanted = self.backend.options.include_metrics if asked is None else asked
         return {"metrics": metrics(completions)} if wanted else {}
 
-    def shown(self, pieces: Sequence[Piece], completion: Completion | None) -> list[Piece]:
-        """The pieces that have log probabilities: all but the end token. completion: given where the last piece is
-        among them."""
-        if completion is None or completion.finish_reason != "stop" or not pieces:
-            return list(pieces)
+    def shown(self, pieces: Sequence[Piece], completion: Completion | None, index: int = 0) -> list[Piece]:
+        """The further pieces of a choice that have log probabilities: all of the answer but the end token. completion:
+        given where the last piece is among them."""
         # Not by its text: it has that of tokens before it, where a stop text or a character had begun.
-        return list(pieces[:-1] if pieces[-1].token_id in self._end_ids else pieces)
+        if completion is not None and completion.finish_reason == "stop" and pieces:
+            pieces = pieces[:-1] if pieces[-1].token_id in self._end_ids else pieces
+        return self._answered[index].push(pieces, last=completion is not None)
 
     @property
     def _end_ids(self) -> set[int]:

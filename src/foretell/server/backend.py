@@ -164,6 +164,15 @@ class Backend:
         """The factory of constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
         return self.formats.constraints
 
+    @property
+    def beginning(self) -> list[int]:
+        """The token that a text without any other begins with: BOS, or what models without one were taught texts with.
+        Empty where there is none."""
+        known: dict[str, int] = getattr(self.tokenizer, "get_vocab", dict)()
+        first = getattr(self.tokenizer, "bos_token_id", None)
+        first = known.get("<|endoftext|>", min(self.eos_token_ids, default=None)) if first is None else first
+        return [] if first is None or not 0 <= first < self.vocab_size else [first]
+
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token."""

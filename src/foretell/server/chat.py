@@ -14,8 +14,8 @@ from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
 from foretell.engine.structured.format import Format
-from foretell.engine.structured.thinking import ThinkingProcessor
-from foretell.engine.structured.thoughts import State, Thoughts, reads
+from foretell.engine.structured.thinking import ThinkingProcessor, of_answer
+from foretell.engine.structured.thoughts import State, Thinking, Thoughts, reads
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
@@ -23,8 +23,8 @@ from foretell.server.formats import format_processor, term_of, wanted_format
 from foretell.server.job import finish
 from foretell.server.protocol.messages import AssistantTurn
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.reading import Delta, Reading, Thinking, whole
-from foretell.server.sampling import MakeProcessor, submissions
+from foretell.server.reading import Delta, Reading, whole
+from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretell.server.tools import CallDelta, ContentDelta, ToolUse
 from foretell.server.turns import form_of, text_of, turns
@@ -98,7 +98,7 @@ def _plan(
         raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
     if body.prompt_logprobs is not None and body.stream:
         raise bad("prompt_logprobs and stream exclude each other: drop one of them", "prompt_logprobs")
-    prompt, thinking, processor, unread = _prompted(backend, body, use, processor)
+    prompt, thinking, processor, unread = _prompted(backend, body, use, allowed(backend, body, processor))
     prediction = None
     if body.prediction is not None:
         prediction = backend.encode_content(text_of(body.prediction.content), "prediction")
@@ -117,6 +117,7 @@ def _plan(
         num_prompt_logprobs=body.prompt_logprobs,
         prediction=prediction,
         processor=processor,
+        thinking=thinking,
     )
     return Plan(
         made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, thinking,
@@ -131,6 +132,10 @@ def _prompted(
     form = form_of(backend, body.messages, use.rendered if use is not None else ())
     thoughts = backend.thoughts(form.template)
     effort, budget, unread = _effort(form.template, body, thoughts)
+    if body.verbosity is not None and reads(form.template, "verbosity"):
+        effort["verbosity"] = body.verbosity
+    elif body.verbosity not in (None, "medium"):
+        unread += ("verbosity",)
     values, goes_on = body.chat_template_kwargs or {}, body.continue_final_message is True
     text, prompt = backend.encode_chat(
         turns(body.messages, form),
@@ -147,16 +152,20 @@ def _prompted(
     if start == "answer" and thoughts.family.is_bare:
         return prompt, None, processor, unread
     make = processor
+    thinking = None if body.separate_reasoning is False else Thinking(thoughts, start)
+    least = body.min_tokens or 0
+    stops = body.stop_token_ids or () if least and of_answer("stop_token_ids", thinking) is not None else ()
 
     def minded(num_prompt: int) -> LogitsProcessor:
         held: Any = None if make is None else make(0)
-        return ThinkingProcessor(thoughts, num_prompt, start, budget, held, sorted(backend.eos_token_ids))
+        ends = sorted(backend.eos_token_ids)
+        return ThinkingProcessor(thoughts, num_prompt, start, budget, held, ends, stops, least)
 
     if make is not None:
         thoughts.overrunning(State("thought"))  # sorts the vocabulary here, and not on the engine's thread
-    if budget is not None or make is not None:
+    if budget is not None or make is not None or stops:
         processor = minded
-    return prompt, None if body.separate_reasoning is False else Thinking(thoughts, start), processor, unread
+    return prompt, thinking, processor, unread
 
 
 def _opens_reply(body: ChatRequest) -> bool:
@@ -265,7 +274,7 @@ async def _whole(answer: Answer, body: ChatRequest, plan: Plan) -> dict[str, Any
             message["reasoning_content"] = thought
         if found:
             message["tool_calls"] = [call.as_openai() for call in found]
-        shown = answer.shown(completion.pieces, completion)
+        shown = answer.shown(completion.pieces, completion, index) if body.logprobs else ()
         choices.append(
             {
                 "index": index,
@@ -303,7 +312,7 @@ async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterato
                 out.append(chunk(index, {"role": "assistant", "content": ""}, first))
             deltas = _deltas(readers[index], pieces, text, completion)
             more = answer.extras(pieces, traces) if pieces or traces else {}
-            if body.logprobs and (shown := answer.shown(pieces, completion)):
+            if body.logprobs and (shown := answer.shown(pieces, completion, index)):
                 more["logprobs"] = texts.chat_logprobs(shown)
             if more and not deltas:
                 deltas = [{"content": ""}]

@@ -15,8 +15,8 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.formats import format_processor, wanted_format
 from foretell.server.job import finish
-from foretell.server.protocol.requests import CompletionRequest, Prompt
-from foretell.server.sampling import MakeProcessor, submissions
+from foretell.server.protocol.requests import AnyPrompt, CompletionRequest
+from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -71,7 +71,7 @@ def _plan(
         max_tokens=_max_tokens(backend, body),
         logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
         num_prompt_logprobs=body.logprobs if body.echo else body.prompt_logprobs,
-        processor=processor,
+        processor=allowed(backend, body, processor),
     )
     return made, [echo for echo in echoes for _ in range(body.n or 1)]
 
@@ -80,7 +80,7 @@ Given = str | Sequence[int]
 
 
 def prompts_of(
-    backend: Backend, asked: Prompt, field: str, *, num_each: int = 1
+    backend: Backend, asked: AnyPrompt, field: str, *, num_each: int = 1
 ) -> tuple[list[Given], list[list[int]]]:
     """(the texts or ids of a field, the ids of each), of each of which num_each answers are made. Slow, as it reads texts.
     Raises ApiError 400."""
@@ -95,7 +95,9 @@ def prompts_of(
         most = backend.options.max_choices
         raise bad(f"{len(given)} prompts with n = {num_each}: this server makes at most {most} completions a request")
     prompts = [backend.encode(one, field) if isinstance(one, str) else list(one) for one in given]
-    for ids in prompts:
+    for at, ids in enumerate(prompts):
+        if not ids and field == "prompt":
+            ids = prompts[at] = backend.beginning
         if not ids:
             raise bad(f"{field}: the prompt is empty: at least one token is needed", field, "invalid_prompt")
         beyond = [token for token in ids if token >= backend.vocab_size]

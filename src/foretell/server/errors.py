@@ -26,6 +26,7 @@ KINDS = {
     429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
 }  # fmt: skip
 """Anthropic's words for a status."""
+KIND_OF = ("type", "role")  # fields that say of what kind the object is that they stand in
 MOST_TROUBLES = 256  # of a request, that are looked at to find the one to name
 
 
@@ -112,20 +113,43 @@ def _troubles(error: ValidationError) -> list[ErrorDetails]:
         raise bad(
             f"{error.error_count()} fields of the request are unknown or cannot have their values: see /openapi.json"
         )
-    return error.errors(include_url=False, include_context=False, include_input=False)
+    return error.errors(include_url=False, include_input=False)
+
+
+def _said(trouble: ErrorDetails) -> str:
+    """What is wrong, in words of a request and not of what reads it."""
+    more = trouble.get("ctx", {})
+    if trouble["type"] == "value_error":
+        return str(more["error"])
+    if trouble["type"] == "union_tag_not_found":
+        return f"the field {more['discriminator']} is missing, or is no text"
+    if trouble["type"] == "union_tag_invalid":
+        return f"{more['discriminator']} is {more['tag']!r:.64}; expected {more['expected_tags']}"
+    return trouble["msg"]
+
+
+def _is_unknown(trouble: ErrorDetails) -> bool:
+    return trouble["type"] == "extra_forbidden"
 
 
 def _is_extra(trouble: ErrorDetails) -> bool:
     """Whether it is a field of the request that its kind has not."""
-    return trouble["type"] == "extra_forbidden" and len(trouble["loc"]) == 1
+    return _is_unknown(trouble) and len(trouble["loc"]) == 1
 
 
 def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) -> ApiError:
     if found[0]["type"] == "json_invalid":
         return bad(f"the body is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
     given = from_json(body)
+    # A part of a kind that is not known has fields that are not known: it is the kind that is wrong.
+    wrong = {
+        tuple(path[:-1])
+        for trouble in found
+        if (path := _path(trouble["loc"], given)) and path[-1] in KIND_OF and trouble["type"] != "extra_forbidden"
+    }
+    found = [one for one in found if not _is_unknown(one) or tuple(_path(one["loc"], given)[:-1]) not in wrong]
     for trouble in found:
-        if trouble["type"] == "extra_forbidden":
+        if _is_unknown(trouble):
             return _unknown(kind, trouble["loc"], given)
     where = [_path(trouble["loc"], given, is_missing=trouble["type"] == "missing") for trouble in found]
     if not where[0]:
@@ -140,7 +164,7 @@ def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) 
     best = min(range(len(found)), key=fit.__getitem__)
     place = where[best]
     said = dict.fromkeys(
-        trouble["msg"]
+        _said(trouble)
         for trouble, path, how in zip(found, where, fit, strict=True)
         if (path, how) == (place, fit[best])
     )

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foretell.engine.request.row import Piece
-from foretell.engine.structured.thoughts import Part, Phase, Thoughts, read, rest_of
+from foretell.engine.structured.thinking import of_answer
+from foretell.engine.structured.thoughts import Part, Phase, State, Thinking, read, rest_of
 from foretell.server.tools import CallDelta, ContentDelta, ToolCall, ToolCallStream, ToolUse, new_call_id
 
 
@@ -14,14 +15,6 @@ class ThoughtDelta:
     """A piece of what was thought."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class Thinking:
-    """How the outputs of one request think."""
-
-    thoughts: Thoughts
-    start: Phase  # after the prompt
 
 
 Delta = ThoughtDelta | ContentDelta | CallDelta
@@ -80,6 +73,32 @@ class ThoughtStream:
             else:
                 made.append(ContentDelta(text))
         return made
+
+
+class AnswerPieces:
+    """The tokens of one choice's answer as they come, without those of thoughts and of marks: log probabilities are of the
+    text that stands beside them."""
+
+    def __init__(self, thinking: Thinking | None) -> None:
+        self._thinking = of_answer("logprobs", thinking)
+        self._state = State("before" if thinking is None else thinking.start)
+        self._unsure: list[Piece] = []  # of the answer, or of a mark
+
+    def push(self, pieces: Sequence[Piece], *, last: bool = False) -> list[Piece]:
+        """Those of further tokens. last: no more come."""
+        if self._thinking is None:
+            return list(pieces)
+        kept: list[Piece] = []
+        thoughts = self._thinking.thoughts
+        for piece in pieces:
+            before, self._state = self._state, thoughts.after(self._state, piece.token_id)
+            if self._state.is_answer:
+                kept += [*self._unsure, piece]
+            is_unsure = self._state.phase == "before" and self._state.since == before.since
+            self._unsure = [*self._unsure, piece] if is_unsure else []
+        if last and self._state.phase == "before" and rest_of(thoughts.family, "before", self._state.held):
+            kept += self._unsure
+        return kept
 
 
 class Reading:

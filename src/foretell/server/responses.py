@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
-from foretell.engine.structured.thoughts import State
+from foretell.engine.structured.thoughts import Thinking
 from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
 from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
-from foretell.server.reading import Delta, Reading, Thinking
+from foretell.server.reading import Delta, Reading
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
 from foretell.server.tools import CallDelta, ContentDelta, ToolUse
 
@@ -172,28 +172,12 @@ class Output:
         """Nothing is open yet."""
         self._reader = Reading(self.thinking, self.calls)
         self._open: dict[str, Any] | None = None
-        self._state = State("before" if self.thinking is None else self.thinking.start)
-        self._unsure: list[dict[str, Any]] = []  # log probabilities of a thought's mark, or of an answer
         self._scores: list[dict[str, Any]] = []  # of text that is held back
 
     def push(self, pieces: Sequence[Piece], text: str, scores: Sequence[dict[str, Any]] = ()) -> Events:
-        """Further tokens and text, and the tokens' log probabilities."""
-        self._scores += self._of_answer(pieces, scores)
+        """Further tokens and text, and the log probabilities of those that are the answer's."""
+        self._scores += scores
         return self._take(self._reader.push(pieces, text))
-
-    def _of_answer(self, pieces: Sequence[Piece], scores: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """The log probabilities without those of thoughts and of marks, which have no place for them."""
-        if self.thinking is None:
-            return scores
-        kept: list[dict[str, Any]] = []
-        for piece, score in zip(pieces, scores, strict=False):
-            before, self._state = self._state, self.thinking.thoughts.after(self._state, piece.token_id)
-            self._unsure = [*self._unsure, score] if before.phase == self._state.phase == "before" else self._unsure
-            if self._state.phase == "answer" and self._state.since <= before.num_tokens:
-                kept += [*self._unsure, score]
-            if self._state.phase != "before":
-                self._unsure = []
-        return kept
 
     def finish(self, status: str) -> Events:
         """The end of the text: status is of the last item. An answer without any item gets an empty message."""

@@ -12,6 +12,7 @@ from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams, fresh_seed
 from foretell.draft.config import MethodConfig
 from foretell.engine.request.submission import Submission
+from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.prediction import prediction_method
@@ -48,9 +49,10 @@ def submissions(
     num_prompt_logprobs: int | None = None,
     prediction: Sequence[int] | None = None,
     processor: MakeProcessor | None = None,
+    thinking: Thinking | None = None,
 ) -> list[Submission]:
     """n of each prompt, prompt by prompt. max_tokens None: as many as fit the context; 0: nothing is written.
-    num_prompt_logprobs: see ``Submission``. Raises ApiError 400."""
+    num_prompt_logprobs, thinking: see ``Submission``. Raises ApiError 400."""
     n = request.n or 1
     options = backend.options
     if n * len(prompts) > options.max_choices:
@@ -62,8 +64,6 @@ def submissions(
     always = isinstance(request.speculative, Speculative) and bool(request.speculative.always)
     unused = prediction is not None and prediction_method(backend.service) is None
     base = fresh_seed() if request.seed is None else request.seed
-    if request.allowed_token_ids is not None:
-        processor = _allowed(backend, request.allowed_token_ids, processor)
     made = []
     for prompt in prompts:
         params = sampling(backend, request, len(prompt), max_tokens)
@@ -82,6 +82,7 @@ def submissions(
                     num_prompt_logprobs=num_prompt_logprobs,
                     write=max_tokens != 0,
                     trace=bool(request.trace),
+                    thinking=thinking,
                     timeout_s=options.request_timeout_s,
                     note="speculation is off in this service: the prediction was not used" if unused else "",
                 )
@@ -90,10 +91,20 @@ def submissions(
 
 
 class AllowedTokens:
-    """A LogitsProcessor: an output of these tokens alone."""
+    """A LogitsProcessor: an output of these tokens alone, or the answer after a thought (see ``Held``)."""
+
+    error, left_out = "", ()
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        self._ids = torch.tensor(sorted(set(token_ids)))
+        self._known = frozenset(token_ids)
+        self._ids = torch.tensor(sorted(self._known))
+
+    def begins(self, token_ids: Sequence[int]) -> bool:
+        """See ``Held``."""
+        return self._known.issuperset(token_ids)
+
+    def stop(self, reason: str) -> None:
+        """See ``Held``: another processor has its own."""
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -101,13 +112,16 @@ class AllowedTokens:
         return torch.full_like(logits, -torch.inf).scatter_(0, allowed, logits[allowed])
 
 
-def _allowed(backend: Backend, token_ids: Sequence[int], other: MakeProcessor | None) -> MakeProcessor:
-    """Raises ApiError 400."""
-    field, beyond = "allowed_token_ids", [token for token in token_ids if token >= backend.vocab_size]
+def allowed(backend: Backend, request: Sampling, other: MakeProcessor | None) -> MakeProcessor | None:
+    """The processor of a format or of tools, or that of allowed_token_ids. Raises ApiError 400."""
+    field, token_ids = "allowed_token_ids", request.allowed_token_ids
+    if token_ids is None:
+        return other
+    beyond = [token for token in token_ids if token >= backend.vocab_size]
     if beyond:
         raise bad(f"{field}: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", field)
     if other is not None:
-        raise bad(f"{field} and a format, tools or a budget of thoughts exclude each other: give one of them", field)
+        raise bad(f"{field} and a format or tools exclude each other: give one of them", field)
     made = AllowedTokens(token_ids)
     return lambda num_prompt: made
 

@@ -29,7 +29,7 @@ BLANK = r"/[ \t\r\n]{1,16}/"
 model may write blanks until its limit."""
 LIKELY = len("<tool")
 """Characters of an opener that a limit cut off, from which it is taken for one where a text might go on otherwise."""
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _PARTS = [
     r"\s*", r"\{", r"\s*", *'"name"', r"\s*", ":", r"\s*", '"', f"(?P<name>{_NAME.pattern})", '(?P<end>")',
     r"\s*", ",", r"\s*", *'"arguments"', r"\s*", ":", r"\s*",

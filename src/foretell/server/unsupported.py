@@ -75,7 +75,7 @@ UNSUPPORTED = {
     "top_a": Unsupported(_SAMPLER, (0, 0.0)),
     "typical_p": Unsupported(_SAMPLER, (1, 1.0)),
     "use_beam_search": Unsupported("texts are sampled; ask for several with n", (False,)),
-    "verbosity": Unsupported(_TEMPLATE, ("medium",)),
+    "verbosity": Unsupported("it belongs to /v1/chat/completions, and to text in /v1/responses", ("medium",)),
     "web_search_options": Unsupported("this server has no network access"),
     "xtc_probability": Unsupported(_SAMPLER, (0, 0.0)),
 }

@@ -14,6 +14,7 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream, Tokenizer
 from foretell.engine.request.vocabulary import checked_ids
 from foretell.engine.speculation import Speculation
+from foretell.engine.structured.thinking import of_answer
 from foretell.model.target import CausalModel
 
 Prompt = str | Sequence[int]
@@ -68,20 +69,35 @@ def row_of(
             "shorten the prompt"
         )
     seed = model.fresh_seed() if params.seed is None else params.seed
-    end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
+    end_ids, answer_ends, text = ends_of(submission, spec.eos_token_ids, tokenizer)
     return Row(
         index=index,
         submission=submission,
         choice=choice,
         prompt_ids=ids,
-        params=replace(params, seed=seed),  # reported, so that a run with a fresh seed can be repeated
+        # The seed is reported, so that a run with a fresh one can be repeated.
+        params=replace(params, seed=seed, stop_token_ids=() if answer_ends else params.stop_token_ids),
         seed=derive_seed(seed),
-        end_ids=frozenset(end_ids),
+        end_ids=end_ids,
+        answer_ends=answer_ends,
         max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
-        text=TextStream(tokenizer, params.stop),
+        text=text,
         prediction=guess,
         lora=model.lora_of(submission.lora),
     )
+
+
+def ends_of(
+    submission: Submission, eos_token_ids: Iterable[int], tokenizer: Tokenizer | None
+) -> tuple[frozenset[int], frozenset[int], TextStream]:
+    """(tokens that end the output, tokens that end the answer alone, what reads the text for stop texts)."""
+    params, thinking = submission.params, submission.thinking
+    own = frozenset(() if params.ignore_eos else eos_token_ids)
+    stops = frozenset(params.stop_token_ids)
+    text = TextStream(tokenizer, params.stop, of_answer("stop", thinking))
+    if of_answer("stop_token_ids", thinking) is None:
+        return own | stops, frozenset(), text
+    return own, stops - own, text
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:

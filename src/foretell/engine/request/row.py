@@ -8,6 +8,7 @@ from foretell.core.params import HEATS, SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
+from foretell.engine.structured.thoughts import State
 from foretell.planner.acceptance import private
 
 
@@ -33,7 +34,7 @@ class Row:
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
-    end_ids: frozenset[int]  # tokens that end the output, in force
+    end_ids: frozenset[int]  # tokens that end the output, wherever they come
     max_tokens: int  # of output, the context's end included
     text: TextStream
     prediction: list[int] = field(default_factory=list)
@@ -57,6 +58,8 @@ class Row:
     num_preemptions: int = 0
     lora: int = 0  # as ``KVCache.loras`` has it
     beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``beginnings.py``
+    answer_ends: frozenset[int] = frozenset()  # tokens that end the answer, and nothing of a thought
+    state: State | None = None  # where a thought or the answer stands, if such tokens are looked for
     capture: object | None = None  # of a service that learns: see ``Learning.marks``
 
     @property
@@ -114,7 +117,7 @@ class Row:
         for taken, (token, origin) in enumerate(zip(tokens, source, strict=True), start=1):
             self.token_ids.append(token)
             offset = len(self.text.text)
-            is_end = token in self.end_ids
+            is_end = self._ends(token)
             if not is_end:
                 self.text.push(token, may_stop=len(self.token_ids) > self.params.min_new_tokens)
             if is_end or self.text.stopped:
@@ -129,3 +132,10 @@ class Row:
             if self.finish_reason is not None:
                 return taken
         return len(tokens)
+
+    def _ends(self, token: int) -> bool:
+        """Whether the output ends with a further token of it."""
+        thinking = self.submission.thinking
+        if thinking is not None and self.answer_ends:
+            self.state = thinking.thoughts.after(self.state or State(thinking.start), token)
+        return token in self.end_ids or (token in self.answer_ends and self.state is not None and self.state.is_answer)

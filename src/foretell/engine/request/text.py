@@ -7,6 +7,8 @@ from weakref import WeakKeyDictionary
 
 from tokenizers.decoders import ByteLevel
 
+from foretell.engine.structured.thinking import AnswerText
+from foretell.engine.structured.thoughts import Thinking
 from foretell.model.tokenizer import PlainTokenizer
 
 LONGEST_CHARACTER = 4
@@ -35,7 +37,8 @@ class TextStream:
     incomplete character.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = (), thinking: Thinking | None = None) -> None:
+        """thinking: stop texts end the answer alone, however the output thinks; None: they end any text."""
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
         self.text = ""  # final text, stop text cut off
@@ -45,6 +48,8 @@ class TextStream:
         self._decoded = 0  # tokens whose text is in self.text
         self._given = 0  # characters already handed out by take
         self._may_stop = True
+        self._answer = AnswerText(thinking) if stop and thinking is not None else None
+        self._searched = 0  # characters in which stop texts have been looked for
         self._passed = 0  # characters of tokens that may not stop
         self._begun = [0] * len(self.stop)  # how many characters of each stop text the text ends with
         self._followed = 0  # characters of the text that this holds for
@@ -59,6 +64,8 @@ class TextStream:
             return
         self._ids.append(token)
         self._may_stop = may_stop
+        if self._answer is not None and token in self._answer.hidden:
+            self._answer.push(self._answer.hidden[token], shown=False)
         self._decode(final=False)
         if self.stop and not may_stop:
             self._passed = len(self.text) + self._num_waiting()
@@ -68,6 +75,9 @@ class TextStream:
         stays)."""
         if self.tokenizer is not None and not self.stopped:
             self._decode(final=True)
+            if self._answer is not None:
+                self._answer.finish()
+                self._search()
         self._final = True
 
     def take(self) -> str:
@@ -104,13 +114,20 @@ class TextStream:
 
     def _add(self, piece: str, decoded: int) -> None:
         """Append the text of the tokens before ``decoded`` that is not in ``text`` yet."""
-        searched = len(self.text)
         self.text += piece
         self._window, self._decoded = self._decoded, decoded
-        if not self._may_stop:
+        if self._answer is not None:
+            self._answer.push(piece)
+        self._search()
+
+    def _search(self) -> None:
+        """Look for stop texts in what has come since: within the answer, where they end that alone."""
+        first = 0 if self._answer is None else None if self._answer.is_open else self._answer.begin
+        if not self._may_stop or self.stopped or first is None:
             return
-        begin = max(searched, self._passed)
-        found = [self.text.find(stop, max(0, begin - len(stop) + 1)) for stop in self.stop]
+        begin = max(self._searched, self._passed)
+        found = [self.text.find(stop, max(first, begin - len(stop) + 1)) for stop in self.stop]
+        self._searched = len(self.text)
         if any(at >= 0 for at in found):
             self.text, self.stopped = self.text[: min(at for at in found if at >= 0)], True
 
@@ -134,6 +151,12 @@ class TextStream:
 
     def _held(self) -> int:
         """Length of the longest end of the text that may become a stop text."""
+        if self._answer is not None:
+            first = self._answer.begin
+            if first is None or self._answer.is_open:
+                return 0 if first is None else len(self.text) - first
+            if self._followed < first:
+                self._followed, self._begun = first, [0] * len(self.stop)
         text, self._followed = self.text[self._followed :], len(self.text)
         for place, stop in enumerate(self.stop):
             begun = _follow(stop, self._begun[place], text)

@@ -1,14 +1,88 @@
-"""A budget for thoughts, and a grammar that begins behind them: one more processor, at every node of a tree."""
+"""What of a request governs its thoughts and what its answer (``GOVERNS``), and what follows of it: where an answer stands
+in a text, and one more processor, at every node of a tree, for a budget of thoughts and for a grammar after them."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foretell.engine.structured.thoughts import Phase, State, Thoughts
+from foretell.engine.structured.thoughts import Part, Phase, State, Thinking, Thoughts, read, rest_of
+
+Governed = Literal["thought", "answer", "output"]
+GOVERNS: Mapping[str, Governed] = {
+    "thinking_budget": "thought",
+    # What the client reads as the answer is looked at and held to a form: a thought that quotes a stop text is not its end.
+    "stop": "answer",
+    "stop_token_ids": "answer",
+    "response_format": "answer",
+    "tools": "answer",
+    "allowed_token_ids": "answer",
+    "logprobs": "answer",
+    # The model's own end, limits (a token of a thought costs as much as another), and how each token is drawn.
+    "ignore_eos": "output",
+    "max_tokens": "output",
+    "min_tokens": "output",
+    "temperature": "output",
+    "top_k": "output",
+    "top_p": "output",
+    "min_p": "output",
+    "repetition_penalty": "output",
+    "presence_penalty": "output",
+    "frequency_penalty": "output",
+    "logit_bias": "output",
+    "seed": "output",
+}
+"""What a setting of a request governs where thoughts are told apart from the answer; elsewhere all govern the output. The
+table of docs/serving.md says the same."""
+
+
+def of_answer(setting: str, thinking: Thinking | None) -> Thinking | None:
+    """thinking, where this setting governs the answer alone; None: it governs all the output."""
+    return thinking if GOVERNS[setting] == "answer" else None
+
+
+class AnswerText:
+    """Where in an output's text the answer stands, as the text comes."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._family, self._phase, self._held = thinking.thoughts.family, thinking.start, ""
+        self.hidden = thinking.thoughts.hidden
+        self._length = 0
+        self.begin: int | None = None if thinking.start == "thought" else 0
+        """The place of the answer's first character, or of what may be one (``is_open``); None: a thought comes."""
+        self._skips = False  # white space after a mark, which belongs to the form
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what comes may be the answer, or a mark."""
+        return self._phase == "before"
+
+    def push(self, text: str, *, shown: bool = True) -> None:
+        """A further piece of the output. shown: False for a mark that the text leaves out."""
+        self._phase, self._held, parts = read(self._family, self._phase, self._held, text)
+        self._length += len(text) if shown else 0
+        self._follow(parts, text)
+        if not shown and self.begin is not None:
+            self.begin = self._length  # the client reads it there, so no stop text lies on both sides of it
+
+    def finish(self) -> None:
+        """Nothing more comes: what is open is the answer, unless it is the head of a message that was cut off."""
+        if self.is_open and rest_of(self._family, self._phase, self._held):
+            self._phase = "answer"
+
+    def _follow(self, parts: Sequence[Part], text: str) -> None:
+        marks = [place for place, (_, part) in enumerate(parts) if not part]
+        if marks:
+            text = "".join(part for _, part in parts[marks[-1] :]) + self._held
+            self._skips = True
+            self.begin = None if self._phase == "thought" else self._length - len(text)
+        if self._skips and self._phase == "answer" and self.begin is not None:
+            told = text.lstrip()
+            self.begin += len(text) - len(told)
+            self._skips = not told
 
 
 class Held(Protocol):
@@ -35,7 +109,7 @@ class ThinkingProcessor:
 
     Once a thought has ``budget`` tokens on the path of a node, the tokens that end it are the only ones permitted. What
     holds the answer is asked from the end of the thought on, and until then no end of the output is permitted, as the
-    answer would be missing. Called by one thread at a time.
+    answer would be missing. The first ``least`` tokens end no answer. Called by one thread at a time.
     """
 
     def __init__(
@@ -46,10 +120,13 @@ class ThinkingProcessor:
         budget: int | None,
         held: Held | None,
         end_ids: Sequence[int] = (),
+        stop_ids: Sequence[int] = (),
+        least: int = 0,
     ) -> None:
-        """start: the phase after the prompt; budget: None: no limit; held: None: any answer; end_ids: of an output."""
+        """start: the phase after the prompt; budget: None: no limit; held: None: any answer; end_ids: of an output;
+        stop_ids: of an answer, after at least so many tokens of the output."""
         self._thoughts, self._num_prompt, self._budget, self._held = thoughts, num_prompt, budget, held
-        self._ends = sorted(set(end_ids))
+        self._ends, self._stops, self._least = sorted(set(end_ids)), tuple(stop_ids), least
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)
         self._states = [State(start)]  # after each token of the path
         self._reason = ""
@@ -76,6 +153,14 @@ class ThinkingProcessor:
             return torch.full_like(logits, -torch.inf)
         output: NDArray[np.int64] = ids[self._num_prompt :].cpu().numpy()
         state = self._follow(output)
+        made = self._held_to(state, ids, logits)
+        if self._stops and len(output) < self._least:
+            early = [token for token in self._stops if self._thoughts.after(state, token, self._budget).is_answer]
+            made = made.clone()
+            made[early] = -torch.inf
+        return made
+
+    def _held_to(self, state: State, ids: Tensor, logits: Tensor) -> Tensor:
         forced = self._thoughts.forced_by(state, self._budget)
         if forced is not None:
             made = torch.full_like(logits, -torch.inf)

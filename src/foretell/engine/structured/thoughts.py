@@ -131,6 +131,12 @@ class State:
     thought: int = 0  # tokens of thoughts, marks aside
     pending: int = 0  # tokens of a thought that may belong to the mark that ends it
     forced: int = 0  # tokens of the closer that a budget has forced
+    blank: bool = False  # nothing but white space since a mark, which belongs to the form
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the last token is of the answer: neither of a thought, nor of a mark and the white space after it."""
+        return self.phase == "answer" and self.since < self.num_tokens and not self.blank
 
 
 class Thoughts:
@@ -185,8 +191,11 @@ class Thoughts:
         text = self.text(token)
         phase, held, parts = read(self.family, state.phase, state.held, text)
         count = state.num_tokens + 1
-        since = count if any(not part for _, part in parts) else state.since
-        made = replace(state, phase=phase, held=held, num_tokens=count, since=since, forced=num_forced)
+        marks = [place for place, (_, part) in enumerate(parts) if not part]
+        since = count if marks else state.since
+        rest = "".join(part for _, part in parts[marks[-1] :]) + held if marks else text
+        blank = (bool(marks) or state.blank) and not rest.strip()
+        made = replace(state, phase=phase, held=held, num_tokens=count, since=since, forced=num_forced, blank=blank)
         if state.phase != "thought":
             return made
         if phase != "thought":  # what was pending is the mark's, where it begins before this token
@@ -243,6 +252,14 @@ class Thoughts:
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How the outputs of one request think."""
+
+    thoughts: Thoughts
+    start: Phase  # after the prompt
 
 
 def reads(template: str, name: str) -> bool:

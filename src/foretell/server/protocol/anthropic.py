@@ -4,14 +4,27 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foretell.server.errors import bad
-from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, One, Returned, Strict, Text
+from foretell.server.protocol.fields import (
+    INT32,
+    MAX_STOPS,
+    MAX_TOOLS,
+    TEXT_ALONE,
+    Ignored,
+    JsonObject,
+    Off,
+    One,
+    Returned,
+    Strict,
+    Text,
+)  # fmt: skip
 from foretell.server.protocol.messages import Parts, TextPart
 from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
 from foretell.server.protocol.responses import SHARED
 from foretell.server.protocol.sampling import Sampling
+from foretell.server.protocol.tools import LongName, known_tool
 
 
 class ThinkingBlock(Returned):
@@ -62,8 +75,8 @@ Block = Annotated[
     Discriminator(
         _kind,
         custom_error_type="block",
-        custom_error_message="a block is a text, thinking, redacted_thinking, tool_use or tool_result: an image or a "
-        "document is not read",
+        custom_error_message=f"a block is a text, thinking, redacted_thinking, tool_use or tool_result: an image or a "
+        f"document is not read, as {TEXT_ALONE}",
     ),
 ]
 
@@ -79,7 +92,7 @@ class AnthropicTool(Returned):
     """A function that the model may call."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: LongName
     description: str | None = None
     input_schema: JsonObject = Field(description="JSON schema of the arguments.")
     strict: bool | None = None
@@ -129,10 +142,16 @@ class OutputSettings(Strict):
     format: AnthropicSchema | None = None
 
 
+def _known_edit(given: Any) -> Any:
+    if isinstance(given, str) and given != "clear_thinking_20251015":
+        raise ValueError(f"the edit {given!r:.64} is not done: send the conversation as the model should read it")
+    return given
+
+
 class ContextEdit(Strict):
     """Which earlier thoughts are kept: the template says that, and reads no more of them."""
 
-    type: Literal["clear_thinking_20251015"]
+    type: Annotated[Literal["clear_thinking_20251015"], BeforeValidator(_known_edit)]
     keep: Ignored = None
 
 
@@ -147,9 +166,9 @@ class MessagesRequest(Sampling):
 
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]
     system: str | Parts | None = None
-    stop_sequences: Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     thinking: ThinkingSettings | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnthropicChoice | None = None
     output_config: OutputSettings | None = None
     context_management: ContextSettings | None = Field(None, description="Without effect: other edits are refused.")
@@ -173,12 +192,13 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     if len(given["messages"]) > MAX_MESSAGES:
         raise bad(f"messages: {len(given['messages'])} turns and results; {MAX_MESSAGES} are taken", "messages")
     given["chat_template_kwargs"] = body.chat_template_kwargs
+    own = dict[str, Any]()  # what keeps to Anthropic's limits, and need not to OpenAI's
     if body.stop_sequences is not None:
         if body.stop is not None:
             raise bad("stop and stop_sequences are one setting: give it once", "stop_sequences")
-        given["stop"] = body.stop_sequences or None
+        own["stop"] = body.stop_sequences or None
     if body.tools is not None:
-        given["tools"] = [_tool(tool) for tool in body.tools]
+        own["tools"] = [known_tool(one.name, one.description, one.input_schema, one.strict) for one in body.tools]
     if body.tool_choice is not None:
         given["tool_choice"] = _choice(body.tool_choice)
         given["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
@@ -196,7 +216,7 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
             given["response_format"] = {"type": "json_schema", "json_schema": schema}
     if given["messages"][-1]["role"] == "assistant" and not given["messages"][-1].get("tool_calls"):
         given["continue_final_message"] = True
-    return ChatRequest.model_validate(given)
+    return ChatRequest.model_validate(given).model_copy(update=own)
 
 
 def _messages(body: MessagesRequest) -> Iterable[dict[str, Any]]:
@@ -257,11 +277,6 @@ def _told(role: str, blocks: Sequence[Block]) -> Iterable[dict[str, Any]]:
 def _text(content: str | Sequence[TextPart]) -> str:
     """Blocks are paragraphs."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
 def _choice(choice: AnthropicChoice) -> str | Mapping[str, Any]:

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 INT32 = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
@@ -45,6 +45,26 @@ Option = (
     | None
 )
 """A value of a method's own option."""
+
+
+MAX_TOOLS, MAX_STOPS = 1024, 128
+"""This server's own limits, of the protocols that name none. OpenAI's are those of its routes alone."""
+TEXT_ALONE = "this server reads text only, of multi-modal models too"
+
+
+def empty(reason: str) -> BeforeValidator:
+    """Of a field that is taken empty alone, as clients send it: any other value has this reason as its error, and not
+    that a list has an item too many."""
+
+    def check(given: Any) -> Any:
+        if given:
+            raise ValueError(reason)
+        return given
+
+    return BeforeValidator(check)
+
+
+NoImages = Annotated[Annotated[list[Any], Field(max_length=0)] | None, empty(f"images are not read: {TEXT_ALONE}")]
 
 
 class Strict(BaseModel):

@@ -2,13 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from foretell.server.protocol.fields import Ignored, JsonObject, Returned
+from foretell.server.protocol.fields import TEXT_ALONE, Ignored, NoImages, Returned, empty
 from foretell.server.protocol.tools import GivenCall
 
-NOT_TEXT = ("image", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "search_result")
-"""How the types of other parts of messages begin."""
+
+def text_alone(given: Any) -> Any:
+    """A part of a message as it is. Raises ValueError for one of a type that is no text's."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if isinstance(kind, str) and kind not in ("text", "input_text", "output_text", "refusal"):
+        raise ValueError(f"a part of type {kind!r:.40} is not read: {TEXT_ALONE}")
+    return given
 
 
 class TextPart(Returned):
@@ -19,14 +24,6 @@ class TextPart(Returned):
     annotations: Ignored = None
     citations: Ignored = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _text_alone(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
-        if isinstance(kind, str) and kind.startswith(NOT_TEXT):
-            raise ValueError(f"a part of type {kind!r:.40} is not read: texts alone are, of multi-modal models too")
-        return given
-
 
 class RefusalPart(Returned):
     """A part of a message in which the model declined."""
@@ -35,8 +32,11 @@ class RefusalPart(Returned):
     refusal: str
 
 
-Parts = Annotated[list[TextPart], Field(fail_fast=True)]
-SaidParts = Annotated[list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)]
+Parts = Annotated[list[Annotated[TextPart, BeforeValidator(text_alone)]], Field(fail_fast=True)]
+SaidParts = Annotated[
+    list[Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_alone)]],
+    Field(fail_fast=True),
+]
 
 
 class GivenMessage(Returned):
@@ -45,6 +45,7 @@ class GivenMessage(Returned):
     role: Literal["system", "developer", "user"]
     content: str | Parts
     name: str | None = None
+    images: NoImages = None
 
 
 class ToolMessage(Returned):
@@ -54,6 +55,7 @@ class ToolMessage(Returned):
     content: str | Parts | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    images: NoImages = None
 
 
 class AssistantTurn(Returned):
@@ -70,9 +72,9 @@ class AssistantTurn(Returned):
     refusal: Ignored = None
     annotations: Ignored = None
     parsed: Ignored = None
-    images: Annotated[list[JsonObject], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
+    images: NoImages = None
+    audio: Annotated[None, empty(f"audio is not read: {TEXT_ALONE}")] = None
+    function_call: Annotated[None, empty("give tool_calls")] = None
 
 
 Message = Annotated[GivenMessage | ToolMessage | AssistantTurn, Field(discriminator="role")]

@@ -16,6 +16,10 @@ def _none_if_off(given: int | None) -> int | None:
 
 
 MAX_MESSAGES = 4096
+Verbosity = Annotated[
+    Literal["low", "medium", "high"] | None,
+    Field(description="For templates that read it; elsewhere the header x-foretell-without-effect names it."),
+]
 PromptLogprobs = Annotated[
     int | None,
     Field(
@@ -62,6 +66,7 @@ class ChatRequest(Formatted):
     separate_reasoning: bool | None = Field(
         None, description="false: thoughts stay in the text, as they were written. Default true: in reasoning_content."
     )
+    verbosity: Verbosity = None
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     metadata: dict[str, str] | None = Field(None, description="Ignored.")
@@ -145,10 +150,16 @@ class EmbeddingRequest(Strict):
     user: str | None = Field(None, description="Ignored.")
 
 
+AnyPrompt = Prompt | str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+
+
 class CompletionRequest(Formatted):
     """Texts to go on with."""
 
-    prompt: Prompt = Field(description="A text, texts, token ids, or lists of them.")
+    prompt: AnyPrompt = Field(
+        description="A text, texts, token ids, or lists of them. An empty text begins as texts do: with BOS, or with "
+        "<|endoftext|>."
+    )
     echo: bool | None = Field(
         None,
         description="The prompt's text before the completion; with logprobs, its tokens' log probabilities as well.",

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, One, Returned, Strict
+from foretell.server.protocol.fields import INT32, MAX_TOOLS, Ignored, JsonObject, Off, One, Returned, Strict, empty
 from foretell.server.protocol.formats import JsonSchema, ObjectFormat, TextFormat
-from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
+from foretell.server.protocol.messages import text_alone
+from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest, Verbosity
 from foretell.server.protocol.sampling import Sampling, StreamOptions
+from foretell.server.protocol.tools import LongName, Tool, known_tool
 
 
 class ItemPart(Returned):
@@ -27,7 +29,13 @@ class DeclinedPart(Returned):
     refusal: str
 
 
-Content = str | Annotated[list[Annotated[ItemPart | DeclinedPart, Field(discriminator="type")]], Field(fail_fast=True)]
+Content = (
+    str
+    | Annotated[
+        list[Annotated[ItemPart | DeclinedPart, Field(discriminator="type"), BeforeValidator(text_alone)]],
+        Field(fail_fast=True),
+    ]
+)
 
 
 class MessageItem(Returned):
@@ -48,7 +56,7 @@ class CallItem(Returned):
     name: str
     arguments: str = Field(description="JSON.")
     status: Ignored = None
-    namespace: None = None
+    namespace: Annotated[None, empty("the server has functions alone, and no namespaces of them")] = None
 
 
 class CallOutputItem(Returned):
@@ -73,7 +81,7 @@ class ReasoningItem(Returned):
     type: Literal["reasoning"]
     summary: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
     content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
-    encrypted_content: None = None
+    encrypted_content: Annotated[None, empty("another server has written it, and it cannot be read here")] = None
     status: Ignored = None
 
 
@@ -100,7 +108,7 @@ class FunctionTool(Returned):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: LongName
     description: str | None = None
     parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
     strict: bool | None = Field(None, description="Arguments of a call always keep to the schema.")
@@ -118,7 +126,7 @@ class AllowedFunctions(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=128, fail_fast=True)]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class NamedSchema(JsonSchema):
@@ -131,15 +139,18 @@ class TextSettings(Strict):
     """What the text must look like."""
 
     format: Annotated[TextFormat | ObjectFormat | NamedSchema, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity = None
+
+
+NO_SUMMARY = empty("what was thought is told as it was, and not summed up")
 
 
 class Reasoning(Strict):
     """How much to think."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: None = None
-    generate_summary: None = None
+    summary: Annotated[None, NO_SUMMARY] = None
+    generate_summary: Annotated[None, NO_SUMMARY] = None
 
 
 class ResponseStreamOptions(StreamOptions):
@@ -154,7 +165,7 @@ class ResponsesRequest(Sampling):
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]
     instructions: str | None = Field(None, description="A first message of the system.")
     max_output_tokens: int | None = Field(None, ge=0, le=INT32, description="Most tokens to write.")
-    tools: Annotated[list[FunctionTool], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
@@ -195,8 +206,8 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     given["max_tokens"] = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     given["thinking_budget"] = body.thinking_budget
     given["parallel_tool_calls"], given["chat_template_kwargs"] = body.parallel_tool_calls, body.chat_template_kwargs
-    if body.tools is not None:
-        given["tools"] = [_tool(tool) for tool in body.tools]
+    if body.text is not None:
+        given["verbosity"] = body.text.verbosity
     if body.tool_choice is not None:
         given["tool_choice"] = _choice(body.tool_choice)
     if body.text is not None and body.text.format is not None:
@@ -205,7 +216,8 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         given["reasoning_effort"] = body.reasoning.effort
     if body.wants_logprobs:
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    return ChatRequest.model_validate(given)
+    tools = None if body.tools is None else list(map(_tool, body.tools))
+    return ChatRequest.model_validate(given).model_copy(update={"tools": tools})
 
 
 def _messages(body: ResponsesRequest) -> Iterable[dict[str, Any]]:
@@ -255,8 +267,8 @@ def _text(content: Content) -> str:
     return "".join(part.text if isinstance(part, ItemPart) else part.refusal for part in content)
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+def _tool(tool: FunctionTool) -> Tool:
+    return known_tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 
 def _choice(choice: str | ChosenTool | AllowedFunctions) -> str | Mapping[str, Any]:

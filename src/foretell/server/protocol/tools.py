@@ -1,10 +1,13 @@
 """Functions that the model may call, and calls of them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from foretell.server.protocol.fields import Ignored, JsonObject, Returned, Strict
+from foretell.server.protocol.fields import MAX_TOOLS, Ignored, JsonObject, Returned, Strict
+
+LongName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+"""A tool's name in Anthropic's API and in ``/v1/responses``; in chats it has half as many letters."""
 
 
 class FunctionCall(Strict):
@@ -53,6 +56,14 @@ class Tool(Returned):
     function: Function
 
 
+def known_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None = None
+) -> Tool:
+    """A tool of another protocol, whose limits it has kept: a chat's are others."""
+    function = Function.model_construct(name=name, description=description, parameters=parameters, strict=strict)
+    return Tool.model_construct(type="function", function=function)
+
+
 class FunctionName(Strict):
     """A function by its name."""
 
@@ -70,7 +81,7 @@ class AllowedTools(Strict):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128, fail_fast=True)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class AllowedChoice(Strict):
