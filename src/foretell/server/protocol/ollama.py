@@ -1,10 +1,10 @@
 """Requests of Ollama's routes, and what they are as a conversation."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from foretell.model.templates import tojson
 from foretell.server.errors import bad
 from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, Returned, Strict, Text
 from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
@@ -178,7 +178,7 @@ def _message(message: OllamaMessage) -> dict[str, Any]:
         made["tool_calls"] = [
             {
                 "type": "function",
-                "function": {"name": one.function.name, "arguments": json.dumps(one.function.arguments)},
+                "function": {"name": one.function.name, "arguments": tojson(one.function.arguments)},
             }
             for one in message.tool_calls
         ]
