@@ -110,8 +110,8 @@ def _paired(given: list[Turn]) -> list[Turn]:
 
 
 def _in_order(calls: Sequence[Turn], results: Sequence[Turn], begun: int) -> list[Turn]:
-    """The results of some calls, one of each, in their order; what has no id goes by its place. begun: the place of the
-    first result in the conversation."""
+    """The results of some calls, one of each, in their order; what has no id goes by its name, or by its place. begun: the
+    place of the first result in the conversation."""
     ids = [call.get("id") or None for call in calls]
     places: dict[str, int] = {}
     for at, one in enumerate(ids):
@@ -127,11 +127,16 @@ def _in_order(calls: Sequence[Turn], results: Sequence[Turn], begun: int) -> lis
             raise _unpaired(place, f"a second result of the call {_short(ids[known])}: give one of each call")
         else:
             found[known] = result
-    all_places = iter(range(len(ids)))
-    places_without_id = iter([at for at, one in enumerate(ids) if one is None])
+    listed: dict[tuple[bool, str | None], list[int]] = {}  # by whether all are without an id, and by their name
+    for at, (one, call) in enumerate(zip(ids, calls, strict=True)):
+        for is_bare in (False, True) if one is None else (False,):
+            for name in (call["function"]["name"], None):
+                listed.setdefault((is_bare, name), []).append(at)
+    free = {key: iter(each) for key, each in listed.items()}
     for place, result in others:
         named = result.get("tool_call_id") or None
-        unknown = next((at for at in (places_without_id if named else all_places) if at not in found), None)
+        keys = [(named is not None, name) for name in (result.get("name"), None)]
+        unknown = next((at for key in keys for at in free.get(key, ()) if at not in found), None)
         if unknown is not None:
             found[unknown] = result
         elif calls or named is not None:

@@ -144,8 +144,9 @@ def render(
                 refusal = PromptError(f"it leaves out {hidden.shown(lost)}")
             except Exception as error:  # templates raise their own errors, and any other by what they read
                 refusal = error
+    advice = "say that in a message of the user, or leave it out" if isinstance(refusal, PromptError) else "mend them"
     raise PromptError(
-        f"the chat template of {name!r} refuses these messages ({str(refusal) or type(refusal).__name__}): mend them"
+        f"the chat template of {name!r} refuses these messages ({str(refusal) or type(refusal).__name__}): {advice}"
     ) from refusal
 
 
