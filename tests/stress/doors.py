@@ -7,7 +7,8 @@ A case is a conversation (roles in any order, parts, calls, results in any order
 template. The doors that can say it are asked: chat, messages, responses, Ollama's chat and generate, whole and streamed,
 both token counts and ``Engine.chat_prompt``. Equal must be: the prompt's ids, the adapter, text, thought, calls, how it
 ended; and where one refuses, all do. The service says what a function of the prompt says, or with --decode what the bundled
-model does. Case i is a function of --seed and i.
+model does. Of eight cases one is answered; of the others the prompts are compared, without HTTP. Case i is a function of
+--seed and i.
 """
 
 import argparse
@@ -16,17 +17,23 @@ import random
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import httpx
+from pydantic import BaseModel
 
 from foretell import Engine, Service, ServiceOptions
 from foretell.core.errors import PromptError
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
+from foretell.server.backend import Backend
+from foretell.server.chat import prompt_of
+from foretell.server.errors import ApiError, parse
+from foretell.server.protocol import anthropic, ollama, responses
+from foretell.server.protocol.requests import ChatRequest
 from tests.engine.request.test_told import BOTH, END, LOOP, PARTS, QWEN
 from tests.server.fake import EOS, FakeService
 from tests.server.live import live
@@ -36,6 +43,15 @@ from tests.stress.served import Check, report
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OLLAMA, GENERATE = "/api/chat", "/api/generate"
 TENANT = "tenant"
+ANSWERED = 8
+"""Of so many cases one is answered over HTTP."""
+KINDS: dict[str, tuple[type[BaseModel], Callable[[Any], ChatRequest]]] = {
+    CHAT: (ChatRequest, lambda body: body),
+    MESSAGES: (anthropic.MessagesRequest, anthropic.as_chat),
+    RESPONSES: (responses.ResponsesRequest, responses.as_chat),
+    OLLAMA: (ollama.OllamaChatRequest, ollama.as_chat),
+    GENERATE: (ollama.GenerateRequest, ollama.of_prompt),
+}
 THINKS = LOOP + "<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
 TEMPLATES: dict[str, Any] = {
     **PARTS, "both": BOTH, "qwen": QWEN, "hermes": HERMES, "gemma": GEMMA, "mistral": MISTRAL, "silent": SILENT,
@@ -360,8 +376,8 @@ READ = {CHAT: of_chat, MESSAGES: of_messages, RESPONSES: of_response, OLLAMA: of
 class Doors:
     """A server, and what its service was given."""
 
-    def __init__(self, client: httpx.Client, service: Any) -> None:
-        self.client, self.service, self.tokenizer = client, service, service.engine.tokenizer
+    def __init__(self, client: httpx.Client, service: Any, backend: Backend) -> None:
+        self.client, self.service, self.tokenizer, self.backend = client, service, service.engine.tokenizer, backend
         self.given: list[Any] = []
         submit = service.submit
 
@@ -390,6 +406,15 @@ class Doors:
         READ[path]([json.loads(text) for text in texts], said)
         return said
 
+    def prompt(self, path: str, body: Mapping[str, Any], one: Case) -> Said:
+        """The prompt of one door, as its route makes it."""
+        kind, as_chat = KINDS[path]
+        try:
+            chat = as_chat(parse(kind, json.dumps({**body, "model": one.model or None}).encode()))
+            return Said(ids=tuple(prompt_of(self.backend, chat)), lora=self.backend.served(chat.model)[1])
+        except ApiError as error:
+            return Said(error.status, why=str(error))
+
     def count(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """(status, the tokens or their number) of a route that counts."""
         answer = self.client.post(path, json=body)
@@ -397,40 +422,51 @@ class Doors:
         return answer.status_code, made.get("input_tokens", tuple(made.get("tokens", ())))
 
 
-def differences(doors: Doors, one: Case, tally: Counter[str]) -> Iterator[str]:
-    """Where a door is not as the first one."""
+def differences(doors: Doors, one: Case, tally: Counter[str], *, answered: bool = True) -> Iterator[str]:
+    """Where a door is not as the first one. answered: else prompts alone are compared."""
     doors.tokenizer.chat_template = TEMPLATES[one.template]
     chat = as_chat(one)
-    first = doors.ask(CHAT, chat, one, stream=False)
-    tally[f"{'served' if first.status == 200 else 'refused'}"] += 1
-    tally[f"end {first.end}"] += 1
-    tally["thoughts"] += bool(first.thought)
-    tally["calls"] += bool(first.calls)
-    others = {MESSAGES: as_messages(one), RESPONSES: as_response(one), OLLAMA: as_ollama(one), GENERATE: as_generate(one)}
-    for path, body in {CHAT: chat, **others}.items():
-        for stream in (False, True) if body is not None else ():
-            got = first if (path, stream) == (CHAT, False) else doors.ask(path, body or {}, one, stream=stream)
+    bodies = {
+        CHAT: chat, MESSAGES: as_messages(one), RESPONSES: as_response(one), OLLAMA: as_ollama(one),
+        GENERATE: as_generate(one),
+    }  # fmt: skip
+    first: Said | None = None
+    for path, body in bodies.items():
+        for stream in (False, True) if answered and body is not None else (False,) if body is not None else ():
+            got = doors.ask(path, body or {}, one, stream=stream) if answered else doors.prompt(path, body or {}, one)
             tally[path] += 1
+            first = first or got
             if got != first:
                 yield f"{path}{', streamed' if stream else ''}: {_shown(doors, got)} instead of {_shown(doors, first)}\n{body}"
-    told = doors.count("/tokenize", chat)
-    if told != (first.status, first.ids):
-        yield f"/tokenize: {told}\n{chat}"
-    if (counted := others[MESSAGES]) is not None:
-        told = doors.count(f"{MESSAGES}/count_tokens", counted)
-        if told[0] != first.status or (told[0] == 200 and told[1] != len(first.ids)):
-            yield f"count_tokens: {told} instead of {len(first.ids)}\n{counted}"
+    assert first is not None
+    tally["served" if first.status == 200 else "refused"] += 1
+    if answered:
+        tally[f"end {first.end}"] += 1
+        tally["thoughts"] += bool(first.thought)
+        tally["calls"] += bool(first.calls)
+        yield from _counts(doors, bodies, first)
     # What a server alone does aside: tools, thoughts by the template, and results put in order.
-    is_plain = not one.tools and not any(turn.thought for turn in one.turns) and "continue_final_message" not in chat
-    if is_plain and not any(len(turn.calls) > 1 for turn in one.turns) and first.status == 200:
+    is_plain = not one.tools and not any(turn.thought or len(turn.calls) > 1 for turn in one.turns)
+    if is_plain and "continue_final_message" not in chat and first.status == 200:
         tally["Engine.chat_prompt"] += 1
         try:
             ids = tuple(Engine.chat_prompt(cast(Engine, doors.service.engine), chat["messages"]))
         except PromptError as error:
-            ids = ()
             yield f"Engine.chat_prompt: {error}\n{chat}"
-        if ids and ids != first.ids:
-            yield f"Engine.chat_prompt: {doors.tokenizer.decode(ids)!r} instead of {_shown(doors, first)}\n{chat}"
+        else:
+            if ids != first.ids:
+                yield f"Engine.chat_prompt: {doors.tokenizer.decode(ids)!r} instead of {_shown(doors, first)}\n{chat}"
+
+
+def _counts(doors: Doors, bodies: Mapping[str, Any], first: Said) -> Iterator[str]:
+    """Where a route that counts does not count the prompt."""
+    told = doors.count("/tokenize", bodies[CHAT])
+    if told != (first.status, first.ids):
+        yield f"/tokenize: {told}\n{bodies[CHAT]}"
+    if bodies[MESSAGES] is not None:
+        told = doors.count(f"{MESSAGES}/count_tokens", bodies[MESSAGES])
+        if told[0] != first.status or (told[0] == 200 and told[1] != len(first.ids)):
+            yield f"count_tokens: {told} instead of {len(first.ids)}\n{bodies[MESSAGES]}"
 
 
 def _shown(doors: Doors, said: Said) -> str:
@@ -458,19 +494,20 @@ def opened(*, decode: bool = False) -> Iterator[Doors]:
         service.engine.model.loras = (TENANT,)
         model = service.engine.model
         model.spec = replace(model.spec, vocab_size=8200, eos_token_ids=(EOS, 2))
-    with live(build_app(service)) as url, httpx.Client(base_url=url, timeout=120) as client:
-        yield Doors(client, service)
+    app = build_app(service)
+    with live(app) as url, httpx.Client(base_url=url, timeout=120) as client:
+        yield Doors(client, service, app.state.backend)
     if decode:
         service.close()
 
 
-def differ(doors: Doors, seed: int, numbers: range, tally: Counter[str]) -> list[str]:
-    """What differs in these cases, in words."""
+def differ(doors: Doors, seed: int, numbers: range, tally: Counter[str], *, each: int = 1) -> list[str]:
+    """What differs in these cases, in words. each: one of so many is answered."""
     wrong = []
     for number in numbers:
         one = case(seed, number)
         tally[f"template {one.template}"] += 1
-        for line in differences(doors, one, tally):
+        for line in differences(doors, one, tally, answered=number % each == 0):
             wrong.append(f"--seed {seed} --only {number}, {one.template}, {line}")
             print(wrong[-1], file=sys.stderr, flush=True)
     return wrong
@@ -485,7 +522,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     numbers, tally = range(args.cases) if args.only is None else range(args.only, args.only + 1), Counter[str]()
     with opened(decode=args.decode) as doors:
-        wrong = differ(doors, args.seed, numbers, tally)
+        each = 1 if args.decode or args.only is not None else ANSWERED
+        wrong = differ(doors, args.seed, numbers, tally, each=each)
     checks = [
         Check("most are served", tally["served"] >= 0.5 * len(numbers), ", ".join(f"{n} {name}" for name, n in tally.items())),
         Check("one conversation, one prompt", not wrong, f"{len(wrong)} differ"),

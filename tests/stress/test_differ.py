@@ -1,7 +1,10 @@
-"""Random requests by every method, whole and streamed, against plain decoding of the same server."""
+"""Random requests by every method, whole and streamed, against plain decoding of the same server; random conversations by
+every door."""
 
 import argparse
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from foretell import Engine, Service, ServiceOptions
 from foretell.server.app import build_app
 from tests.server.live import live
-from tests.stress import differ, minutes
+from tests.stress import differ, doors, minutes, size
 
 
 @pytest.fixture
@@ -77,3 +80,77 @@ def test_requests_are_a_function_of_the_seed_and_have_every_parameter() -> None:
         "logprobs", "top_logprobs", "echo", "seed", "stream_options", "response_format", "regex", "grammar", "tools",
         "tool_choice", "continue_final_message", "provenance",
     }  # fmt: skip
+
+
+# -- one conversation through every door ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[doors.Doors]:
+    with doors.opened() as found:
+        yield found
+
+
+def conversation(template: str) -> doors.Case:
+    """Calls with what spellings differ in, results in another order, and a thought."""
+    given = {"b": "Zürich", "a": 2**53 + 1, "漢": [10**30, 0.5, None]}
+    calls = [("call00001", "now", given), ("call00002", "look", {}), ("call00003", "other", {"b": 1, "a": "\n"})]
+    turns = [
+        doors.Turn("system", "be brief"),
+        doors.Turn("user", "When?\nAnd where?"),
+        doors.Turn("assistant", "I look.", "hm", calls),
+        *(doors.Turn("tool", f"of {name}", call=name) for name in ("call00003", "call00001", "call00002")),
+        doors.Turn("assistant", "noon"),
+        doors.Turn("user", "ok"),
+    ]
+    return doors.Case(template, turns, [], doors.TENANT, 40, random.Random(template))
+
+
+@pytest.mark.parametrize("with_tools", [False, True])
+@pytest.mark.parametrize("template", [name for name in doors.TEMPLATES if name != "loses results"])
+def test_one_conversation_is_one_prompt_by_every_door(opened: doors.Doors, template: str, with_tools: bool) -> None:
+    one, tally = conversation(template), Counter[str]()
+    one.tools = doors.TOOLS if with_tools else []
+    assert not list(doors.differences(opened, one, tally))
+    assert tally["served"] == 1
+    assert [tally[path] for path in (doors.CHAT, doors.MESSAGES, doors.RESPONSES, doors.OLLAMA)] == [2, 2, 2, 2]
+    prompt = opened.tokenizer.decode(opened.given[-1].prompt_ids) if opened.given else ""
+    assert prompt.count("Zürich") + prompt.count("9007199254740993") in (0, 2)
+
+
+def test_a_few_conversations(opened: doors.Doors) -> None:
+    tally = Counter[str]()
+    assert not doors.differ(opened, 5, range(25), tally)
+    assert tally["served"] > 15
+    assert doors.case(5, 3) .turns == doors.case(5, 3).turns != doors.case(6, 3).turns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--decode"]])
+def test_conversations(more: list[str]) -> None:
+    cases = size(150, 10_000) // (10 if more else 1)
+    assert doors.main(["--cases", str(cases), "--seed", "2", *more]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "door"),
+    [
+        ("protocol.anthropic.tojson", lambda given: "{}", doors.MESSAGES),
+        ("protocol.anthropic._text", lambda content: content if isinstance(content, str) else content[0].text, "messages"),
+        ("protocol.responses._text", lambda content: content if isinstance(content, str) else "", doors.RESPONSES),
+        ("protocol.ollama.tojson", lambda given: json_without_order(given), doors.OLLAMA),
+        ("turns._paired", lambda given: given, doors.RESPONSES),
+        ("chat._delta", lambda one: {"content": getattr(one, "text", "")}, f"{doors.CHAT}, streamed"),
+        ("ollama._ending", lambda answer, completion: {"done_reason": "stop"}, doors.OLLAMA),
+        ("backend.Backend.served", lambda self, name: (name or self.name, None), doors.OLLAMA),
+    ],
+)
+def test_control_a_door_that_differs_is_found(
+    opened: doors.Doors, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any, door: str
+) -> None:
+    monkeypatch.setattr(f"foretell.server.{name}", fault)
+    assert any(door in line for line in doors.differ(opened, 1, range(60), Counter[str]()))
+
+
+def json_without_order(given: Any) -> str:
+    return doors.json.dumps(given, sort_keys=True)

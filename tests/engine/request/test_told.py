@@ -52,6 +52,7 @@ def test_which_roles_are_read_as_parts_is_found_by_rendering() -> None:
     assert {name: roles(template) for name, template in PARTS.items()} == dict.fromkeys(PARTS, every)
     assert roles(BOTH) == roles(PLAIN) == roles(JSON) == roles("D") == roles("{{ raise_exception('a') }}") == frozenset()
     assert roles(OF_USER) == {"user"}
+    assert roles(LOOP + "{% if m.content is not string %}{{ m.content }}{% endif %}" + END) == frozenset()  # as Python's list
 
 
 @pytest.mark.parametrize("name", PARTS)
