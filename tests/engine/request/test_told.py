@@ -1,5 +1,6 @@
 """Templates that read texts as parts, and what a template leaves out of what was said."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,12 +36,23 @@ SHOWN = '<tool_call>\n{"name": "now", "arguments": {"at": "Zürich"}}\n</tool_ca
 TOLD = f"<user>When?<assistant>{SHOWN}<user><tool_response>\nnoon\n</tool_response>"
 
 
+@cache
+def _tokenizer() -> Any:
+    return tokenizer_with(None)
+
+
+def with_template(template: Any) -> Any:
+    """The bundled tokenizer, read once."""
+    _tokenizer().chat_template = template
+    return _tokenizer()
+
+
 def text_of(template: str, messages: Any, **options: Any) -> str:
-    return render(messages, tokenizer_with(template), "model", **{"generate": False, **options}).text
+    return render(messages, with_template(template), "model", **{"generate": False, **options}).text
 
 
 def roles(template: str) -> frozenset[str]:
-    tokenizer = tokenizer_with(template)
+    tokenizer = with_template(template)
     return roles_of_parts(lambda given: tokenizer.apply_chat_template(given, tokenize=False))
 
 
