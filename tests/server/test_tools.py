@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from foretell import ConfigError, Engine
+from foretell.engine.request.calls import knows_tools, messages_with_tools
 from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
 from foretell.server.reading import whole
@@ -19,8 +20,6 @@ from foretell.server.tools import (
     ContentDelta,
     ToolCallStream,
     ToolUse,
-    knows_tools,
-    messages_with_tools,
     new_call_id,
 )
 

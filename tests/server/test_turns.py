@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from foretell.engine.request.calls import messages_with_tools
 from foretell.model.load import load_tokenizer
 from foretell.server.errors import ApiError
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.tools import messages_with_tools
 from foretell.server.turns import Form, turns
 from tests.engine.request.test_conversation import beginning_with
 from tests.server.conftest import Serve
@@ -224,6 +224,36 @@ def test_many_calls_and_results_are_paired_in_no_time() -> None:
     with pytest.raises(ApiError, match=r"no result of the call 'call_4000', 'call_4001', .* or 15992 others"):
         turns(given.messages, Form("", None, None))
     assert process_time() - start < 2
+
+
+def test_ollama_s_results_go_by_ids_and_by_names(serve: Serve) -> None:
+    asked = Asked(serve, HERMES)
+    names = {"now": {"tool_call_id": "a"}, "look": {"tool_call_id": "b"}}
+    for has_ids in (True, False):
+        made = [
+            {**(({"id": each["tool_call_id"]}) if has_ids else {}), "function": {"name": name, "arguments": {}}}
+            for name, each in names.items()
+        ]
+        results = [
+            {"role": "tool", "content": f"of {name}", **(names[name] if has_ids else {"tool_name": name})}
+            for name in ("look", "now")
+        ]
+        said = {"role": "assistant", "content": "", "tool_calls": made}
+        answer = asked.client.post("/api/chat", json={"messages": [USER, said, *results], "stream": False})
+        assert answer.status_code == 200, answer.text
+        prompt = asked.tokenizer.decode(asked.service.submitted[-1].prompt_ids)
+        assert prompt.index("of now") < prompt.index("of look")
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/tokenize"])
+def test_a_text_that_is_lost_is_told(serve: Serve, path: str) -> None:
+    asked = Asked(serve, LOOP + "{% if m.role != 'assistant' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}")
+    messages = [USER, {"role": "assistant", "content": "at noon"}, USER]
+    own = {"max_tokens": 5} if path == "/v1/messages" else {}
+    answer = asked.client.post(path, json={"input" if path == RESPONSES else "messages": messages, **own})
+    assert answer.status_code == 400, answer.text
+    assert "it leaves out the text of the assistant, 'at noon'" in answer.text
+    assert not asked.service.submitted
 
 
 # -- markers in contents -------------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
-"""Random requests by every method, whole and streamed, against plain decoding of the same server."""
+"""Random requests by every method, whole and streamed, against plain decoding of the same server; random conversations by
+every door."""
 
 import argparse
 import asyncio
+import json
+import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 from foretell import Engine, Service, ServiceOptions
 from foretell.server.app import build_app
 from tests.server.live import live
-from tests.stress import differ, minutes
+from tests.stress import differ, doors, minutes, size
 
 
 @pytest.fixture
@@ -77,3 +81,78 @@ def test_requests_are_a_function_of_the_seed_and_have_every_parameter() -> None:
         "logprobs", "top_logprobs", "echo", "seed", "stream_options", "response_format", "regex", "grammar", "tools",
         "tool_choice", "continue_final_message", "provenance",
     }  # fmt: skip
+
+
+# -- one conversation through every door ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[doors.Doors]:
+    with doors.opened() as found:
+        yield found
+
+
+def conversation(template: str) -> doors.Case:
+    """Calls with what spellings differ in, results in another order, and a thought."""
+    given = {"b": "Zürich", "a": 2**53 + 1, "漢": [10**30, 0.5, None]}
+    calls = [("call00001", "now", given), ("call00002", "look", {}), ("call00003", "other", {"b": 1, "a": "\n"})]
+    turns = [
+        doors.Turn("system", "be brief"),
+        doors.Turn("user", "When?\nAnd where?"),
+        doors.Turn("assistant", "I look.", "hm", calls),
+        *(doors.Turn("tool", f"of {name}", call=name) for name in ("call00003", "call00001", "call00002")),
+        doors.Turn("assistant", "noon"),
+        doors.Turn("user", "ok"),
+    ]
+    return doors.Case(template, turns, [], doors.TENANT, 40, random.Random(template))
+
+
+@pytest.mark.parametrize("template", [name for name in doors.TEMPLATES if name != "loses results"])
+def test_one_conversation_is_one_prompt_by_every_door(opened: doors.Doors, template: str) -> None:
+    for tools in ([], doors.TOOLS):
+        one, tally = conversation(template), Counter[str]()
+        one.tools = tools
+        answered = template in ("guard", "qwen")
+        assert not list(doors.differences(opened, one, tally, answered=answered))
+        assert tally["served"] == 1
+        asked = [tally[path] for path in (doors.CHAT, doors.MESSAGES, doors.RESPONSES, doors.OLLAMA)]
+        assert asked == ([2] * 4 if answered else [1] * 4)
+        prompt = opened.tokenizer.decode(opened.prompt(doors.CHAT, doors.as_chat(one), one).ids)
+        assert all(text in prompt for text in ("Zürich", "9007199254740993", "be brief", "And where?", "I look.", "noon"))
+        assert prompt.index("of call00001") < prompt.index("of call00002") < prompt.index("of call00003")
+
+
+def test_a_few_conversations(opened: doors.Doors) -> None:
+    tally = Counter[str]()
+    assert not doors.differ(opened, 5, range(24), tally, each=12)
+    assert tally["served"] > 15
+    assert doors.case(5, 3).turns == doors.case(5, 3).turns
+    assert doors.case(5, 3).turns != doors.case(6, 3).turns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--decode"]])
+def test_conversations(more: list[str]) -> None:
+    cases = size(150, 10_000) // (10 if more else 1)
+    assert doors.main(["--cases", str(cases), "--seed", "2", *more]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "door"),
+    [
+        ("protocol.anthropic.tojson", lambda given: "{}", doors.MESSAGES),
+        ("protocol.responses._text", lambda content: "", doors.RESPONSES),
+        ("protocol.ollama.tojson", lambda given: json.dumps(given, sort_keys=True), doors.OLLAMA),
+        ("protocol.ollama._shared", lambda body: {"stream": body.stream}, doors.OLLAMA),
+        ("chat._delta", lambda one: {"content": ""}, f"{doors.CHAT}, streamed"),
+        ("ollama._ending", lambda answer, completion: {"done_reason": "never"}, doors.OLLAMA),
+    ],
+)
+def test_control_a_door_that_differs_is_found(
+    opened: doors.Doors, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any, door: str
+) -> None:
+    monkeypatch.setattr(f"foretell.server.{name}", fault)
+    answered = not name.startswith("protocol.")
+    found = list(doors.differences(opened, conversation("qwen"), Counter[str](), answered=answered))
+    assert found
+    assert all(line.startswith(door) for line in found)

@@ -9,6 +9,7 @@ from foretell.doctor.examine import Examined
 from foretell.doctor.machine import Machine
 from foretell.doctor.recommend import Advice
 from foretell.engine.engine import Engine
+from foretell.engine.request.conversation import render
 from foretell.model.load import load_tokenizer
 
 FAR_FROM_LIMIT = 0.4
@@ -171,12 +172,7 @@ def _templates(engine: Engine, drafter: str) -> list[Warned]:
 
 def _rendered(tokenizer: Any) -> str | None:
     """A short conversation by a tokenizer's template."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        return None
     try:
-        text: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
-        )
-    except Exception:  # templates raise their own errors
+        return render([{"role": "user", "content": "Hello"}], tokenizer, "").text
+    except ForetellError:  # there is none, or it refuses that
         return None
-    return text

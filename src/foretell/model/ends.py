@@ -5,12 +5,13 @@ what the sources name is joined; no source replaces another.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from foretell.model.target import ModelSpec
+from foretell.model.templates import as_parts, roles_of_parts
 
 MARKERS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
@@ -108,8 +109,13 @@ def _closing(tokenizer: Any, added: Mapping[str, int], find: Callable[[str], int
     if not getattr(tokenizer, "chat_template", None):
         return []
     turns = [{"role": "user", "content": "foretell asks"}, {"role": "assistant", "content": _SAID}]
+
+    def write(turns: Sequence[Mapping[str, Any]]) -> str:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False))
+
+    in_parts = roles_of_parts(write)
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        text = write([as_parts(turn, in_parts) for turn in turns])
     except Exception:  # templates raise their own errors, and any other by what they read
         return []
     rest = text.rpartition(_SAID)[2].lstrip() if _SAID in text else ""

@@ -5,7 +5,8 @@ A template is anybody's code. It sees plain data alone, and can change and store
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,15 @@ from jinja2.utils import Namespace
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names by which messages hold the model's reasoning; templates read the first, those of gpt-oss the second."""
 _GOES_ON = "FORETELL_GOES_ON "
+_HALF = re.compile("[\ud800-\udfff]")
+_SAID = "zqsaidqz"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
+_USER = {"role": "user", "content": "a"}
+_ASKED: Mapping[str, Sequence[Mapping[str, Any] | None]] = {
+    "user": (None,), "assistant": (_USER, None, _USER), "system": (None, _USER), "developer": (None, _USER),
+    "tool": (_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, None),
+}  # fmt: skip
+"""Of each role a conversation that tells how a template reads its text. None: the turn with the text."""
 
 
 def render_chat(
@@ -33,19 +43,21 @@ def render_chat(
     continue_final_message: bool = False,
     **values: Any,
 ) -> str:
-    """The text of a conversation. continue_final_message: it ends within the last message, whose content is a text; values:
-    further ones that the template reads. Raises ValueError, or what the template raises."""
+    """The text of a conversation. continue_final_message: it ends within the last message, whose content is a text, or parts
+    of which one is; values: further ones that the template reads. Raises ValueError, or what the template raises."""
     if not messages:
         raise ValueError("a conversation needs at least one message")
     template = _compiled(source)
     turns = [_turn(message) for message in messages]
-    last = turns[-1].get("content") if continue_final_message else None
+    last = None
     if continue_final_message:
+        holder, key = _last_text(turns[-1])
+        last = holder.get(key)
         if add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt exclude each other")
         if not isinstance(last, str) or "content" not in source:
             raise ValueError("continue_final_message needs a last message with a text that the template reads")
-        turns[-1]["content"] = last + _GOES_ON
+        holder[key] = last + _GOES_ON
     text = template.render(
         messages=turns,
         tools=plain_data(tools),
@@ -60,6 +72,35 @@ def render_chat(
         raise ValueError("continue_final_message: the template does not write the last message as it is")
     at = text.rindex(mark)
     return text[:at] if text[at:].startswith(_GOES_ON) else text[:at].rstrip()  # the template has stripped the content
+
+
+def as_parts(turn: Mapping[str, Any], roles: Set[str]) -> Mapping[str, Any]:
+    """A turn as templates take it that read the texts of these roles as lists of parts (``roles_of_parts``)."""
+    role, content = turn.get("role"), turn.get("content")
+    if not isinstance(content, str) or not (role if role in _ASKED else "user") in roles:
+        return turn
+    return {**turn, "content": [{"type": "text", "text": content}]}
+
+
+def roles_of_parts(write: Callable[[Sequence[Mapping[str, Any]]], str]) -> frozenset[str]:
+    """The roles whose text a template reads as a list of parts alone, as those of vision models do: of a plain text they
+    write nothing. Found by rendering; a role that the template refuses is taken for the user's. write: renders turns."""
+    found = set[str]()
+    for role, turns in _ASKED.items():
+        asked = [{"role": role, "content": _SAID} if turn is None else turn for turn in turns]
+        reads = next((kinds for kinds in (found, {*found, role}) if _is_told(asked, kinds, write)), None)
+        if role in (reads or ()) or (reads is None and "user" in found):
+            found.add(role)
+    return frozenset(found)
+
+
+def _is_told(turns: Sequence[Mapping[str, Any]], roles: Set[str], write: Callable[..., str]) -> bool:
+    """Whether a template writes the text, and not the list that it stands in."""
+    try:
+        text = write([as_parts(turn, roles) for turn in turns]).lower()
+    except Exception:  # templates raise their own errors, and any other by what they read
+        return False
+    return _SAID in text and not re.search(rf"['\"]text['\"]\s*:\s*['\"]{_SAID}", text)
 
 
 def plain_data(value: Any) -> Any:
@@ -92,12 +133,20 @@ def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
     return turn if reasoning is None else {"thinking": reasoning, **turn, "reasoning_content": reasoning}
 
 
+def _last_text(turn: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(what holds the last text of a turn, its key there)."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        return turn, "content"
+    return next((part for part in reversed(content) if isinstance(part, dict) and "text" in part), {}), "text"
+
+
 @lru_cache(maxsize=64)
 def _compiled(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = tojson
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
@@ -153,15 +202,17 @@ class _Dict:
         return dict.fromkeys(*args)
 
 
-def _tojson(
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own escapes what HTML would read."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """JSON as templates write it: jinja2's own escapes what HTML would read. Half a surrogate pair, which is no text, stays
+    the escape that it was."""
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _HALF.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _raise_exception(message: str) -> None:

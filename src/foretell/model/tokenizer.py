@@ -106,7 +106,7 @@ class PlainTokenizer:
         are_turns = isinstance(conversation, list | tuple) and all(isinstance(turn, Mapping) for turn in conversation)
         last = conversation[-1].get("content") if are_turns and conversation else None
         is_read = are_turns and (
-            not continue_final_message or (continue_final_message is True and isinstance(last, str))
+            not continue_final_message or (continue_final_message is True and isinstance(last, str | list))
         )
         is_plain = not _OPTIONS & values.keys() and all(
             given is None or all(isinstance(one, Mapping) for one in given) for given in (tools, documents)

@@ -107,7 +107,7 @@ class Backend:
         except PromptError as error:
             log("template refused", level="warning", error=error)
             reason, kind = str(error.__cause__), type(error.__cause__).__name__
-            told = f": {reason.splitlines()[0][:200]}" if kind == "TemplateError" and reason else ""
+            told = f": {reason.splitlines()[0][:200]}" if kind in ("TemplateError", "PromptError") and reason else ""
             raise bad(f"the model's chat template refuses these messages{told}", param) from None
         return made.text, self._checked(made.text, param, made.ids)
 

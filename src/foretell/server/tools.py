@@ -21,9 +21,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
+from foretell.engine.request.calls import CLOSE, OPEN
 from foretell.engine.structured.constraint import Constraint, Constraints, json_options
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BLANK = r"/[ \t\r\n]{1,16}/"
 """White space between calls and after the last one. Where it may be, the model may end; it is bounded, as an uncertain
 model may write blanks until its limit."""
@@ -37,19 +37,6 @@ _PARTS = [
 _HEAD = re.compile("".join(_PARTS) + r"(?=\{)")
 _BEGUN = re.compile("".join(f"(?:{part}" for part in _PARTS) + ")?" * len(_PARTS))
 """The beginning of what ``_HEAD`` matches."""
-_SYSTEM = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 
 
 # -- the request ---------------------------------------------------------------------------------------------------------
@@ -212,56 +199,6 @@ def _allowed(given: Any, known: Sequence[Tool]) -> tuple[tuple[Tool, ...], Liter
 def _short(given: Any) -> str:
     text = repr(given)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-# -- the prompt ----------------------------------------------------------------------------------------------------------
-
-
-def knows_tools(template: str) -> bool:
-    """Whether a model's own template renders tools, and in the form that is generated here.
-
-    Templates of another form (``<function=...>``, ``[TOOL_CALLS]``) would show the model calls that the grammar
-    forbids: for them, and for templates without tools, use ``messages_with_tools``.
-    """
-    return bool(re.search(r"\btools\b", template)) and OPEN in template and "<function=" not in template
-
-
-def messages_with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> list[dict[str, Any]]:
-    """A conversation for a template without tools: the turns of ``turns.turns``, where calls and their results are texts.
-
-    The tools come first, in the system message; calls become ``<tool_call>`` texts, results ``<tool_response>`` texts of
-    the user's.
-    """
-    made: list[dict[str, Any]] = []
-    answers = False
-    for message in messages:
-        text = message["content"]
-        if message["role"] == "tool":
-            text = f"<tool_response>\n{text}\n</tool_response>"
-            if answers:
-                made[-1]["content"] += "\n" + text
-            else:
-                made.append({"role": "user", "content": text})
-            answers = True
-            continue
-        answers = False
-        calls = [call["function"] for call in message.get("tool_calls", ())]
-        parts = [text] if text or not calls else []
-        for call in calls:
-            head = f'{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"] or "{}"}}}'
-            parts.append(f"{OPEN}\n{head}\n{CLOSE}")
-        rest = {key: value for key, value in message.items() if key != "tool_calls"}
-        made.append({**rest, "content": "\n".join(parts)})
-    if tools:
-        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        system = _SYSTEM.format(tools=lines)
-        if made and made[0]["role"] == "system":
-            made[0]["content"] = f"{made[0]['content']}\n\n{system}" if made[0]["content"] else system
-        else:
-            made.insert(0, {"role": "system", "content": system})
-    return made
 
 
 # -- the output ----------------------------------------------------------------------------------------------------------

@@ -1,22 +1,19 @@
 """A request's messages as turns, one rule for all templates: texts, roles, and results in the order of their calls."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretell.engine.request.conversation import Messages, Tools
+from foretell.engine.request.calls import knows_tools, messages_with_tools
+from foretell.engine.request.conversation import THOUGHTS, Messages, Tools
 from foretell.engine.structured.thoughts import family_of
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage
 from foretell.server.protocol.tools import GivenCall
-from foretell.server.tools import knows_tools, messages_with_tools
 
 Turn = dict[str, Any]
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names by which templates read an earlier thought."""
 MOST_SHOWN = 8
 """Ids that an error lists."""
 
@@ -46,12 +43,7 @@ def form_of(backend: Backend, messages: Sequence[Message], tools: Tools) -> Form
 def turns(messages: Sequence[Message], form: Form) -> list[Turn]:
     """The conversation, as the form's template and its composer read it: every content is a text. Raises ApiError 400 for
     results that answer no call, or not each."""
-    made = [_turn(message, form) for message in messages]
-    if form.compose is None:
-        for turn in made:
-            for call in turn.get("tool_calls", ()):
-                call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return _paired(made)
+    return _paired([_turn(message, form) for message in messages])
 
 
 def text_of(content: str | Parts | SaidParts) -> str:
@@ -62,8 +54,7 @@ def text_of(content: str | Parts | SaidParts) -> str:
 
 
 def _turn(message: Message, form: Form) -> Turn:
-    is_system = message.role == "developer" and "developer" not in form.template
-    made: Turn = {"role": "system" if is_system else message.role, "content": text_of(message.content or "")}
+    made: Turn = {"role": message.role, "content": text_of(message.content or "")}
     if message.name is not None:
         made["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
@@ -84,7 +75,7 @@ def _add_thought(turn: Turn, thought: str, form: Form) -> None:
     if form.compose is None and re.search(r"==\s*['\"]thinking['\"]", template):  # Mistral's
         turn["content"] = [{"type": "thinking", "thinking": thought}, {"type": "text", "text": turn["content"]}]
         return
-    name = next((name for name in REASONING if re.search(rf"(\.|\bget\(['\"]|\[['\"]){name}\b", template)), None)
+    name = next((name for name in THOUGHTS if re.search(rf"(\.|\bget\(['\"]|\[['\"]){name}\b", template)), None)
     if name is not None or "reasoning_content" in template:
         turn[name or "reasoning_content"] = thought
     elif family is not None and re.search(rf"split\(\s*['\"]{re.escape(family.closer)}", template):
@@ -95,14 +86,6 @@ def _call(call: GivenCall) -> Turn:
     named = {} if call.id is None else {"id": call.id}
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {**named, "type": call.type, "function": function}
-
-
-def _parsed(arguments: str) -> Any:
-    """Arguments as templates expect them: parsed to an object; other texts are unchanged."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _paired(given: list[Turn]) -> list[Turn]:
@@ -127,8 +110,8 @@ def _paired(given: list[Turn]) -> list[Turn]:
 
 
 def _in_order(calls: Sequence[Turn], results: Sequence[Turn], begun: int) -> list[Turn]:
-    """The results of some calls, one of each, in their order; what has no id goes by its place. begun: the place of the
-    first result in the conversation."""
+    """The results of some calls, one of each, in their order; what has no id goes by its name, or by its place. begun: the
+    place of the first result in the conversation."""
     ids = [call.get("id") or None for call in calls]
     places: dict[str, int] = {}
     for at, one in enumerate(ids):
@@ -144,11 +127,16 @@ def _in_order(calls: Sequence[Turn], results: Sequence[Turn], begun: int) -> lis
             raise _unpaired(place, f"a second result of the call {_short(ids[known])}: give one of each call")
         else:
             found[known] = result
-    all_places = iter(range(len(ids)))
-    places_without_id = iter([at for at, one in enumerate(ids) if one is None])
+    listed: dict[tuple[bool, str | None], list[int]] = {}  # by whether all are without an id, and by their name
+    for at, (one, call) in enumerate(zip(ids, calls, strict=True)):
+        for is_bare in (False, True) if one is None else (False,):
+            for name in (call["function"]["name"], None):
+                listed.setdefault((is_bare, name), []).append(at)
+    free = {key: iter(each) for key, each in listed.items()}
     for place, result in others:
         named = result.get("tool_call_id") or None
-        unknown = next((at for at in (places_without_id if named else all_places) if at not in found), None)
+        keys = [(named is not None, name) for name in (result.get("name"), None)]
+        unknown = next((at for key in keys for at in free.get(key, ()) if at not in found), None)
         if unknown is not None:
             found[unknown] = result
         elif calls or named is not None:

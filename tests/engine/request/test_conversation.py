@@ -85,14 +85,14 @@ def test_what_cannot_be_mended_is_refused_for_what_is_left() -> None:
 
 
 def test_named_templates_as_transformers_takes_them() -> None:
-    named = {"default": "D", "tool_use": "T"}
-    tokenizer = tokenizer_with(named)
-    assert (template_of(tokenizer), template_of(tokenizer, tools=True)) == ("D", "T")
-    assert render(turns(("user", "a")), tokenizer, "model").text == "D"
-    assert render(turns(("user", "a")), tokenizer, "model", tools=[]).text == "T"
-    assert template_of(tokenizer_with({"default": "D", "rag": "R"}), tools=True) == "D"
+    default, with_tools = (name + "{{ messages[0].content }}" for name in "DT")
+    tokenizer = tokenizer_with({"default": default, "tool_use": with_tools})
+    assert (template_of(tokenizer), template_of(tokenizer, tools=True)) == (default, with_tools)
+    assert render(turns(("user", "a")), tokenizer, "model").text == "Da"
+    assert render(turns(("user", "a")), tokenizer, "model", tools=[]).text == "Ta"
+    assert template_of(tokenizer_with({"default": default, "rag": "R"}), tools=True) == default
     with pytest.raises(ConfigError, match=r"no chat template for these messages \('tool_use' alone\)"):
-        render(turns(("user", "a")), tokenizer_with({"tool_use": "T"}), "model")
+        render(turns(("user", "a")), tokenizer_with({"tool_use": with_tools}), "model")
     with pytest.raises(ConfigError, match="'model' has no chat template: "):
         render(turns(("user", "a")), tokenizer_with(None), "model")
 

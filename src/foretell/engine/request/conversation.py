@@ -3,19 +3,22 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from foretell.core.errors import ConfigError, PromptError
+from foretell.engine.request.calls import functions_of, messages_with_tools, with_arguments
 from foretell.engine.request.markers import Hidden, Markers
 from foretell.engine.request.request import check_text
 from foretell.engine.request.text import Tokenizer
+from foretell.engine.request.told import Messages, untold
 from foretell.model.target import ModelSpec
+from foretell.model.templates import as_parts, roles_of_parts
 
-Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 SYSTEM = ("system", "developer")
 JOINED = (*SYSTEM, "user", "assistant")
-SURE = 16
-"""Characters of a text that a template does not write by itself."""
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""The names by which templates read an earlier thought."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,11 @@ def render(
 
     tools: for the template, or for ``compose``, which makes plain turns of messages and tools; extra: further values of
     the template; generate: with the beginning of a reply; goes_on: ending in the middle of the last message;
-    parse_special: markers in contents count as tokens. Where the template refuses the turns or leaves a system's text out,
-    neighbours of one role are joined, and what the system says goes into the user's text.
+    parse_special: markers in contents count as tokens. A template that reads texts as lists of parts gets lists. Where it
+    refuses the turns, or leaves out what one of them says, it gets them in another form: neighbours of one role joined, the
+    system's text in the user's, a call beside a text as a turn of its own, calls and results as texts.
 
-    Raises ConfigError without a template, PromptError where it refuses the messages.
+    Raises ConfigError without a template, PromptError where no form is taken with all that the messages say.
     """
     source = template_of(tokenizer, tools=tools is not None and compose is None)
     if source is None or tokenizer is None:
@@ -110,6 +114,7 @@ def render(
         raise ConfigError(f"{name!r} has no chat template{several}: give the prompt as plain text")
     if isinstance(messages, str | Mapping):
         raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
+    messages = [_alike(turn, source, calls_as_text=compose is not None) for turn in messages]
     hidden = Hidden(None if parse_special else Markers.of(tokenizer, source), messages, tools, extra)
     try:
         given = {**({"continue_final_message": True} if goes_on else {}), **hidden.hide(dict(extra or {}))}
@@ -121,23 +126,27 @@ def render(
     except RecursionError:
         raise PromptError("the messages, or their tools, are nested too deeply: mend them") from None
     template: Any = tokenizer.apply_chat_template  # type: ignore[attr-defined]
+    in_parts = _roles_of_parts(tokenizer, source)
+    forms = _forms(turns, listed) if compose is None else iter([(compose(turns, listed or ()), None)])
+    refusal: Exception = ValueError("it takes none")
+    for form, told in forms:
 
-    def write(turns: Messages) -> str:
-        options = {} if listed is None or compose is not None else {"tools": listed}
-        return str(template(list(turns), tokenize=False, add_generation_prompt=generate, **options, **given))
+        def write(turns: Messages, told: Tools | None = told) -> str:
+            options = {} if told is None else {"tools": told}
+            taken = [as_parts(turn, in_parts) if isinstance(turn, Mapping) else turn for turn in turns]
+            return str(template(taken, tokenize=False, add_generation_prompt=generate, **options, **given))
 
-    if compose is not None:
-        turns = compose(turns, listed or ())
-    refusal: Exception = ValueError("it leaves the system's text out")
-    for fitting in _fits(turns):
-        try:
-            text = write(fitting)
-            if _tells_system(fitting, text, write):
-                return Rendered(hidden.shown(text), hidden, tokenizer, text)
-        except Exception as error:  # templates raise their own errors, and any other by what they read
-            refusal = error
+        for fitting in _fits(form):
+            try:
+                text = write(fitting)
+                if (lost := untold(fitting, text, write)) is None:
+                    return Rendered(hidden.shown(text), hidden, tokenizer, text)
+                refusal = PromptError(f"it leaves out {hidden.shown(lost)}")
+            except Exception as error:  # templates raise their own errors, and any other by what they read
+                refusal = error
+    advice = "say that in a message of the user, or leave it out" if isinstance(refusal, PromptError) else "mend them"
     raise PromptError(
-        f"the chat template of {name!r} refuses these messages ({str(refusal) or type(refusal).__name__}): mend them"
+        f"the chat template of {name!r} refuses these messages ({str(refusal) or type(refusal).__name__}): {advice}"
     ) from refusal
 
 
@@ -145,6 +154,67 @@ def content_ids(text: str, tokenizer: Tokenizer, *, parse_special: bool = False)
     """Token ids of a text as the assistant's turn would have them. Raises PromptError."""
     hidden = Hidden(None if parse_special else Markers.of(tokenizer, template_of(tokenizer) or ""), text)
     return hidden.ids(tokenizer, hidden.hide(text, of_assistant=True))
+
+
+def _alike(turn: Mapping[str, Any], source: str, *, calls_as_text: bool) -> Mapping[str, Any]:
+    """A turn in the one form that all doors give it: a content of texts is a text, arguments are by one rule
+    (``arguments_in``), and a developer is the system to templates that do not know the role. Raises PromptError."""
+    if not isinstance(turn, Mapping):
+        return turn
+    made = with_arguments(turn, as_text=calls_as_text)
+    if turn.get("role") == "developer" and "developer" not in source:
+        made = {**made, "role": "system"}
+    content = turn.get("content")
+    if not isinstance(content, list | tuple) or not all(isinstance(part, Mapping) for part in content):
+        return made
+    kinds = [part.get("type", "text") for part in content]
+    strange = next((kind for kind in kinds if kind not in ("text", "thinking")), None)
+    if strange is not None:
+        raise PromptError(f"a part of type {strange!r:.40} is not read: give texts, {{'type': 'text', 'text': ...}}")
+    if "thinking" in kinds or not all(isinstance(part.get("text"), str) for part in content):
+        return made
+    return {**made, "content": "".join(part["text"] for part in content)}
+
+
+def _roles_of_parts(tokenizer: Tokenizer, source: str) -> frozenset[str]:
+    """See ``roles_of_parts``; found once for each template."""
+    try:
+        known = _IN_PARTS.setdefault(tokenizer, {})
+    except TypeError:  # no reference to it can be kept
+        known = {}
+    if source not in known:
+        template: Any = tokenizer.apply_chat_template  # type: ignore[attr-defined]
+        known[source] = roles_of_parts(lambda turns: str(template(turns, chat_template=source, tokenize=False)))
+    return known[source]
+
+
+_IN_PARTS: WeakKeyDictionary[Tokenizer, dict[str, frozenset[str]]] = WeakKeyDictionary()
+
+
+def _forms(turns: Messages, tools: Tools | None) -> Iterator[tuple[Messages, Tools | None]]:
+    """The turns and the tools as they are, and as templates take them that show no call in one of these ways: arguments as
+    an object, beside a text, at all."""
+    yield turns, tools
+    if not all(isinstance(turn, Mapping) for turn in turns):
+        return
+    if any(functions_of(turn) for turn in turns):
+        yield [with_arguments(turn, as_text=True) for turn in turns], tools
+        apart = [half for turn in turns for half in _apart(turn)]
+        if len(apart) > len(turns):
+            yield apart, tools
+            yield [with_arguments(turn, as_text=True) for turn in apart], tools
+    elif not any(turn.get("role") == "tool" for turn in turns):
+        return
+    yield messages_with_tools(turns, tools or ()), None
+
+
+def _apart(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A turn; where it has a text and calls, the one and then the other."""
+    content = turn.get("content")
+    if not functions_of(turn) or not content or (isinstance(content, str) and not content.strip()):
+        return [turn]
+    calls = {key: value for key, value in turn.items() if key not in THOUGHTS}
+    return [{key: value for key, value in turn.items() if key != "tool_calls"}, {**calls, "content": ""}]
 
 
 def _fits(turns: Messages) -> Iterator[Messages]:
@@ -189,25 +259,3 @@ def _same_but_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     rests = [{key: value for key, value in turn.items() if key != "content"} for turn in (one, other)]
     texts = isinstance(one.get("content"), str) and isinstance(other.get("content"), str)
     return texts and rests[0] == rests[1] and "tool_calls" not in rests[0]
-
-
-def _tells_system(turns: Messages, text: str, write: Callable[[Messages], str]) -> bool:
-    """Whether a template has written what the system says: some leave it out silently. Where its text cannot tell
-    (it is short, or changed), another text is tried in its place."""
-    said = [
-        at
-        for at, turn in enumerate(turns)
-        if isinstance(turn, Mapping)
-        and turn.get("role") in SYSTEM
-        and isinstance(turn.get("content"), str)
-        and turn["content"].strip()
-    ]
-    wanted = [turns[at]["content"].strip() for at in said]
-    if all(len(one) >= SURE and one in text for one in wanted):
-        return True
-    words = {at: f"systemsaid{'x' * at}y" for at in said}
-    try:
-        tried = write([{**turn, "content": words[at]} if at in words else turn for at, turn in enumerate(turns)])
-    except Exception:  # by what it reads of the text, which it took
-        return True
-    return all(word in tried.lower() for word in words.values())

@@ -1,11 +1,11 @@
 """Requests of ``/v1/messages``, Anthropic's form, and what they are as a conversation."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from foretell.model.templates import tojson
 from foretell.server.errors import bad
 from foretell.server.protocol.fields import (
     INT32,
@@ -248,7 +248,7 @@ def _said(blocks: Sequence[Block]) -> dict[str, Any]:
     calls = [one for one in blocks if isinstance(one, ToolUseBlock)]
     if calls:
         turn["tool_calls"] = [
-            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": json.dumps(one.input)}}
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": tojson(one.input)}}
             for one in calls
         ]
     return turn

@@ -1,10 +1,10 @@
 """Requests of Ollama's routes, and what they are as a conversation."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from foretell.model.templates import tojson
 from foretell.server.errors import bad
 from foretell.server.protocol.fields import (
     INT32,
@@ -94,6 +94,7 @@ class OllamaFunction(Strict):
 class OllamaCall(Returned):
     """A call that the model made."""
 
+    id: str | None = Field(None, description="By which a result names it, where results have a tool_call_id.")
     type: Ignored = None
     function: OllamaFunction
 
@@ -107,7 +108,7 @@ class OllamaMessage(Strict):
     images: NoImages = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
     tool_name: str | None = Field(
-        None, description="Of the call that a turn of a tool answers; results stand in the order of the calls."
+        None, description="Of the call that a turn of a tool answers. Without ids, results of one name stand in the order of its calls."
     )
     tool_call_id: str | None = None
 
@@ -201,8 +202,9 @@ def _message(message: OllamaMessage) -> dict[str, Any]:
     if message.tool_calls:
         made["tool_calls"] = [
             {
+                "id": one.id,
                 "type": "function",
-                "function": {"name": one.function.name, "arguments": json.dumps(one.function.arguments)},
+                "function": {"name": one.function.name, "arguments": tojson(one.function.arguments)},
             }
             for one in message.tool_calls
         ]
