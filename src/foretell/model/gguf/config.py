@@ -11,6 +11,7 @@ import torch
 from foretell.model import ends
 from foretell.model.gguf.architectures import architecture_of
 from foretell.model.gguf.file import GGUFFile, listed
+from foretell.model.gguf.values import all_read, only
 from foretell.model.plain import PlainConfig, plain_config
 
 _CONTROL = 3  # the token type of control tokens
@@ -36,6 +37,9 @@ def read_plain(file: GGUFFile) -> PlainConfig | None:
 def read_values(file: GGUFFile) -> dict[str, Any]:
     """What config.json would say. Raises ModelError as ``read_config``."""
     architecture = architecture_of(file)
+    only(file, "attention.causal", True, "a model of which every token sees the whole text cannot decode")
+    with all_read(file) as whole_file:
+        own = architecture.config(whole_file)
     return {
         "model_type": architecture.model_type,
         "architectures": [architecture.class_name],
@@ -45,7 +49,7 @@ def read_values(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": end_ids(file),
         "pad_token_id": _token(file, "padding"),
         "dtype": {"F32": "float32", "F16": "float16"}.get(_matrix_kind(file), "bfloat16"),
-        **architecture.config(file),
+        **own,
     }
 
 

@@ -136,6 +136,8 @@ class _Reader:
         metadata: dict[str, Any] = {}
         for _ in range(num_pairs):
             key = self.text()
+            if key in metadata:
+                self.fail(f"is damaged: it states {key!r} twice; download it again")
             metadata[key] = self.value(self.number("I"))
         parts, part = metadata.get("split.count", 0), metadata.get("split.no", 0)
         if type(parts) is not int or type(part) is not int:
