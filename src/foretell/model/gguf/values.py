@@ -69,7 +69,7 @@ def all_read(file: GGUFFile) -> Iterator[GGUFFile]:
     odd = [key for key in keys if not _is_neutral(key.removeprefix(prefix), metadata[key])]
     if odd:
         stated = ", ".join(f"{key} = {metadata[key]!r:.40}" for key in odd)
-        _say(f"{file.name}: {file.path.name} states {stated}, which nothing here reads: the model may need it")
+        say(f"{file.name}: {file.path.name} states {stated}, which nothing here reads: the model may need it")
 
 
 def _is_neutral(key: str, value: Any) -> bool:
@@ -81,7 +81,7 @@ def _is_neutral(key: str, value: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Once, although a file is read several times."""
     logger.warning("%s", line)
 
