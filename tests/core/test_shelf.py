@@ -149,6 +149,71 @@ def test_a_damaged_file_is_told_and_deleted(tmp_path: Path, caplog: pytest.LogCa
     assert sorted(file.stem for file in tmp_path.glob("*.safetensors")) == ["whole"]
 
 
+def test_a_folder_in_a_file_s_place_is_moved_aside_and_all_can_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start and while it runs, for every file of ours: what lies in it stays, no line says that it is deleted, and
+    what is put there next is kept."""
+    made = opened(tmp_path)
+    for name in ("one", "two"):
+        made.put(name, ABOUT, tensors())
+    made.close()
+    places = ["one.safetensors", "salt", ".two.safetensors.part"]
+    for place in places:
+        (tmp_path / place).unlink(missing_ok=True)
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine").write_text("of somebody else")
+    again = opened(tmp_path)
+    assert again.entries.keys() == {"two"}
+    (tmp_path / "two.safetensors").unlink()
+    (tmp_path / "two.safetensors").mkdir()
+    (tmp_path / ".two.safetensors.part").mkdir()
+    assert again.get("two") is None
+    for name in ("one", "two"):
+        assert again.put(name, ABOUT, tensors(2))
+        assert same(again.get(name), tensors(2))
+    said = [record.getMessage() for record in caplog.records]
+    assert not [line for line in said if "deleted" in line]
+    assert len([line for line in said if "is a folder; it is now" in line]) == 5
+    assert [aside.read_text() for aside in tmp_path.glob("*.aside/mine")] == ["of somebody else"] * 3
+    again.close()
+    assert opened(tmp_path).entries.keys() == {"one", "two"}
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe, and a link to nothing."""
+    opened(tmp_path).close()
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nothing")
+    made = opened(tmp_path)
+    assert not made.entries
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "gone.safetensors is damaged and deleted ([Errno 2] No such file" in first
+    assert second.endswith("pipe.safetensors is damaged and deleted (it is no file)")
+    assert made.put("pipe", ABOUT, tensors())
+
+
+def test_what_cannot_be_moved_is_left_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot be written to: lock there: Is a directory"):
+        opened(tmp_path)
+    (tmp_path / "lock").rmdir()
+    (tmp_path / "one.safetensors").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        made = opened(tmp_path)
+        assert not made.put("one", ABOUT, tensors())
+        assert made.put("two", ABOUT, tensors())
+    assert "one.safetensors is not used, and stays (Permission denied)" in caplog.text
+    assert made.put("one", ABOUT, tensors())
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
 def test_what_another_model_has_left_is_not_read_and_not_overwritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

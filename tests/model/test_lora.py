@@ -57,8 +57,18 @@ A, B = f"{FIRST}.lora_A.weight", f"{FIRST}.lora_B.weight"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, r"adapter_config.json: DoRA \(use_dora\) is set"),
     "another variant": ({"use_qalora": True}, "use_qalora is set"),
-    "modules": ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] are whole modules"),
-    "biases": ({"bias": "lora_only"}, "bias is 'lora_only'.*expected 'none'"),
+    "module": (
+        {"modules_to_save": ["norm"], "tensors": {"base_model.model.model.norm.weight": torch.ones(8)}},
+        r"model.norm.weight is a whole tensor beside the adapter \(modules_to_save is \['norm'\]\)",
+    ),
+    "bias": (
+        {"bias": "lora_only", "tensors": {f"{FIRST}.base_layer.bias": torch.ones(8)}},
+        r"q_proj.base_layer.bias is a trained bias \(bias is 'lora_only'\)",
+    ),
+    "bias of B": (
+        {"lora_bias": True, "tensors": {f"{FIRST}.lora_B.bias": torch.ones(8)}},
+        "lora_B.bias is a trained bias",
+    ),
     "kind": ({"peft_type": "IA3"}, "peft_type is 'IA3'; expected 'LORA'"),
     "start": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the model itself"),
     "layers again": ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
@@ -77,8 +87,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "drafters share",
     ),
     "head": ({"tensors": {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 8)}}, "changes embed_tokens/lm_head"),
-    "magnitude": ({"tensors": {f"{FIRST}.lora_magnitude_vector": torch.ones(8)}}, "is no tensor of an adapter"),
-    "target": ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, "no tensor is of o_proj"),
+    "magnitude": ({"tensors": {f"{FIRST}.lora_magnitude_vector": torch.ones(8)}}, "is of DoRA, which is not run"),
+    "other": ({"tensors": {f"{FIRST}.lora_C.weight": torch.ones(8, 8)}}, "is no tensor of an adapter"),
 }
 
 
@@ -106,5 +116,44 @@ def test_files_that_are_absent_or_damaged(tmp_path: Path) -> None:
     (path / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(ModelError, match="expected one JSON object"):
         read_lora(path)
-    with pytest.raises(ConfigError, match="'' is no name of an adapter"):
-        read_loras({"": path})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "..", "../x", "a/../b", "a//b", "/a", "a/", "a\\..\\b", ".", "a\nb", "a\rb", "a\x00", "a\u2028b", "a\u202eb",
+     " a", "a\t", "\ud800", "x" * 257],
+)  # fmt: skip
+def test_what_is_no_name(tmp_path: Path, name: str) -> None:
+    """Said in one line, although the name has two."""
+    with pytest.raises(ConfigError, match="is no name of an adapter; expected up to 256") as caught:
+        read_loras({name: written(tmp_path)})
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["sql", "org/sql-v1.2", "größe 2", "a..b", "x" * 256, "...", "日本語"])
+def test_what_is_a_name(tmp_path: Path, name: str) -> None:
+    assert list(read_loras({name: written(tmp_path)})) == [name]
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {  # what peft 0.21 keeps in the configuration of an adapter of q_proj and v_proj
+    "names that the model has not": {"target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "c_attn"]},
+    "an expression": {"target_modules": r".*\.layers\.\d+\.self_attn\.(q|v|o)_proj"},
+    "all linears": {"target_modules": "all-linear"},
+    "nothing": {"target_modules": None},
+    "a part of the layers": {"layers_to_transform": [0, 1, 7], "layers_pattern": "layers"},
+    "others left out": {"target_modules": ["q_proj", "v_proj", "k_proj"], "exclude_modules": r".*\.k_proj"},
+    "modules that the model has not": {"modules_to_save": ["classifier", "score"]},
+    "biases that the model has not": {"bias": "all"},
+    "keys of its releases": {
+        "use_bdlora": None, "use_qalora": False, "qalora_group_size": 16, "megatron_core": "megatron.core",
+        "kasa_config": None, "loftq_config": {}, "ensure_weight_tying": False, "peft_version": "0.21.2",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_what_the_file_holds_decides(tmp_path: Path, case: str) -> None:
+    """Names in the configuration for which peft wrote no tensor are no fault: an adapter for several models has them."""
+    modules = read_lora(written(tmp_path, **ACCEPTED[case])).modules
+    assert sorted(modules) == sorted(name.removesuffix(".weight") for name in WEIGHTS)
+    assert {term.scale for term in modules.values()} == {2.0}

@@ -110,6 +110,9 @@ class Shelf:
             return self._failed(f"a file of {size} bytes is larger than all of them may be ({self.max_bytes})")
         try:
             self._make_room(size - (0 if known is None else known.num_bytes), name)
+            for place in (self._file(name), part_of(self._file(name))):
+                if place.is_dir():
+                    self._clear(place)
             write_whole(self._file(name), [header, *(data[key] for key in ordered)])
         except OSError as error:
             return self._failed(f"{self._file(name)} cannot be written ({error.strerror or error})")
@@ -120,7 +123,7 @@ class Shelf:
 
     def get(self, name: str) -> dict[str, Tensor] | None:
         """The tensors by a name, views of the file's content; None where there are none. A file that is damaged is deleted,
-        and one line says so."""
+        what is no file is moved aside, and one line says so."""
         entry = self.entries.get(name)
         if entry is None:
             return None
@@ -130,7 +133,7 @@ class Shelf:
                 raise ValueError("its content is not what was written")
             found = {key: _tensor(mapped, start, about) for key, about in header.items() if key != "__metadata__"}
         except Exception as error:  # of JSON, of the system, of torch: whatever a damaged file may cause
-            log.warning("%s: %s is damaged and deleted (%s)", self.option, self._file(name), error)
+            self._clear(self._file(name), error)
             self.drop(name)
             return None
         self._use(name)
@@ -146,8 +149,7 @@ class Shelf:
         with self._lock:
             self.entries.pop(name, None)
             self._others.pop(name, None)
-        with contextlib.suppress(OSError):
-            self._file(name).unlink(missing_ok=True)
+        self._clear(self._file(name))
 
     @property
     def num_bytes(self) -> int:
@@ -164,7 +166,25 @@ class Shelf:
         return self.root / f"{name}{ENDING}"
 
     def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"{self.option} = {self.root} cannot be written to: {error.strerror or error}")
+        inside = error.filename and Path(error.filename) != self.root
+        which = f"{Path(error.filename).name} there: " if inside else ""
+        return ConfigError(f"{self.option} = {self.root} cannot be written to: {which}{error.strerror or error}")
+
+    def _clear(self, file: Path, error: Exception | None = None) -> None:
+        """Make room for a file of this name: one that cannot be read is deleted; a folder, which somebody else has made, is
+        moved aside. One line says what was done, and why it was not."""
+        try:
+            if file.is_dir() and not file.is_symlink():
+                aside = file.with_name(f"{file.name}.{secrets.token_hex(4)}.aside")
+                file.rename(aside)
+                log.warning("%s: %s is a folder; it is now %s", self.option, file, aside.name)
+                return
+            file.unlink(missing_ok=True)
+        except OSError as left:
+            log.warning("%s: %s is not used, and stays (%s)", self.option, file, left.strerror or left)
+            return
+        if error is not None:
+            log.warning("%s: %s is damaged and deleted (%s)", self.option, file, error)
 
     def _failed(self, reason: str) -> bool:
         """One line, not one a minute: the next after something could be written again."""
@@ -176,6 +196,7 @@ class Shelf:
     def _read_salt(self) -> bytes:
         file = self.root / SALT
         if not file.is_file() or file.stat().st_size != 32:
+            self._clear(file)
             write_whole(file, [secrets.token_bytes(32)])
         return file.read_bytes()
 
@@ -200,16 +221,14 @@ class Shelf:
         mine, others = dict[str, Entry](), dict[str, Entry]()
         difference = None
         for left in self.root.glob(part_of(Path("*" + ENDING)).name):
-            left.unlink(missing_ok=True)
+            self._clear(left)
         for file in sorted(self.root.glob("*" + ENDING)):
-            about = file.stat()
             try:
-                known = _open(file)[0]["__metadata__"]
+                about, known = file.stat(), _open(file)[0]["__metadata__"]
                 was = parse_json(known["identity"])
                 entry = Entry(parse_json(known["about"]), known["digest"], about.st_size, about.st_mtime_ns)
             except Exception as error:  # whatever a damaged file may cause
-                log.warning("%s: %s is damaged and deleted (%s)", self.option, file, error)
-                file.unlink(missing_ok=True)
+                self._clear(file, error)
                 continue
             found = first_difference(was, self._identity)
             difference = difference or found
@@ -242,7 +261,9 @@ def _flat(tensor: Tensor) -> memoryview:
 
 
 def _open(file: Path) -> tuple[dict[str, Any], int, mmap.mmap]:
-    """(header, where the data begin, the content) of a file. Raises OSError; ValueError where it is cut short."""
+    """(header, where the data begin, the content) of a file. Raises OSError; ValueError where it is cut short, or none."""
+    if not file.is_file():  # a pipe would wait for somebody to write
+        raise ValueError("it is no file" if file.exists() else "it is not there")
     with file.open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     length = int.from_bytes(mapped[:8], "little")

@@ -25,6 +25,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(?:\.default)?\.weight")
 _SHARED = ("embed_tokens", "lm_head")
 """Modules that drafters share with the target: an adapter that changed them would be the target's alone."""
+MAX_NAME = 256
+"""Characters of an adapter's name."""
 _UNREAD = (
     "layer_replication",
     "trainable_token_indices",
@@ -89,11 +91,22 @@ def read_lora(directory: str | PathLike[str]) -> Lora:
     return Lora(path, _modules(config, tensors, path))
 
 
+def is_name(name: object) -> bool:
+    """Whether an adapter may have this name: requests, logs and lists of models say it, so it is one line, and nothing that
+    a program could take for another place (``../x``). A hub id is a name."""
+    if not isinstance(name, str) or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME:
+        return False
+    return all(part.strip() not in ("", ".", "..") for part in re.split(r"[/\\]", name))
+
+
 def read_loras(given: Mapping[str, str | PathLike[str]]) -> dict[str, Lora]:
-    """Several adapters, by their names. Raises ConfigError for a name that is empty, LoraError as above."""
+    """Several adapters, by their names. Raises ConfigError for what is no name, LoraError as above."""
     for name in given:
-        if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f"{name!r} is no name of an adapter: give NAME=DIR")
+        if not is_name(name):
+            raise ConfigError(
+                f"{name!r} is no name of an adapter; expected up to {MAX_NAME} characters that can be printed, no part '..' "
+                "of a path and no space around it: give NAME=DIR"
+            )
     return {name: read_lora(directory) for name, directory in given.items()}
 
 
@@ -102,13 +115,6 @@ def _check_config(config: Mapping[str, Any], file: Path) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise LoraError(f"{file}: peft_type is {kind!r}; expected 'LORA'")
-    if saved := config.get("modules_to_save"):
-        raise LoraError(
-            f"{file}: modules_to_save {saved} are whole modules beside the adapter, which are not read: train without "
-            "them, or merge them into the model"
-        )
-    if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise LoraError(f"{file}: bias is {config.get('bias')!r}, of trained biases; expected 'none'")
     used = [key for key, value in config.items() if key.startswith("use_") and value and key != "use_rslora"]
     for key in (*used, *(key for key in _UNREAD if config.get(key))):
         name = "DoRA (use_dora)" if key == "use_dora" else key
@@ -141,7 +147,7 @@ def _modules(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pat
                 f"{file}: {key} changes {'/'.join(_SHARED)}, which drafters share with the model: train without it"
             )
         if found is None:
-            raise LoraError(f"{file}: {key} is no tensor of an adapter that is read; expected ....lora_A.weight")
+            raise LoraError(f"{file}: {key} {_unread(config, key)}")
         if not bool(torch.isfinite(tensor).all()):
             raise LoraError(f"{file}: {key} holds NaN or infinity; expected finite numbers")
         halves.setdefault(found["module"], {})[found["part"]] = tensor.float()
@@ -159,11 +165,23 @@ def _modules(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pat
         alpha = float(_of(config.get("alpha_pattern"), module, config["lora_alpha"]))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         made[module] = LowRank(parts["A"], parts["B"], scale)
-    targets = config.get("target_modules")
-    for target in targets if isinstance(targets, list) else ():
-        if not any(f".{module}".endswith(f".{target}") for module in made):
-            raise LoraError(f"{file}: no tensor is of {target}, which {CONFIG} names among target_modules")
     return made
+
+
+def _unread(config: Mapping[str, Any], key: str) -> str:
+    """What a tensor is that is none of a pair. The file decides, not the configuration: peft keeps names in it that the
+    model did not have, and writes nothing for them."""
+    if key.endswith(".bias"):
+        return f"is a trained bias (bias is {config.get('bias')!r}), which is not read: train with bias 'none'"
+    if "lora_magnitude_vector" in key:
+        return "is of DoRA, which is not run: merge the adapter into the model with peft"
+    if ".lora_" not in key:
+        saved = config.get("modules_to_save")
+        return (
+            f"is a whole tensor beside the adapter (modules_to_save is {saved!r}), which is not read: train without it, or "
+            "merge it into the model"
+        )
+    return "is no tensor of an adapter that is read; expected ....lora_A.weight"
 
 
 def _of(pattern: Mapping[str, Any] | None, module: str, default: Any) -> Any:

@@ -147,7 +147,7 @@ def test_gpt_oss_is_openai_s() -> None:
         ("gpt-oss", {"metadata": {"gpt-oss.attention.sliding_window": None}}, "sliding_window = None; expected a pos"),
         ("glm4moe", {"renamed": {"blk.1.exp_probs_b.bias": "blk.1.new.bias"}}, r"lacks 1 .*blk\.1\.exp_probs_b\.bias"),
         ("glm4moe", {"metadata": {"glm4moe.expert_gating_func": 1}}, "gating_func = 1; expected 2, GLM-4.5's sigmoid"),
-        ("granite", {"metadata": {"granite.residual_scale": 0.0}}, "residual_scale = 0.0; expected a positive"),
+        ("granite", {"metadata": {"granite.residual_scale": -1.0}}, "residual_scale = -1.0; expected a positive"),
         ("mistral3", {"metadata": {"mistral3.rope.scaling.type": "new"}}, "RoPE scaling 'new' is unknown here"),
         ("gemma4", {"dropped": ["rope_freqs.weight"]}, r"lacks tensor rope_freqs\.weight"),
         (

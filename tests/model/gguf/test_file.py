@@ -147,6 +147,9 @@ def counted(key: bytes, value: int) -> Callable[[bytearray], None]:
     ("change", "said"),
     [
         (changed(0, "<4s", b"GGML"), "is no GGUF file: it begins with b'GGML'"),
+        (changed(0, "<4s", b"tjgg"), "a GGML file of before GGUF: convert the model again"),
+        (retyped(b"blk.0.ffn_gate.weight", 31), "as Q4_0_4_4, which llama.cpp reads no more"),
+        (renamed(b"llama.rope.freq_base", b"llama.context_length"), "states 'llama.context_length' twice"),
         (changed(4, "<I", 1), "GGUF version 1; versions 2 and 3"),
         (changed(4, ">I", 3), "big-endian"),
         (changed(8, "<Q", 1 << 60), "damaged|cut short"),

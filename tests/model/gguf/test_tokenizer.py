@@ -182,6 +182,54 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert ends.encode("the") == [*own.encode("the"), 2]
 
 
+def test_an_absent_rule_is_llama_cpp_s_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of before tokenizer.ggml.pre: punctuation apart, digits by threes (GPT-2's rule: both as they come), and a
+    line that says so. A file that states the rule gets it without one."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = ["! !", "! a", "1 2", "12 3", "123 4"]
+    vocab = [*alphabet, *(merge.replace(" ", "") for merge in merges)]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": vocab, "tokenizer.ggml.token_type": [1] * len(vocab),
+        "tokenizer.ggml.merges": merges,
+    }  # fmt: skip
+    absent = read_tokenizer(open_gguf(put(tmp_path / "a.gguf", metadata), name="old"))
+    assert absent.tokenize("!!a 1234") == ["!!", "a", "Ġ", "123", "4"]
+    (record,) = caplog.records
+    assert "old: a.gguf does not say how its tokenizer splits text (tokenizer.ggml.pre)" in record.getMessage()
+    for pre, expected in (("default", ["!!", "a", "Ġ", "123", "4"]), ("gpt-2", ["!!", "a", "Ġ", "1234"])):
+        stated = put(tmp_path / f"{pre}.gguf", metadata | {"tokenizer.ggml.pre": pre})
+        assert read_tokenizer(open_gguf(stated, name="x")).tokenize("!!a 1234") == expected
+    assert len(caplog.records) == 1
+
+
+def test_what_a_file_wants_and_does_not_have_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A BOS that is not named, and tokens that other programs never sample."""
+    more = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.suppress_tokens": [5, 6]}
+    metadata = _tokens(checkpoint.tokenizer(), 300) | more
+    found = read_tokenizer(open_gguf(put(tmp_path / "x.gguf", metadata), name="bare"))
+    assert found.encode("ab") == found.encode("ab", add_special_tokens=False)
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert [line.partition("x.gguf ")[2][:20] for line in said] == ["names tokens that ar", "wants a BOS before e"]
+
+
+def test_scores_of_whole_numbers_and_gemma_4_s_bos(tmp_path: Path) -> None:
+    """What llama.cpp's reader takes: scores of whole numbers, spaces before texts unless the file says otherwise, and a BOS
+    for Gemma 4 whatever it says."""
+    metadata, _ = sentencepiece()
+    whole = metadata | {"tokenizer.ggml.scores": [int(score) for score in metadata["tokenizer.ggml.scores"]]}
+    tokenizers = [
+        read_tokenizer(open_gguf(put(tmp_path / f"{index}.gguf", one), name="x")) for index, one in enumerate((
+            metadata, whole, whole | {"general.architecture": "gemma2"},
+            whole | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.add_bos_token": False},
+        ))
+    ]  # fmt: skip
+    ids = [one.encode("the self") for one in tokenizers]
+    assert ids[0] == ids[1]
+    assert ids[0][0] == ids[3][0] == 1
+    assert tokenizers[2].tokenize("the")[0] == "▁the"
+    assert not tokenizers[3].tokenize("the")[0].startswith("▁")
+
+
 def test_gemma_keeps_runs_of_spaces(tmp_path: Path) -> None:
     """Its runs of spaces are user-defined tokens, matched whole, the longest first; no space is put before a text."""
     metadata, _ = sentencepiece()
@@ -190,7 +238,7 @@ def test_gemma_keeps_runs_of_spaces(tmp_path: Path) -> None:
     scores = [*metadata["tokenizer.ggml.scores"], 0.0, 0.0]
     given = metadata | {
         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types, "tokenizer.ggml.scores": scores,
-        "general.architecture": "gemma3",
+        "general.architecture": "gemma3", "tokenizer.ggml.add_space_prefix": False,
     }  # fmt: skip
     found = read_tokenizer(open_gguf(put(tmp_path / "x.gguf", given), name="x"))
     assert found.tokenize("a     b") == ["a", "   ", "  ", "b"]

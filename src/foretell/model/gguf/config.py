@@ -11,8 +11,14 @@ import torch
 from foretell.model import ends
 from foretell.model.gguf.architectures import architecture_of
 from foretell.model.gguf.file import GGUFFile, listed
+from foretell.model.gguf.values import all_read, only
 from foretell.model.plain import PlainConfig, plain_config
 
+_LLAMA_IDS = {
+    "unknown": 0,
+    "bos": 1,
+    "eos": 2,
+}  # where a file of a vocabulary of kind "llama" names none, as llama.cpp has it
 _CONTROL = 3  # the token type of control tokens
 
 
@@ -36,16 +42,19 @@ def read_plain(file: GGUFFile) -> PlainConfig | None:
 def read_values(file: GGUFFile) -> dict[str, Any]:
     """What config.json would say. Raises ModelError as ``read_config``."""
     architecture = architecture_of(file)
+    only(file, "attention.causal", True, "a model of which every token sees the whole text cannot decode")
+    with all_read(file) as whole_file:
+        own = architecture.config(whole_file)
     return {
         "model_type": architecture.model_type,
         "architectures": [architecture.class_name],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": _token(file, "bos"),
+        "bos_token_id": token_id(file, "bos"),
         "eos_token_id": end_ids(file),
-        "pad_token_id": _token(file, "padding"),
+        "pad_token_id": token_id(file, "padding"),
         "dtype": {"F32": "float32", "F16": "float16"}.get(_matrix_kind(file), "bfloat16"),
-        **architecture.config(file),
+        **own,
     }
 
 
@@ -63,13 +72,25 @@ def end_ids(file: GGUFFile) -> list[int] | None:
     wanted = {*ends.MARKERS, *ends.SPECIAL_MARKERS}
     known = {token: index for index, token in enumerate(tokens) if token in wanted}
     marked = ends.marked(known, lambda index: types[index : index + 1] == [_CONTROL])
-    found = ends.joined(*(file.get(key) for key in keys), marked)
+    found = ends.joined(*(file.get(key) for key in keys), _usual(file, "eos", len(tokens)), marked)
     return [index for index in found if not tokens or index < len(tokens)] or None
 
 
-def _token(file: GGUFFile, key: str) -> int | None:
+def token_id(file: GGUFFile, key: str) -> int | None:
+    """The id of the token that the file names for a purpose, or of the one that llama.cpp takes then."""
     value = file.get(f"tokenizer.ggml.{key}_token_id")
-    return value if type(value) is int else None
+    tokens = listed(file, "tokens", str)
+    return value if type(value) is int and 0 <= value < (len(tokens) or 1 << 31) else _usual(file, key, len(tokens))
+
+
+def _usual(file: GGUFFile, key: str, num_tokens: int) -> int | None:
+    """The id where a file of Llama's own vocabulary names none for a purpose, or none that it has."""
+    named = [file.get(f"tokenizer.ggml.{key}_token_id{plural}") for plural in ("", "s")]
+    ids = [one for each in named for one in (each if isinstance(each, list) else [each])]
+    if file.get("tokenizer.ggml.model") != "llama" or any(type(one) is int and 0 <= one < num_tokens for one in ids):
+        return None
+    usual = _LLAMA_IDS.get(key)
+    return usual if usual is not None and usual < num_tokens else None
 
 
 def _matrix_kind(file: GGUFFile) -> str:

@@ -9,7 +9,7 @@ from foretell.core.errors import ModelError
 from foretell.model.gguf.architecture import LINEARS, Architecture, Change
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.rope import read_rope
-from foretell.model.gguf.values import decimal, depth, each, refuse, whole
+from foretell.model.gguf.values import decimal, depth, each, only, refuse, whole
 
 _LINEAR_WEIGHTS = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in LINEARS.items()}
 ATTENTION = {
@@ -61,6 +61,11 @@ def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False) -> dict
             f"{file.name}: tensor blk.0.{name}.weight has shape {found}; {file.path.name} states {heads} heads of "
             f"{head_dim} values and a width of {hidden}, so expected {expected}"
         )
+    for key, same in (
+        ("attention.key_length_swa", head_dim), ("attention.value_length_swa", head_dim),
+        ("rope.dimension_count_swa", rotated),
+    ):  # fmt: skip
+        only(file, key, same, f"layers of {arch} are alike, with a window or without")
     context = whole(file, "context_length")
     return {
         "hidden_size": hidden,
@@ -93,14 +98,13 @@ def _olmo2(file: GGUFFile) -> dict[str, Any]:
     if not window:
         return found
     num_layers, context = found["num_hidden_layers"], found["max_position_embeddings"]
-    pattern = [(layer + 1) % _OLMO3_PATTERN != 0 for layer in range(num_layers)]
     base = decimal(file, "rope.freq_base_swa", found["rope_parameters"]["rope_theta"])
     return {
         **found,
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": min(window, context),
-        "layer_types": layer_types(file, num_layers, pattern),
+        "layer_types": layer_types(file, num_layers, _OLMO3_PATTERN),
         "rope_parameters": {
             "full_attention": found["rope_parameters"],
             "sliding_attention": {"rope_type": "default", "rope_theta": base},
@@ -108,22 +112,33 @@ def _olmo2(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def layer_types(file: GGUFFile, num_layers: int, usual: list[bool]) -> list[str]:
-    """Kinds of layers: which ones have a window, by the file's list, or as usual where it has none."""
+def layer_types(file: GGUFFile, num_layers: int, usual: int) -> list[str]:
+    """Kinds of layers: which ones have a window, by the file's list, or all but every Nth, by the file's N or the usual one
+    (0: all, as llama.cpp has it)."""
     key = "attention.sliding_window_pattern"
-    listed = isinstance(file.get(f"{{arch}}.{key}"), list)
-    slides = each(file, key, num_layers, bool) if listed else usual
+    stated = file.get(f"{{arch}}.{key}", usual)
+    if isinstance(stated, list):
+        slides = each(file, key, num_layers, bool)
+    elif type(stated) is int and stated >= 0:
+        slides = [stated == 0 or (layer + 1) % stated != 0 for layer in range(num_layers)]
+    else:
+        refuse(file, key, "expected a number, or true and false for each layer")
     return ["sliding_attention" if one else "full_attention" for one in slides]
 
 
 def _granite(file: GGUFFile) -> dict[str, Any]:
+    found = _llama(file)
     scales = {
-        "attention_multiplier": ("attention.scale", 1.0),
+        "attention_multiplier": ("attention.scale", found["head_dim"] ** -0.5),
         "embedding_multiplier": ("embedding_scale", 1.0),
         "residual_multiplier": ("residual_scale", 1.0),
-        "logits_scaling": ("logit_scale", 1.0),
     }
-    return {**_llama(file), **{ours: decimal(file, *stated) for ours, stated in scales.items()}}
+    only(file, "rope.scaling.finetuned", True, "it is llama.cpp's switch for rotation here, which Granite always has")
+    return {
+        **found,
+        **{ours: decimal(file, *stated, zero=True) for ours, stated in scales.items()},
+        "logits_scaling": decimal(file, "logit_scale"),
+    }
 
 
 def _smollm3(file: GGUFFile) -> dict[str, Any]:
@@ -144,7 +159,7 @@ def _mistral3(file: GGUFFile) -> dict[str, Any]:
     found = {**dense(file), "sliding_window": None}
     if not file.get("{arch}.attention.temperature_scale"):
         return {**found, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-    original = found["rope_parameters"].get("original_max_position_embeddings", found["max_position_embeddings"])
+    original = whole(file, "rope.scaling.original_context_length", found["max_position_embeddings"])
     growth = {
         "llama_4_scaling_beta": decimal(file, "attention.temperature_scale"),
         "original_max_position_embeddings": original,
@@ -153,13 +168,15 @@ def _mistral3(file: GGUFFile) -> dict[str, Any]:
 
 
 def _glm4(file: GGUFFile) -> dict[str, Any]:
-    sections = file.get("{arch}.rope.dimension_sections")
-    if sections:
-        raise ModelError(
-            f"{file.name}: glm4.rope.dimension_sections is {sections}: GLM-4V, whose positions are those of images, is not "
-            "supported; expected a GLM-4 of text alone"
-        )
+    of_text_alone(file)
     return {**dense(file, partial=True), "attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def of_text_alone(file: GGUFFile) -> None:
+    """Raise ModelError for a GLM whose positions are those of images."""
+    sections = file.get("{arch}.rope.dimension_sections")
+    if isinstance(sections, list) and any(sections):
+        refuse(file, "rope.dimension_sections", "GLM-4V is not supported; expected a GLM of text alone")
 
 
 def turned(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:

@@ -53,9 +53,9 @@ def _layer(file: GGUFFile, layer: int) -> dict[str, str]:
 def _are_recurrent(file: GGUFFile) -> list[bool]:
     """Whether each layer is a delta net."""
     layers, heads = depth(file)
+    interval = whole(file, "full_attention_interval", _INTERVAL)
     if file.get("{arch}.attention.recurrent_layers") is not None:
         return each(file, "attention.recurrent_layers", layers + heads, bool)[:layers]
-    interval = whole(file, "full_attention_interval", _INTERVAL)
     return [(layer + 1) % interval != 0 for layer in range(layers)]
 
 
@@ -77,7 +77,7 @@ def _config(file: GGUFFile) -> dict[str, Any]:
     head_dim, context = whole(file, "attention.key_length", hidden // heads), whole(file, "context_length")
     if whole(file, "attention.value_length", head_dim) != head_dim:
         refuse(file, "attention.value_length", f"expected {head_dim}, as of q and k")
-    turned = whole(file, "rope.dimension_count", head_dim // 4)
+    turned = whole(file, "rope.dimension_count", head_dim)
     if turned > head_dim or turned % 2:
         refuse(file, "rope.dimension_count", f"expected an even number up to the {head_dim} values of a head")
     found: dict[str, Any] = {

@@ -23,6 +23,9 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # where the file states none
+_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+_REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+_OLDER = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # what began such files before August 2023
 _FORMATS = {  # of values of fixed size
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -39,6 +42,7 @@ _FORMATS = {  # of values of fixed size
 
 
 Listed = TypeVar("Listed", str, int, float)
+"""Of a list of the tokenizer's metadata."""
 
 
 class TensorInfo(NamedTuple):
@@ -74,12 +78,13 @@ class GGUFFile:
         return self.metadata.get(key.replace("{arch}", str(self.metadata.get("general.architecture"))), default)
 
 
-def listed(file: GGUFFile, key: str, kind: type[Listed]) -> list[Listed]:
-    """A list of the tokenizer's metadata, empty where there is none. Raises ModelError where it is anything else."""
+def listed(file: GGUFFile, key: str, kind: type[Listed], *more: type) -> list[Listed]:
+    """A list of the tokenizer's metadata, empty where there is none. more: other types that its values may have. Raises
+    ModelError where it is anything else."""
     value = file.get(f"tokenizer.ggml.{key}")
     if value is None:
         return []
-    if not isinstance(value, list) or not all(issubclass(each, kind) for each in {type(one) for one in value}):
+    if not isinstance(value, list) or not all(issubclass(each, (kind, *more)) for each in {type(one) for one in value}):
         shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
         expected = f"expected a list of {kind.__name__}"
         raise ModelError(f"{file.name}: {file.path.name} is damaged: tokenizer.ggml.{key} is {shown}; {expected}")
@@ -125,7 +130,8 @@ class _Reader:
         """The whole header."""
         magic = bytes(self.buffer[:4])
         if magic != MAGIC:
-            self.fail(f"is no GGUF file: it begins with {magic!r}, not {MAGIC!r}")
+            older = "a GGML file of before GGUF: convert the model again; " if magic in _OLDER else ""
+            self.fail(f"is no GGUF file: {older}it begins with {magic!r}, not {MAGIC!r}")
         self.at = 4
         version = self.number("I")
         if version & 0xFFFF == 0:
@@ -136,6 +142,8 @@ class _Reader:
         metadata: dict[str, Any] = {}
         for _ in range(num_pairs):
             key = self.text()
+            if key in metadata:
+                self.fail(f"is damaged: it states {key!r} twice; download it again")
             metadata[key] = self.value(self.number("I"))
         parts, part = metadata.get("split.count", 0), metadata.get("split.no", 0)
         if type(parts) is not int or type(part) is not int:
@@ -179,6 +187,10 @@ class _Reader:
             kind = GGMLQuantizationType(number)
             values, size = GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError):
+            if number in _REMOVED:
+                self.fail(
+                    f"holds tensor {name!r} as {_REMOVED[number]}, which llama.cpp reads no more: convert it again"
+                )
             self.fail(f"holds tensor {name!r} in unknown quantisation {number}; a newer gguf library may know it")
         if shape[-1] % values:
             self.fail(f"is damaged: rows of tensor {name!r} have {shape[-1]} values, not a multiple of {values}")

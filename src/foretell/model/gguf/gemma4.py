@@ -10,7 +10,7 @@ from foretell.model.gguf.decoders import QK_NORMS, SANDWICH
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.mixtures import stacked
 from foretell.model.gguf.rope import FREQS, read_factors
-from foretell.model.gguf.values import decimal, depth, each, refuse, whole
+from foretell.model.gguf.values import decimal, depth, each, only, refuse, whole
 
 _GEMMA4 = {
     **{theirs: ours for theirs, ours in SANDWICH.items() if theirs not in ("attn_k.weight", "attn_v.weight")},
@@ -40,6 +40,7 @@ _OWN_EMBEDDINGS = {
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
+_SOFTCAP = 30.0  # where a file states none, as llama.cpp has it
 _STILL = 1e29  # a factor that stands for "not rotated" is 1e30
 
 
@@ -88,6 +89,12 @@ def _gemma4(file: GGUFFile) -> dict[str, Any]:
     head_dim = whole(file, "attention.key_length_swa")
     if whole(file, "rope.dimension_count_swa", head_dim) != head_dim:
         refuse(file, "rope.dimension_count_swa", f"expected {head_dim}, all values of a head")
+    wide_head = whole(file, "attention.key_length")
+    for key, same in (
+        ("attention.value_length", wide_head), ("attention.value_length_swa", head_dim),
+        ("rope.dimension_count", wide_head),
+    ):  # fmt: skip
+        only(file, key, same, "as many values as a head's keys")
     own = {"head_dim": whole(file, "attention.key_length"), "num_key_value_heads": kv_heads[full]}
     moe = {
         "enable_moe_block": True,
@@ -108,7 +115,7 @@ def _gemma4(file: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
         "sliding_window": whole(file, "attention.sliding_window"),
         "layer_types": ["sliding_attention" if slides else "full_attention" for slides in kinds.slides],
-        "final_logit_softcapping": file.get("{arch}.final_logit_softcapping"),
+        "final_logit_softcapping": softcap(file, _SOFTCAP),
         "hidden_size_per_layer_input": width,
         "vocab_size_per_layer_input": file.tensors[
             "per_layer_token_embd.weight" if width else "token_embd.weight"
@@ -119,12 +126,18 @@ def _gemma4(file: GGUFFile) -> dict[str, Any]:
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "proportional",
-                "rope_theta": decimal(file, "rope.freq_base", 1000000.0),
+                "rope_theta": decimal(file, "rope.freq_base", 10000.0),
                 "partial_rotary_factor": _rotated(file, own["head_dim"]),
             },
             "sliding_attention": {"rope_type": "default", "rope_theta": decimal(file, "rope.freq_base_swa", 10000.0)},
         },
     }
+
+
+def softcap(file: GGUFFile, default: float = 0.0) -> float | None:
+    """Where logits are bounded; 0 stands for nowhere."""
+    stated = file.get("{arch}.final_logit_softcapping", default)
+    return decimal(file, "final_logit_softcapping", default) if stated else None
 
 
 def _rotated(file: GGUFFile, head_dim: int) -> float:

@@ -7,9 +7,10 @@ from torch import Tensor
 from foretell.model.gguf.architecture import Architecture, Change
 from foretell.model.gguf.decoders import QK_NORMS, SANDWICH, dense, layer_types
 from foretell.model.gguf.file import GGUFFile
-from foretell.model.gguf.gemma4 import GEMMA4
-from foretell.model.gguf.values import decimal, whole
+from foretell.model.gguf.gemma4 import GEMMA4, softcap
+from foretell.model.gguf.values import decimal, only, whole
 
+_GEMMA2_PATTERN = 2  # every second layer of Gemma 2 sees the whole text
 _GEMMA3_PATTERN = 6  # every sixth layer of Gemma 3 sees the whole text
 _GEMMA2_WINDOW = 4096  # where a file states none, as llama.cpp has it
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62  # queries of these are scaled otherwise
@@ -19,9 +20,10 @@ def _gemma2(file: GGUFFile) -> dict[str, Any]:
     found = dense(file)
     num_layers, heads = found["num_hidden_layers"], found["num_attention_heads"]
     usual = found["hidden_size"] // heads
+    only(file, "rope.freq_base_swa", file.get("{arch}.rope.freq_base", 10000.0), "layers of Gemma 2 are rotated alike")
     return {
         **found,
-        "layer_types": layer_types(file, num_layers, [layer % 2 == 0 for layer in range(num_layers)]),
+        "layer_types": layer_types(file, num_layers, _GEMMA2_PATTERN),
         "sliding_window": whole(file, "attention.sliding_window", _GEMMA2_WINDOW),
         "query_pre_attn_scalar": usual if num_layers == _GEMMA2_27B_LAYERS else found["head_dim"],
         "attn_logit_softcapping": decimal(file, "attn_logit_softcapping", 50.0),
@@ -34,14 +36,14 @@ def _gemma3(file: GGUFFile) -> dict[str, Any]:
     num_layers, context, head_dim = found["num_hidden_layers"], found["max_position_embeddings"], found["head_dim"]
     usual = found["hidden_size"] // found["num_attention_heads"]
     window = whole(file, "attention.sliding_window", 0) or None
-    full = [window is None or (layer + 1) % _GEMMA3_PATTERN == 0 for layer in range(num_layers)]
+    kinds = layer_types(file, num_layers, _GEMMA3_PATTERN) if window else ["full_attention"] * num_layers
     local = {"rope_type": "default", "rope_theta": decimal(file, "rope.freq_base_swa", 10000.0)}
     return {
         **found,
-        "layer_types": ["full_attention" if each else "sliding_attention" for each in full],
+        "layer_types": kinds,
         "sliding_window": window or context,
         "query_pre_attn_scalar": usual if num_layers == _GEMMA3_27B_LAYERS else head_dim,
-        "final_logit_softcapping": file.get("{arch}.final_logit_softcapping"),
+        "final_logit_softcapping": softcap(file),
         "rope_parameters": {"full_attention": found["rope_parameters"], "sliding_attention": local},
     }
 

@@ -12,7 +12,7 @@ from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.mixtures import halves
 from foretell.model.gguf.rope import read_rope
 from foretell.model.gguf.states import recurrent
-from foretell.model.gguf.values import decimal, depth, each, refuse, whole
+from foretell.model.gguf.values import decimal, depth, each, only, refuse, whole
 
 _EMBEDDING = {"token_embd.weight": "model.embed_tokens.weight"}
 _QKV = ("q", "k", "v")
@@ -167,7 +167,7 @@ def _lfm2(file: GGUFFile) -> dict[str, Any]:
         "num_experts_per_tok": whole(file, "expert_used_count"),
         "moe_intermediate_size": whole(file, "expert_feed_forward_length"),
         "norm_topk_prob": True,  # as llama.cpp has it
-        "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0),
+        "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0, zero=True),
         "use_expert_bias": _has(file, "exp_probs_b.bias"),
     }
 
@@ -183,9 +183,12 @@ def _nemotron(file: GGUFFile) -> dict[str, Any]:
     found, mamba, kinds = _common(file), _mamba(file), _nemotron_kinds(file)
     widths: list[int] = each(file, "feed_forward_length", sum(depth(file)), int)
     rms = file.get("{arch}.attention.layer_norm_rms_epsilon") is not None
+    head_dim = whole(file, "attention.key_length", found["hidden_size"] // found["num_attention_heads"])
+    only(file, "attention.value_length", head_dim, "as of q and k")
+    whole(file, "rope.dimension_count", head_dim)  # which files state, although nothing is rotated
     found |= {
         "layers_block_type": kinds,
-        "head_dim": whole(file, "attention.key_length", found["hidden_size"] // found["num_attention_heads"]),
+        "head_dim": head_dim,
         "layer_norm_epsilon": decimal(file, f"attention.layer_norm_{'rms_' if rms else ''}epsilon"),
         "mamba_num_heads": mamba["mamba_n_heads"],
         "mamba_head_dim": mamba["mamba_d_head"],
@@ -213,7 +216,7 @@ def _nemotron(file: GGUFFile) -> dict[str, Any]:
         "n_group": whole(file, "expert_group_count", 1),
         "topk_group": whole(file, "expert_group_used_count", 1),
         "norm_topk_prob": bool(file.get("{arch}.expert_weights_norm", False)),
-        "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0),
+        "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0, zero=True),
     }
 
 
@@ -267,10 +270,10 @@ def _granite(file: GGUFFile) -> dict[str, Any]:
         "shared_intermediate_size": file.tensors[f"blk.0.{part}"].shape[0],
         "num_local_experts": experts,
         "num_experts_per_tok": whole(file, "expert_used_count", 0),
-        "embedding_multiplier": decimal(file, "embedding_scale", 1.0),
-        "residual_multiplier": decimal(file, "residual_scale", 1.0),
-        "attention_multiplier": decimal(file, "attention.scale", head_dim**-0.5),
-        "logits_scaling": decimal(file, "logit_scale", 1.0),
+        "embedding_multiplier": decimal(file, "embedding_scale", 1.0, zero=True),
+        "residual_multiplier": decimal(file, "residual_scale", 1.0, zero=True),
+        "attention_multiplier": decimal(file, "attention.scale", head_dim**-0.5, zero=True),
+        "logits_scaling": decimal(file, "logit_scale", 1.0, zero=True),
     }
 
 
@@ -314,6 +317,7 @@ def _falcon(file: GGUFFile) -> dict[str, Any]:
         )
     found, mamba = _common(file), _mamba(file)
     head_dim = whole(file, "attention.key_length", found["hidden_size"] // found["num_attention_heads"])
+    only(file, "attention.value_length", head_dim, "as of q and k")
     if _has(file, "ssm_norm.weight"):
         found |= {"mamba_rms_norm": True, "mamba_norm_before_gate": False}  # the gate first, as llama.cpp has it
     return {

@@ -16,7 +16,7 @@ from foretell.model.gguf.decoders import ATTENTION, FFN_NORM, MLP
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.mixtures import CORRECTION, ROUTED, dense_layers, routed, stacked
 from foretell.model.gguf.rope import read_rope
-from foretell.model.gguf.values import decimal, depth, refuse, whole
+from foretell.model.gguf.values import decimal, depth, only, refuse, whole
 
 _LAYER = {
     "attn_norm.weight": ATTENTION["attn_norm.weight"],
@@ -44,7 +44,14 @@ def _config(file: GGUFFile) -> dict[str, Any]:
     heads, context = whole(file, "attention.head_count"), whole(file, "context_length")
     rotated = whole(file, "rope.dimension_count")
     keys = whole(file, "attention.key_length_mla", 0) or whole(file, "attention.key_length")
-    rope = read_rope(file, rotated, context)
+    rope, rank = read_rope(file, rotated, context), whole(file, "attention.kv_lora_rank")
+    if file.get("{arch}.attention.key_length_mla"):  # what llama.cpp keeps: one head, the latent vector
+        why = "the latent vector, and what is rotated beside it"
+        only(file, "attention.head_count_kv", 1, why)
+        only(file, "attention.key_length", rank + rotated, why)
+        only(file, "attention.value_length", rank, why)
+    else:
+        only(file, "attention.head_count_kv", heads, "as many as of q")
     if "mscale_all_dim" in rope:
         both = float(f"{rope['mscale_all_dim'] / _LOG_FACTOR:.6g}")  # all checkpoints have both alike
         rope |= {"mscale": both, "mscale_all_dim": both}
@@ -58,7 +65,7 @@ def _config(file: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope,
         "q_lora_rank": whole(file, "attention.q_lora_rank", 0) or None,
-        "kv_lora_rank": whole(file, "attention.kv_lora_rank"),
+        "kv_lora_rank": rank,
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": keys - rotated,
         "v_head_dim": whole(file, "attention.value_length_mla", 0) or whole(file, "attention.value_length"),
@@ -67,7 +74,7 @@ def _config(file: GGUFFile) -> dict[str, Any]:
         refuse(
             file, "attention.temperature_scale", "expected none: no model of transformers that is read here scales so"
         )
-    gate = file.get("{arch}.expert_gating_func", 0) or (_SIGMOID if _is_third(file) else _SOFTMAX)
+    gate = file.get("{arch}.expert_gating_func", 0) or (_SIGMOID if _is_lite_glm(file) else _SOFTMAX)
     if gate == _SIGMOID:
         return {**found, "rope_interleave": True}
     if gate != _SOFTMAX or _is_third(file):
@@ -79,6 +86,11 @@ def _config(file: GGUFFile) -> dict[str, Any]:
         "architectures": ["DeepseekV2ForCausalLM"],
         "topk_method": "group_limited_greedy" if grouped else "greedy",
     }
+
+
+def _is_lite_glm(file: GGUFFile) -> bool:
+    """Whether it is GLM-4.7-Flash, of whose first files llama.cpp knows the gate by these two numbers."""
+    return depth(file)[0] in (47, 48) and file.tensors["token_embd.weight"].shape[0] == 154880
 
 
 def _is_third(file: GGUFFile) -> bool:

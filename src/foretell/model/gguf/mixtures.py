@@ -8,9 +8,19 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.model.gguf.architecture import BIASES, Architecture, Change
-from foretell.model.gguf.decoders import ATTENTION, EXPERTS, FFN_NORM, MLP, QK_NORMS, QKV_BIASES, layer_types, sizes
+from foretell.model.gguf.decoders import (
+    ATTENTION,
+    EXPERTS,
+    FFN_NORM,
+    MLP,
+    QK_NORMS,
+    QKV_BIASES,
+    layer_types,
+    of_text_alone,
+    sizes,
+)
 from foretell.model.gguf.file import GGUFFile
-from foretell.model.gguf.values import decimal, refuse, whole
+from foretell.model.gguf.values import decimal, only, refuse, whole
 
 SHARED_EXPERT = {
     "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",  # a vector
@@ -29,6 +39,7 @@ ROUTED = {  # experts as transformers stacks them, and those that every token re
 }
 CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}  # of the choice of experts, not of their weights
 _SIGMOID = 2  # of llama.cpp's kinds of gates
+_GPT_OSS_PATTERN = 2  # every second layer sees the whole text
 _ROUNDS_BOUNDS = False  # of gpt-oss's YaRN, as OpenAI's checkpoints say it; no file does, and llama.cpp rounds them
 _GPT_OSS = {
     **ATTENTION,
@@ -77,7 +88,7 @@ def routed(file: GGUFFile) -> dict[str, Any]:
         "topk_group": whole(file, "expert_group_used_count", 1),
         "first_k_dense_replace": dense_layers(file),
         "norm_topk_prob": bool(file.get("{arch}.expert_weights_norm", False)),
-        "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0),
+        "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0, zero=True),
     }
 
 
@@ -90,6 +101,7 @@ def _glm4moe(file: GGUFFile) -> dict[str, Any]:
     gate = file.get("{arch}.expert_gating_func", _SIGMOID)
     if gate not in (0, _SIGMOID):
         refuse(file, "expert_gating_func", f"expected {_SIGMOID}, GLM-4.5's sigmoid")
+    of_text_alone(file)
     return {
         **sizes(file, partial=True),
         **routed(file),
@@ -105,7 +117,7 @@ def _glm4moe_layer(file: GGUFFile, layer: int) -> Mapping[str, str]:
 
 def _gpt_oss(file: GGUFFile) -> dict[str, Any]:
     found = sizes(file)
-    num_layers = found["num_hidden_layers"]
+    only(file, "rope.freq_base_swa", file.get("{arch}.rope.freq_base", 10000.0), "layers of gpt-oss are rotated alike")
     rope = found["rope_parameters"]
     if rope["rope_type"] == "yarn":
         rope["truncate"] = _ROUNDS_BOUNDS
@@ -115,7 +127,7 @@ def _gpt_oss(file: GGUFFile) -> dict[str, Any]:
         "num_local_experts": whole(file, "expert_count"),
         "num_experts_per_tok": whole(file, "expert_used_count"),
         "sliding_window": whole(file, "attention.sliding_window"),
-        "layer_types": layer_types(file, num_layers, [layer % 2 == 0 for layer in range(num_layers)]),
+        "layer_types": layer_types(file, found["num_hidden_layers"], _GPT_OSS_PATTERN),
         "attention_bias": True,
     }
 

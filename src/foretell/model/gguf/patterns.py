@@ -31,6 +31,13 @@ DEEPSEEK2 = (
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
 )
 """One after the other; digits by themselves follow."""
+DEFAULT = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+"""llama.cpp's for files that do not say their rule; one after the other."""
 DEEPSEEK3 = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",

@@ -13,9 +13,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from foretell.core.errors import ModelError
-from foretell.model.gguf.config import end_ids
+from foretell.model.gguf.config import end_ids, token_id
 from foretell.model.gguf.file import GGUFFile, listed
-from foretell.model.gguf.patterns import CASED, DEEPSEEK2, DEEPSEEK3
+from foretell.model.gguf.patterns import CASED, DEEPSEEK2, DEEPSEEK3, DEFAULT
+from foretell.model.gguf.values import say
 from foretell.model.tokenizer import PlainTokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
@@ -54,6 +55,7 @@ _SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the model
     ("gpt-4o",): Splitting(CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}")),
     ("deepseek-llm",): Splitting(r"\p{N}", DEEPSEEK2),
     ("deepseek-v3",): Splitting(DEEPSEEK3[-1], DEEPSEEK3[:-1]),
+    ("default",): Splitting(DEFAULT[-1], DEFAULT[:-1]),
 }
 _PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens after which white space stays
 _NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # as a file and as transformers call them
@@ -90,8 +92,18 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
         chosen = [token for token, type_ in zip(tokens, types, strict=True) if type_ == wanted and token in vocab]
         added = [AddedToken(token, normalized=False, special=special, rstrip=strips(token)) for token in chosen]
         (inner.add_special_tokens if special else inner.add_tokens)(added)
-    named = {key: _named(file, key, tokens) for key in _NAMES}
-    first = named["bos"] if file.get("tokenizer.ggml.add_bos_token", bos) else None
+    ids = {key: token_id(file, key) for key in _NAMES}
+    named = {key: None if index is None else tokens[index] for key, index in ids.items()}
+    begins = kind == "gemma4" or file.get("tokenizer.ggml.add_bos_token", bos)  # Gemma 4's files say it wrongly
+    first = named["bos"] if begins else None
+    if begins and first is None:
+        say(
+            f"{file.name}: {file.path.name} wants a BOS before every text, and names none (bos_token_id): there is none"
+        )
+    if suppressed := file.get("tokenizer.ggml.suppress_tokens"):
+        say(
+            f"{file.name}: {file.path.name} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here"
+        )
     last = named["eos"] if file.get("tokenizer.ggml.add_eos_token", False) else None
     if first is not None or last is not None:
         edges = [(token, vocab[token]) for token in (first, last) if token is not None]
@@ -137,7 +149,13 @@ def _chat_template(file: GGUFFile) -> str | dict[str, str] | None:
 
 def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether texts begin with BOS by default."""
-    pre = file.get("tokenizer.ggml.pre", "gpt-2")
+    pre = file.get("tokenizer.ggml.pre")
+    if pre is None:  # files of before May 2024
+        pre = "default"
+        say(
+            f"{file.name}: {file.path.name} does not say how its tokenizer splits text (tokenizer.ggml.pre): llama.cpp's "
+            "rule for such files is taken, which few models were trained with; convert the model again for its own"
+        )
     splitting = SPLITTINGS.get(str(pre))
     merges = listed(file, "merges", str)
     if splitting is None or not merges:
@@ -164,7 +182,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     if gemma:  # the order of pieces, not their scores, is that of merges
         scores = [-float(index) for index in range(len(tokens))]
     else:
-        scores = listed(file, "scores", float)
+        scores = [float(score) for score in listed(file, "scores", float, int)]
     if len(scores) != len(tokens):
         raise ModelError(f"{file.name}: its tokenizer has {len(tokens)} tokens and {len(scores)} scores")
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -172,7 +190,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     merges = [_pair(merge) for merge in listed_merges] or _merges(vocab, scores)
     inner = Tokenizer(_bpe(file, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", "▁")
-    prefix = bool(file.get("tokenizer.ggml.add_space_prefix", not gemma))
+    prefix = file.get("tokenizer.ggml.model") == "llama" and bool(file.get("tokenizer.ggml.add_space_prefix", True))
     inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     ends = [decoders.Strip(" ", 1, 0)] if prefix else []
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
@@ -180,8 +198,8 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
+    cut = merge.find(" ", 1)  # the first piece may begin with one
+    return (merge[:cut], merge[cut + 1 :]) if cut > 0 else (merge, "")
 
 
 def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
@@ -201,9 +219,3 @@ def _bpe(file: GGUFFile, vocab: dict[str, int], merges: list[tuple[str, str]], *
         return models.BPE(vocab=vocab, merges=merges, **options)
     except Exception as error:  # tokenizers raises bare exceptions, e.g. for a merge of unknown tokens
         raise ModelError(f"{file.name}: its tokenizer is damaged ({error})") from error
-
-
-def _named(file: GGUFFile, key: str, tokens: list[str]) -> str | None:
-    """The token that the file names for a purpose; None where it names none."""
-    index = file.get(f"tokenizer.ggml.{key}_token_id")
-    return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None
