@@ -129,9 +129,12 @@ def main() -> None:
     from foretell.methods.common import formats
     from foretell.methods.other_engines import serving
     from foretell.model.checkpoint import resolve
+    from foretell.model.load import load_model
 
     path = resolve(args.head)
     head, about, asked = formats.load(path), formats.describe_target(path), args.guesses
+    if head.lent:
+        head.borrow(load_model(args.target, dtype="float32"))
     folder = args.out
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -1,13 +1,14 @@
 """Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
 
     python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME] [--bits BITS]
-    python -m recipes.bundle_head RUN --target NAME --blocks Q4_0 [--tokens 8192 --responses FILE]
+    python -m recipes.bundle_head RUN --target NAME --blocks Q4_0 [--tokens 8192 --responses FILE] [--lend-output]
 
 RUN is a folder that ``foretell train`` wrote. Every number of a card comes from its files. A head of another target than
 the bundled one (``--target smollm2-135m``) lies in a folder of that target's name. With ``--bits`` the numbers of its
 matrices have so few significant bits (bfloat16 has 8), the others 0: of those a wheel keeps nothing. With ``--blocks`` it
 becomes a GGUF file (without a vocabulary, so for this project alone) whose matrices are rounded to these blocks; an output
-head that was not trained may then be cut to the ``--tokens`` that stand most often in the answers.
+head that was not trained may then be cut to the ``--tokens`` that stand most often in the answers. With
+``--lend-output`` such an output head is left out: its rows are read from the target when the head is loaded.
 """
 
 from __future__ import annotations
@@ -207,6 +208,11 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
         if blocks := record.get("blocks"):
             size = record["options"]["draft_vocab_size"]
             result += f"\n\nMeasured before its matrices were rounded to {blocks}, with a draft vocabulary of {size:,}."
+        if record.get("output_of_target"):
+            result += (
+                "\n\nIts output head was not trained: its rows are the target's, and are read from there when the head is "
+                "loaded,\nrounded to the same blocks."
+            )
     return CARD.format(
         method=head.method, what=WHAT[head.method], parameters=f"{head.num_parameters:,}", megabytes=weights / 1e6,
         data=data, training=training.rstrip(), result=result, target=target,
@@ -247,7 +253,7 @@ def cut(head: Eagle3Head, responses: Responses, size: int) -> Eagle3Head:
 
 def put(
     run: Path, bundled: Path, target: str = OWN, bits: int = 8, blocks: str = "", tokens: int = 0,
-    responses: Path | None = None,
+    responses: Path | None = None, *, lend_output: bool = False,
 ) -> Path:  # fmt: skip
     """Copy one run's head and write its card; the folder."""
     method = formats.load(run).method
@@ -263,7 +269,11 @@ def put(
             assert isinstance(head, Eagle3Head)
             head = cut(head, Responses.load(responses), tokens)
         about = formats.describe_target(run)
-        formats.save_gguf(head, folder / "head.gguf", {}, target=about, kind_of_matrices=blocks)
+        if lend_output and (record is None or record["options"].get("train_lm_head") is not False):
+            raise SystemExit(f"{run}: its output head was trained: no target has it")
+        formats.save_gguf(
+            head, folder / "head.gguf", {}, target=about, kind_of_matrices=blocks, lend_output=lend_output
+        )
     for file in sorted(run.iterdir()) if not blocks else ():
         if file.name == "config.json" or file.suffix == ".safetensors":
             shutil.copy(file, folder / file.name)
@@ -274,6 +284,7 @@ def put(
     if record is not None:
         record |= {"significant_bits": bits} if bits < 8 else {}
         record |= {"blocks": blocks} if blocks else {}
+        record |= {"output_of_target": True} if lend_output else {}
         record |= {"bundled_draft_vocab_size": tokens} if tokens else {}
         (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
@@ -297,10 +308,16 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=8, choices=range(2, 9), metavar="BITS", help="2 to 8 (as they are)")
     parser.add_argument("--blocks", default="", choices=("Q4_0", "Q8_0"), help="of a GGUF file")
     parser.add_argument("--tokens", type=int, default=0, help="of its draft vocabulary; it needs --responses")
+    parser.add_argument("--lend-output", action="store_true", help="leave out an output head that is the target's")
     parser.add_argument("--responses", type=Path, help="the answers that the head learned from")
     args = parser.parse_args()
     for run in args.runs:
-        print(put(run, args.bundled, args.target, args.bits, args.blocks, args.tokens, args.responses))
+        print(
+            put(
+                run, args.bundled, args.target, args.bits, args.blocks, args.tokens, args.responses,
+                lend_output=args.lend_output,
+            )
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from foretell.core import deferred
 from foretell.core.errors import ConfigError
 from foretell.core.probs import Paths
 from foretell.core.tree import DrawMode
+from foretell.engine.engine import Engine
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.load import from_module
 from foretell.model.target import CausalModel, Target
@@ -284,6 +285,25 @@ class Lenient(Rejection):
         return super().stops(replace(evidence, tree=replace(tree, q=q)))
 
 
+@pytest.mark.parametrize(
+    ("temperatures", "prompts", "method", "unseen"),
+    [
+        ((0.0,), h.PROMPTS, "draft_model", {"law", "joint"}),  # no distribution is sampled from
+        ((0.0, 1.0), [[3]], "ngram", {"window", "law", "joint"}),  # and here nothing was guessed
+    ],
+)
+def test_a_rule_whose_law_was_never_looked_at_is_not_certified(
+    temperatures: tuple[float, ...], prompts: list[list[int]], method: str, unseen: set[str]
+) -> None:
+    made = h.engine() if method == "draft_model" else Engine(h.TARGET, speculative={"method": method})
+    found = h.certificate(made, temperatures=temperatures, prompts=prompts, max_new_tokens=4)
+    assert {check.name for check in found.unseen} == unseen
+    assert not found.defects
+    assert not found.passed
+    assert found.verdict.startswith("not certified: nothing to check for rejection: ")
+    assert found.looked_at["rejection"]["law"] == "0 laws"
+
+
 def test_a_lossy_rule_is_measured_and_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERIFIERS, "lenient_test", Lenient())
     found = h.certificate(verifiers=["lenient_test"], temperatures=(0.0, 1.0))
@@ -300,8 +320,6 @@ def test_a_lossy_rule_is_measured_and_not_certified(monkeypatch: pytest.MonkeyPa
 
 
 def test_fixed_guesses_claim_nothing_and_their_law_is_checked() -> None:
-    from foretell.engine.engine import Engine
-
     prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 4, 5, 4, 5, 4], [9] * 6, [7, 8, 7, 8, 7]]
     table = h.TableLM(h.VOCAB, seed=2, sharpness=6.0, context=1)
     made = Engine(table, speculative={"method": "ngram", "prompt_lookup_min": 1})

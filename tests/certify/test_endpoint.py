@@ -18,7 +18,7 @@ from foretell.certify.endpoint import (
 )
 from foretell.certify.endpoint.client import Answer
 from foretell.certify.endpoint.diagnosis import settled
-from foretell.certify.endpoint.report import APART, DEFECT, EndpointCheck, Finding
+from foretell.certify.endpoint.report import APART, DEFECT, NOTHING, PASS, EndpointCheck, Finding
 from foretell.certify.endpoint.texts import parting, tie_at
 from foretell.core.errors import ConfigError
 from tests.certify.faulty import FAULTS, faulty
@@ -192,7 +192,19 @@ def test_what_cannot_be_checked_is_no_pass() -> None:
     left = ("filters", "logprobs", "stream", "stop", "length", "seed", "load", "law", "calibration")
     found = certified(compared=False, skip=left)
     assert not found.passed
-    assert found.verdict == "nothing was checked"
+    assert found.verdict == "not certified: nothing was checked"
+
+
+def test_a_server_whose_sampled_texts_nobody_looked_at_is_not_certified() -> None:
+    found = certified(skip=("filters", "stream", "stop", "length", "seed", "load", "law", "calibration"))
+    assert any(check.passed for check in found.checks)
+    assert not found.passed
+    assert found.verdict.startswith("not certified: neither law nor calibration was looked at")
+    empty = replace(found.checks[0], name="law at T = 1", verdict=NOTHING, summary="no token varies")
+    one = replace(empty, name="calibration at T = 1", verdict=PASS)
+    assert not replace(found, checks=(empty, one)).passed
+    assert replace(found, checks=(empty, one)).verdict == "not certified: nothing to check for law at T = 1: no token varies"
+    assert replace(found, checks=(one,)).passed
 
 
 # -- partings ------------------------------------------------------------------------------------------------------

@@ -30,16 +30,29 @@ def certificate(*checks: Check) -> Certificate:
     ("verdicts", "passed", "said"),
     [
         ([PASS], True, "certified"),
-        ([PASS, NEAR_TIE, NOTHING], True, "certified"),
+        ([PASS, NEAR_TIE], True, "certified"),
         ([PASS, DEFECT], False, "DEFECT"),
         ([LOSSY, DEFECT], False, "DEFECT"),
-        ([NOTHING], False, "nothing was checked"),
-        ([], False, "nothing was checked"),
+        ([NOTHING], False, "not certified: nothing was checked"),
+        ([], False, "not certified: nothing was checked"),
     ],
 )
 def test_verdict(verdicts: list[str], passed: bool, said: str) -> None:
     found = certificate(*(replace(ONE, verdict=verdict) for verdict in verdicts))
     assert (found.passed, found.verdict) == (passed, said)
+
+
+@pytest.mark.parametrize("name", ["window", "law", "joint", "noise", "tokens"])
+@pytest.mark.parametrize("verdict", [PASS, LOSSY])
+def test_a_check_that_had_nothing_to_check_is_no_certificate(name: str, verdict: str) -> None:
+    """Whatever the others found; a drafter that draws from no distribution has no draws."""
+    empty = replace(ONE, name=name, verdict=NOTHING, num_contexts=0, shape="one guess")
+    found = certificate(replace(ONE, verdict=verdict), empty, replace(ONE, verifier="other"))
+    assert not found.passed
+    assert found.verdict.startswith(f"not certified: nothing to check for rejection: {name} (one guess). ")
+    assert found.to_dict()["passed"] is False
+    assert certificate(ONE, replace(empty, name="draws")).passed
+    assert certificate(ONE, replace(ONE, shape="static")).looked_at == {"rejection": {"window": "6 nodes"}}
 
 
 def test_a_lossy_rule_is_never_certified() -> None:

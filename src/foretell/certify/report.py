@@ -9,6 +9,8 @@ from foretell.certify.weights import WeightsDistance
 PASS, NEAR_TIE, DEFECT, LOSSY, NOTHING = "pass", "near-tie", "DEFECT", "lossy", "nothing to check"
 """Verdicts. NEAR_TIE: something differs, and rounding explains it. LOSSY: measured, never certified."""
 
+DRAWS = "draws"
+REMEDY = "Where nothing was guessed at a temperature above 0, give more or other prompts, longer texts, or another method"
 MAX_FINDINGS = 20
 """Most findings that a check keeps of each verdict."""
 
@@ -62,9 +64,26 @@ class Certificate:
         return tuple(check for check in self.checks if check.verdict == DEFECT)
 
     @property
+    def unseen(self) -> tuple[Check, ...]:
+        """The checks that had nothing to check, without those of draws where a drafter draws from no distribution."""
+        return tuple(check for check in self.checks if check.verdict == NOTHING and check.name != DRAWS)
+
+    @property
+    def looked_at(self) -> dict[str, dict[str, str]]:
+        """Verifier -> check -> how much of what was compared, all shapes together."""
+        found: dict[str, dict[str, tuple[int, str]]] = {}
+        for check in self.checks:
+            of_rule = found.setdefault(check.verifier, {})
+            of_rule[check.name] = of_rule.get(check.name, (0, ""))[0] + check.num_contexts, check.unit
+        return {
+            verifier: {name: f"{count} {unit}" for name, (count, unit) in checks.items()}
+            for verifier, checks in found.items()
+        }
+
+    @property
     def passed(self) -> bool:
-        """No defect, and at least one check had something to check."""
-        return not self.defects and any(check.passed or check.verdict == LOSSY for check in self.checks)
+        """No defect, and every check of every rule had something to check."""
+        return bool(self.checks) and not self.defects and not self.unseen
 
     @property
     def verdict(self) -> str:
@@ -72,8 +91,14 @@ class Certificate:
         lossy = sorted({check.verifier for check in self.checks if check.verdict == LOSSY})
         if self.defects:
             return "DEFECT"
-        if not self.passed:
-            return "nothing was checked"
+        if not any(check.passed or check.verdict == LOSSY for check in self.checks):
+            return "not certified: nothing was checked"
+        if self.unseen:
+            by_rule: dict[str, list[str]] = {}
+            for check in self.unseen:
+                by_rule.setdefault(check.verifier, []).append(f"{check.name} ({check.shape})")
+            rules = "; ".join(f"{verifier}: {', '.join(names)}" for verifier, names in by_rule.items())
+            return f"not certified: nothing to check for {rules}. {REMEDY}"
         exact = [check for check in self.checks if check.passed and check.verifier not in lossy]
         if not exact:
             return f"not certified: {', '.join(lossy)} {'is' if len(lossy) == 1 else 'are'} lossy"
@@ -85,6 +110,7 @@ class Certificate:
         return {
             "verdict": self.verdict,
             "passed": self.passed,
+            "looked_at": self.looked_at,
             "checks": checks,
             "left_out": list(self.left_out),
             "settings": self.settings,

@@ -58,7 +58,7 @@ def check_window(
             worst_share, where, tolerance = share, here, allowed.probability
         worst, worst_log = max(worst, gap), max(worst_log, log)
     return Check(
-        "window", verifier, shape, verdict_of(findings, num_contexts), num_contexts, "nodes",
+        "window", verifier, shape, verdict_of(findings, num_off_path), num_contexts, "nodes",
         worst if num_contexts else None, tolerance if num_contexts else None,
         "largest difference of a probability, near-ties apart", where, few(findings),
         {"largest_log": worst_log, "guessed_nodes": num_off_path, "visits": len(visits),

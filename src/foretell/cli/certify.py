@@ -88,7 +88,7 @@ def certify(
 
     With --url: the same of a server, any that speaks OpenAI's API, from outside, by requests alone.
 
-    Exit status: 0 certified, 1 a defect, 2 a wrong option, 130 interrupted.
+    Exit status: 0 certified, 1 a defect or too little to look at, 2 a wrong option, 130 interrupted.
     """
     check_writable(output)
     u.check_options(ctx)
@@ -190,7 +190,7 @@ def show(certificate: "Certificate", *, no_color: bool) -> None:
     ran += f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens at temperatures "
     ran += f"{', '.join(f'{value:g}' for value in s['temperatures'])} · seed {s['seed']} · {certificate.seconds:.0f} s"
     console.print(escape(ran), soft_wrap=True)
-    console.print(certificate.verdict, style="bold")
+    console.print(escape(certificate.verdict), style="bold", soft_wrap=True)
 
 
 def cells(check: "Check") -> tuple[str, ...]:

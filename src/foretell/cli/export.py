@@ -76,6 +76,10 @@ def export(
     loaded = formats.load(path, num_layers=spec.num_layers if spec else known.num_layers, name=head)
     if spec is not None:
         loaded.check_target(spec, name=head)
+    if loaded.lent and target is not None:
+        from foretell.model.load import load_model
+
+        loaded.borrow(load_model(target, dtype="float32"))
     about = spec if spec is not None else known
     if to == GGUF:
         _save_gguf(loaded, out, target, spec)

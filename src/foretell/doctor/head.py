@@ -48,7 +48,7 @@ def diagnose(
     record = read_record(directory)
     try:
         layout = formats.detect(directory)
-        head = load_kind(name, model.spec, layout.head.method)
+        head = load_kind(name, model.spec, layout.head.method, target=model)
     except ModelError as error:
         refused = f.refused(str(error))
         if refused is None:

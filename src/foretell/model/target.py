@@ -190,6 +190,15 @@ class CausalModel(ABC):
     def head(self, normed: Tensor) -> Tensor:
         """[B, n, V]: the head alone, on what ``normed`` returned or a drafter predicts of it."""
 
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """[N, H] float32: the head's rows of tokens ids [N]. For every implementation: its outputs for all unit vectors,
+        some at a time; of a head with a bias, or that caps its logits, the linear part at zero."""
+        size, spec = self.spec.hidden_size, self.spec
+        none = self.head(torch.zeros(1, 1, size, dtype=spec.dtype, device=spec.device))[0, :, ids].float()
+        units = torch.eye(size, dtype=spec.dtype, device=spec.device)
+        columns = [self.head(part[None])[0][:, ids].float() - none for part in units.split(256)]
+        return torch.cat(columns).t().contiguous()
+
 
 class WrappedModel(CausalModel):
     """A model with something changed: what a subclass does not say is the inner one's."""
@@ -213,6 +222,10 @@ class WrappedModel(CausalModel):
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
         return self.inner.embed(tokens)
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """See ``CausalModel.head_rows``."""
+        return self.inner.head_rows(ids)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.normed``."""

@@ -43,7 +43,7 @@ class Making:
         loaded."""
         if self.init is None:
             return fresh().to(self.model.spec.device)  # objectives keep its draft vocabulary as it lies
-        head = load_head(self.init, self.model.spec, kind, dtype=torch.float32)
+        head = load_head(self.init, self.model.spec, kind, dtype=torch.float32, target=self.model)
         for key, asked in self.given.items():
             found = getattr(head.config, key, asked)
             if asked is not None and found != (tuple(asked) if isinstance(asked, list) else asked):

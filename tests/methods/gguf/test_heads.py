@@ -20,7 +20,9 @@ from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.write_heads import vocabulary_of
 from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS
+from foretell.model.target import CausalModel
 from tests.methods.gguf.record import HEADS, HIDDEN, SIZES, TARGET, head_of, open_data, save_target
 from tests.methods.gguf.rewrite import rewrite
 from tests.model.tiny import VOCAB, tiny_module
@@ -111,6 +113,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "norm": ("eagle3", {"keys": {"eagle3.norm_before_fc": True}}, "norm_before_fc = True and has no tensor enc.output"),
     "head": ("eagle3", {"tensors": {"output.weight": None}}, "has no output.weight"),
+    "two heads": ("eagle3", {"keys": {"eagle3.output_of_target": True}}, "without output.weight"),
     "map": ("eagle3", {"tensors": {"d2t": np.zeros(40, np.float32)}}, "d2t is F32; expected the target's ids"),
     "width": ("eagle3", {"keys": {"eagle3.target_hidden_size": 64}}, "target_hidden_size is 64 in config.json"),
     "mask": ("dflash", {"keys": {"tokenizer.ggml.mask_token_id": None}}, "mask_token_id = None; expected the id"),
@@ -131,6 +134,56 @@ def test_a_damaged_or_newer_file_is_refused_in_one_line(fault: str, tmp_path: Pa
     with pytest.raises(ModelError, match=message) as told:
         formats.load(damaged(tmp_path, name, change), name="head.gguf")
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("model_of", [LeanModel.from_hf, NativeModel.from_hf])
+def test_an_output_head_that_is_the_target_s_is_read_from_there(kind: str | None, model_of: Any, tmp_path: Path) -> None:
+    """As if the file held it; without a target nobody guesses by zeros, and nobody writes them."""
+    module = tiny_module("qwen3", num_hidden_layers=5, hidden_size=HIDDEN, head_dim=16)
+    target, whole = model_of(module), head_of("eagle3")
+    assert isinstance(whole, Eagle3Head)
+    whole.lm_head.weight.data = module.lm_head.weight.detach()[whole.target_ids].clone()
+    vocabulary = {"tokenizer.ggml.model": "none"}
+    for name, lend in (("whole", False), ("lent", True)):
+        formats.save_gguf(
+            whole, tmp_path / f"{name}.gguf", vocabulary, target=TARGET, kind_of_matrices=kind, lend_output=lend
+        )
+    assert "output.weight" not in open_gguf(tmp_path / "lent.gguf", name="lent").tensors
+    expected = load_head(str(tmp_path / "whole.gguf"), target.spec, Eagle3Head)
+    found = load_head(str(tmp_path / "lent.gguf"), target.spec, Eagle3Head, target=target)
+    for key, tensor in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[key], tensor), key
+    assert found.packed.keys() == expected.packed.keys()
+    assert all(torch.equal(found.packed[key].data, blocks.data) for key, blocks in expected.packed.items())
+    trained = load_head(str(tmp_path / "lent.gguf"), target.spec, Eagle3Head, dtype=torch.float32, target=target)
+    assert torch.equal(trained.lm_head.weight, whole.lm_head.weight)
+    assert not trained.packed
+    formats.save(found, tmp_path / "again")
+    assert torch.equal(formats.load(tmp_path / "again").state_dict()["lm_head.weight"], found.lm_head.weight)
+    with pytest.raises(ModelError, match="its output head is the target's own rows"):
+        load_head(str(tmp_path / "lent.gguf"), target.spec, Eagle3Head)
+    alone = formats.load(tmp_path / "lent.gguf")
+    assert alone.num_parameters == expected.num_parameters - whole.lm_head.weight.numel()
+    for write in (formats.save, lambda head, path: formats.save_gguf(head, path, vocabulary)):
+        with pytest.raises(ConfigError, match="is rows of its target"):
+            write(alone, tmp_path / "zeros")
+
+
+def test_rows_of_a_head_in_blocks_are_its_outputs_for_unit_vectors() -> None:
+    """Read from the matrix, tied or not, in 8 and 4 bits, as every other implementation computes them."""
+    ids = torch.tensor([5, 0, 5, VOCAB - 1])
+    for tied in (True, False):
+        module = tiny_module("qwen3", tie_word_embeddings=tied, hidden_size=64, head_dim=16, intermediate_size=64)
+        for weights in ("auto", "int8", "int4"):
+            native = NativeModel.from_hf(module, weights=weights)
+            slow = CausalModel.head_rows(native, ids)
+            assert torch.allclose(native.head_rows(ids), slow, atol=2e-2 * float(slow.abs().max())), (tied, weights)
+        plain = module.get_output_embeddings().weight.detach()[ids]
+        assert torch.equal(NativeModel.from_hf(module).head_rows(ids), plain)
+        assert torch.allclose(LeanModel.from_hf(module).head_rows(ids), plain, atol=1e-6)
+    scaled = NativeModel.from_hf(tiny_module("granite", hidden_size=64, head_dim=16))
+    assert torch.allclose(scaled.head_rows(ids), CausalModel.head_rows(scaled, ids), atol=1e-5)
 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ SKIPPED = "not checked"
 APART = "not comparable"
 """Verdict: the reference computes otherwise, and that explains what differs."""
 
+LAWS = ("law", "calibration")
+"""The checks of how sampled texts are distributed."""
+
 
 @dataclass(frozen=True)
 class EndpointCheck:
@@ -60,9 +63,20 @@ class EndpointCertificate:
         return bool(self.settings.get("reference"))
 
     @property
+    def unseen(self) -> str | None:
+        """Why the distribution of sampled texts is not known; None where it was looked at."""
+        laws = [check for check in self.checks if check.name.startswith(LAWS)]
+        empty = [check for check in laws if check.verdict == NOTHING]
+        if empty:
+            return f"nothing to check for {empty[0].name}: {empty[0].summary}"
+        if not any(check.passed for check in laws):
+            return f"neither {' nor '.join(LAWS)} was looked at, so how sampled texts are distributed is not known"
+        return None
+
+    @property
     def passed(self) -> bool:
-        """No fault, and at least one check ran."""
-        return not self.faults and any(check.passed for check in self.checks)
+        """No fault, at least one check ran, and one of how sampled texts are distributed."""
+        return not self.faults and any(check.passed for check in self.checks) and self.unseen is None
 
     @property
     def verdict(self) -> str:
@@ -72,8 +86,10 @@ class EndpointCertificate:
         if self.faults:
             what = self.faults[0].what
             return f"not certified: {what[0].lower()}{what[1:]}"
-        if not self.passed:
-            return "nothing was checked"
+        if not any(check.passed for check in self.checks):
+            return "not certified: nothing was checked"
+        if self.unseen is not None:
+            return f"not certified: {self.unseen}"
         left = [check.name for check in self.checks if not check.passed]
         if not self.has_reference:
             return "consistent with itself (no reference: that it is the target's text was not checked)"

@@ -172,7 +172,7 @@ def open_reader(name: str, model: CausalModel, *, num_slots: int) -> DraftReader
     if issubclass(kind, KangarooHead):
         return AdapterReader(load_head(name, spec, kind))
     if issubclass(kind, (Eagle1Head, Eagle3Head)):
-        return PairReader(load_head(name, spec, kind), num_slots)
+        return PairReader(load_head(name, spec, kind, target=model), num_slots)
     raise ConfigError(
         f"--init {name} holds a head of {kind.method!r}, which does not read its guesses one after the other: give a draft "
         "model, or a head of 'eagle1', 'eagle3' or 'kangaroo'"

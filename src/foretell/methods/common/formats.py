@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
@@ -41,6 +42,8 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.keys import Keys
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
 from foretell.methods.common.marker import marker
+from foretell.methods.common.repacked import OUTPUT
+from foretell.model.gguf.heads import OUTPUT_LENT
 from foretell.model.packed import Packed
 from foretell.model.source import is_file
 from foretell.model.target import ModelSpec
@@ -91,6 +94,7 @@ def save(
     if layout is not None and layout not in LAYOUTS:
         raise ConfigError(f"layout {layout!r} is unknown{nearest(layout, LAYOUTS)}")
     chosen = default_layout(head) if layout is None else LAYOUTS[layout]
+    _check_whole(head)
     reason = chosen.suits(head)
     if reason is not None:
         raise ConfigError(f"layout {chosen.name!r} cannot hold this head: {reason}")
@@ -117,16 +121,26 @@ def save_gguf(
     *,
     target: ModelSpec | TargetInfo | None = None,
     kind_of_matrices: str | None = None,
+    lend_output: bool = False,
 ) -> None:
     """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``model.gguf.write_heads.vocabulary_of`` the
-    target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. Raises ConfigError for a head that these do not
+    target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. lend_output: leave out the output head, which must be
+    the target's own rows, as where it was not trained: they are read from the target when the head is loaded. Raises ConfigError for a head that these do not
     have, or a path that holds another model."""
     from foretell.model.gguf.heads import HeadFile
     from foretell.model.gguf.write_heads import write_head
 
+    if not lend_output:
+        _check_whole(head)
     layout, about = default_layout(head), _about(target, None)
     tensors = {layout.outward(name, head.config): tensor.detach().cpu() for name, tensor in head.state_dict().items()}
-    file = HeadFile(layout.describe(head, about), tensors, {})
+    config = layout.describe(head, about)
+    if lend_output:
+        if head.method != "eagle3" or "d2t" not in tensors:
+            raise ConfigError(f"the output head of {head.method} heads is their own: it cannot be left out")
+        del tensors[OUTPUT]
+        config = {**config, MARKER: {OUTPUT_LENT: True}}
+    file = HeadFile(config, tensors, {})
     write_head(
         Path(path), file, vocabulary, method=head.method, context=about.max_positions, kind_of_matrices=kind_of_matrices
     )
@@ -142,6 +156,9 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
     called = str(path) if name is None else name
     config, tensors, layout, packed = _open(Path(path), called)
     held = {layout.inward(key): tensor for key, tensor in tensors.items() if layout.inward(key) not in layout.ignored}
+    lent = config.get(MARKER, {}).get(OUTPUT_LENT) is True and is_file(Path(path))  # by a key of the GGUF file
+    if lent:
+        held[OUTPUT] = torch.zeros(len(held["d2t"]), held["fc.weight"].shape[0], dtype=held["fc.weight"].dtype)
     found = Found(called, Keys(config, called), held, num_layers)
     try:
         head = layout.build(layout.parse(found), found)
@@ -149,6 +166,7 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
         message = str(error)
         raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
     fill(head, found.tensors, name=called)
+    head.lent = (OUTPUT,) if lent else ()
     head.max_positions, head.trained_length = _max_positions(Keys(config, called)), _trained_length(Path(path))
     head.packed = {layout.inward(key): matrix for key, matrix in packed.items() if layout.inward(key) in found.tensors}
     return head
@@ -238,6 +256,14 @@ def _check_ours(path: Path) -> None:
     config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}
     if not marker(config):
         raise ConfigError(f"{path} holds a model that foretell did not write; choose another directory for the head")
+
+
+def _check_whole(head: Head) -> None:
+    """Refuse to write zeros for what is the target's."""
+    if head.lent:
+        raise ConfigError(
+            "the output head of this head is rows of its target, which it was not loaded with: name the target (--target)"
+        )
 
 
 def _about(target: ModelSpec | TargetInfo | None, name: str | None) -> TargetInfo:

@@ -14,7 +14,7 @@ from foretell.core.errors import ModelError
 from foretell.methods.common.layers import Attention
 from foretell.methods.common.sizes import check_sizes
 from foretell.model.packed import Packed
-from foretell.model.target import ModelSpec
+from foretell.model.target import CausalModel, ModelSpec
 from foretell.model.windows import DraftWindow
 
 
@@ -51,6 +51,13 @@ class Head(nn.Module, ABC):
     packed: Mapping[str, Packed] = MappingProxyType({})
     """Matrices in a file's blocks, which native heads decode, by the names of the parameters that hold their values."""
 
+    lent: tuple[str, ...] = ()
+    """Parameters that are the target's own rows, held by no file: zeros until ``borrow``."""
+
+    def borrow(self, model: CausalModel) -> None:
+        """Fill what is ``lent``, which a kind of head that has it knows how to."""
+        raise NotImplementedError(f"{type(self).__name__} borrows nothing")
+
     def limit(self, window: DraftWindow) -> None:
         """Read so much of a text alone when guessing; training sees what it saw. Positions have no end then."""
         self.window = window
@@ -85,8 +92,8 @@ class Head(nn.Module, ABC):
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers were learned."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """How many numbers are its own."""
+        return sum(parameter.numel() for name, parameter in self.named_parameters() if name not in self.lent)
 
     @property
     def dtype(self) -> torch.dtype:

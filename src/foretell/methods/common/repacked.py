@@ -44,7 +44,7 @@ def blocks_kept(head: Head, made: Head) -> dict[str, Packed]:
         if head.packed[name].kind == "Q4_0":
             parameter = made.get_parameter(name)
             kept[name] = by_chance(parameter)
-            parameter.data = _values(kept[name], parameter.dtype).to(parameter.device)
+            parameter.data = values_of(kept[name], parameter.dtype).to(parameter.device)
     return kept
 
 
@@ -64,7 +64,14 @@ def by_chance(values: Tensor) -> Packed:
     return Packed("Q4_0", (rows, columns), data)
 
 
-def _values(blocks: Packed, dtype: torch.dtype) -> Tensor:
+def in_blocks(values: Tensor, kind: str) -> Packed:
+    """A matrix [R, C] rounded to the nearest. Raises NotImplementedError for kinds that the gguf library does not write."""
+    rounded = quantize(values.detach().float().cpu().numpy(), GGMLQuantizationType[kind])
+    return Packed(kind, (len(values), values.shape[1]), torch.from_numpy(rounded))
+
+
+def values_of(blocks: Packed, dtype: torch.dtype) -> Tensor:
+    """What blocks hold, [R, C]."""
     out = torch.empty(blocks.shape, dtype=dtype)
     dequantise_into(blocks.kind, blocks.data.reshape(-1).numpy(), out)
     return out
@@ -89,10 +96,9 @@ def _joined(head: Head, made: Head, blocks: Packed) -> Packed | None:
     data[known] = blocks.data[at[known]]
     if len(further):
         try:
-            rounded = quantize(new[further].float().cpu().numpy(), GGMLQuantizationType[blocks.kind])
+            part = in_blocks(new[further], blocks.kind)
         except NotImplementedError:  # the gguf library writes the simpler kinds alone
             return None
-        data[further] = torch.from_numpy(rounded)
-        part = Packed(blocks.kind, (len(further), new.shape[1]), data[further])
-        new.data[further] = _values(part, new.dtype).to(new.device)
+        data[further] = part.data
+        new.data[further] = values_of(part, new.dtype).to(new.device)
     return Packed(blocks.kind, blocks.shape, data)

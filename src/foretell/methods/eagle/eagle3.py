@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from foretell.core.errors import ModelError
 from foretell.methods.common.layers import RMSNorm
 from foretell.methods.common.pair import PairConfig, PairHead, PairLayer
+from foretell.methods.common.repacked import OUTPUT, in_blocks, values_of
 from foretell.model.target import CausalModel
 
 
@@ -175,6 +176,17 @@ class Eagle3Head(PairHead):
     def features(self, taps: Tensor, model: CausalModel) -> Tensor:
         """See ``PairHead``."""
         return self.fuse(taps)
+
+    def borrow(self, model: CausalModel) -> None:
+        """See ``Head``: rows of the output head, in the blocks that the head's other matrices have."""
+        rows = model.head_rows(self.target_ids.to(model.spec.device)).cpu()
+        kinds = {matrix.kind for matrix in self.packed.values()}
+        if len(kinds) == 1:
+            blocks = in_blocks(rows, kinds.pop())
+            rows = values_of(blocks, rows.dtype)
+            self.packed = {**self.packed, OUTPUT: blocks}
+        self.lm_head.weight.data = rows
+        self.lent = ()
 
     def logits(self, read: Tensor, model: CausalModel) -> Tensor:
         """See ``PairHead``: the head's own."""

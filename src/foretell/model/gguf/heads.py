@@ -39,6 +39,10 @@ _LAYER = {
 Adjust = Callable[[GGUFFile, str, tuple[str, ...]], Change | None]
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # DFlash2's
+OUTPUT_LENT = "output_of_target"
+"""A key of this library's own: the rows of the output head are the target's at the ids of d2t, and no file holds them."""
+MARKER = "foretell"
+"""As of ``methods.common.layout``: the key of config.json for what this library says."""
 _WHOLE_NUMBERS = {"I64": np.int64, "I32": np.int32}
 
 
@@ -260,7 +264,13 @@ def _only(file: GGUFFile, key: str, allowed: Any) -> None:
 def _eagle3(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """As ``LlamaForCausalLMEagle3``."""
     _only(file, "block_count", 1)
-    if "lm_head.weight" not in tensors:
+    lent = _flag(file, OUTPUT_LENT, default=False)
+    if lent and ("d2t" not in tensors or "lm_head.weight" in tensors):
+        raise ModelError(
+            f"{file.name}: {file.path.name} states eagle3.{OUTPUT_LENT} = true, which goes with a tensor d2t and without "
+            "output.weight; download it again"
+        )
+    if not lent and "lm_head.weight" not in tensors:
         raise ModelError(
             f"{file.name}: {file.path.name} has no output.weight: its guesses are read by the target's output head, and "
             "an eagle3 head needs its own here"
@@ -275,7 +285,8 @@ def _eagle3(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         **_layer(file, num_layers),
-        "draft_vocab_size": tensors["lm_head.weight"].shape[0],
+        "draft_vocab_size": len(tensors["d2t" if lent else "lm_head.weight"]),
+        **({MARKER: {OUTPUT_LENT: True}} if lent else {}),
         "target_hidden_size": whole(file, "target_hidden_size"),
         "norm_before_residual": _flag(file, "norm_before_residual", default=False),
         "norm_before_fc": before,

@@ -17,7 +17,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError, ModelError
 from foretell.model.files import read_json
 from foretell.model.gguf.file import is_gguf, open_gguf
-from foretell.model.gguf.heads import NAMES, SECOND, HeadFile
+from foretell.model.gguf.heads import MARKER, NAMES, OUTPUT_LENT, SECOND, HeadFile
 from foretell.model.gguf.tokenizer import CONTROL, UNUSED, USER_DEFINED
 
 _NORMAL = 1  # the token type of all others
@@ -212,6 +212,7 @@ def _eagle3(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
         "target_hidden_size": config["hidden_size"],
         "norm_before_residual": bool(config.get("norm_before_residual")),
         "norm_before_fc": bool(config.get("norm_before_fc")),
+        **({OUTPUT_LENT: True} if config.get(MARKER, {}).get(OUTPUT_LENT) else {}),
     }
 
 

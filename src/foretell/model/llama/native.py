@@ -346,6 +346,15 @@ class NativeModel(CausalModel):
         self.native.rows(ctypes.addressof(embedding), ids.data_ptr(), ids.numel(), out.data_ptr())
         return out * scale if scale else out
 
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """See ``CausalModel.head_rows``: read, not computed."""
+        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        table, ids = self.matrices.plain.get(name), ids.contiguous()
+        out = torch.empty(len(ids), self.shape.hidden_size) if table is None else table[ids].float()
+        if table is None:
+            self.native.rows(ctypes.addressof(self.matrices.held[name]), ids.data_ptr(), len(ids), out.data_ptr())
+        return out * self.shape.traits.logit_scale
+
     def normed(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.normed``; in float32."""
         return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
