@@ -247,12 +247,11 @@ def a_text(
     for _ in range(limit):
         if matcher.is_accepting() and (matcher.is_stopped() or source.random() < 0.5):
             return decode(ids)
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        permitted = [int(token) for token in np.flatnonzero(bits) if token not in constraint.eos_token_ids]
-        if not permitted:
-            return decode(ids) if matcher.is_accepting() else None
-        some = source.sample(permitted, min(len(permitted), 4))
+        permitted = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
+        some = [int(permitted[source.randrange(len(permitted))]) for _ in range(3)]
         ids.append(min(some, key=lambda token: len(decode([token]))) if source.random() < 0.7 else some[0])
+        if ids[-1] in constraint.eos_token_ids:
+            return decode(ids[:-1])
         if matcher.try_consume_tokens(ids[-1:]) != 1:
             raise AssertionError(f"a token that is permitted is refused: {decode(ids)!r}")
     return decode(ids) if matcher.is_accepting() else None
