@@ -227,14 +227,21 @@ def keyword_schema(seed: int) -> dict[str, Any]:
 
 
 def without(schema: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
-    """A schema without the keywords at these JSON pointers."""
+    """A schema without the keywords at these JSON pointers. A oneOf of which a part is wider then is an anyOf: a text of two
+    of the parts that are left may be one of a single part as it was given."""
     made: dict[str, Any] = json.loads(json.dumps(schema))
+    wider = dict[int, Any]()
     for pointer in sorted(left_out, key=lambda one: -one.count("/")):
         *steps, last = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")]
         node: Any = made
         for step in steps:
+            if isinstance(node, dict) and step == "oneOf" and isinstance(node[step], list):
+                wider[id(node)] = node
             node = node[int(step)] if isinstance(node, list) else node[step]
         del node[last]
+    for node in wider.values():
+        if "oneOf" in node:
+            node.setdefault("allOf", []).append({"anyOf": node.pop("oneOf")})
     return made
 
 
@@ -279,6 +286,14 @@ class Keywords:
                 self.faults.append(f"schema {seed} is refused: {error}: {json.dumps(schema)}")
             return
         self.num_left_out += bool(constraint.left_out)
+        try:
+            constraints.json_schema(schema, strict=True)
+        except ConfigError as error:
+            if not constraint.left_out:
+                self.faults.append(f"schema {seed} is refused where strict alone: {error}: {json.dumps(schema)}")
+        else:
+            if constraint.left_out:
+                self.faults.append(f"schema {seed} is taken where strict, of which {constraint.left_out} is left out")
         rest = without(schema, constraint.left_out)
         validator = jsonschema.Draft202012Validator(rest)
         for _ in range(num_texts):
