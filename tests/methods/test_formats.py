@@ -808,6 +808,19 @@ def test_wrong_directories(tmp_path: Path) -> None:
         formats.load(path)
 
 
+def test_an_error_of_torch_s_may_have_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lay(tmp_path / "x", GOOD, eagle3_files())
+    (path / "model.safetensors").unlink()
+    (path / "pytorch_model.bin").write_bytes(b"")
+
+    def silent(*args: Any, **options: Any) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(torch, "load", silent)
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin cannot be read \(EOFError\)"):
+        formats.load(path)
+
+
 def test_a_whole_model_is_told_so(tmp_path: Path) -> None:
     tensors = random({"model.embed_tokens.weight": [V, H], "lm_head.weight": [V, H]})
     with pytest.raises(ModelError, match="looks like a whole model: use method 'draft_model'"):

@@ -10,6 +10,7 @@ import pytest
 from foretell import Engine
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED
+from foretell.server.answer import effect_headers
 from foretell.server.replies.completions import ChatReply
 from foretell.service.service import Service
 from tests.server.conftest import Serve
@@ -189,15 +190,15 @@ LOOSE: Any = {
     ("path", "body", "told"),
     [
         ("chat/completions", {"tools": [TOOL, {"type": "function", "function": {"name": "mail", "parameters": LOOSE}}]},
-         "tools.mail.not, tools.mail.pattern"),
+         "tools.mail.properties/to/pattern, tools.mail.properties/x/not"),
         ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LOOSE}}},
-         "response_format.not, response_format.pattern"),
+         "response_format.properties/to/pattern, response_format.properties/x/not"),
         ("chat/completions", {"tools": [TOOL], "guided_json": LOOSE, "chat_template_kwargs": {"odd": 1}},
-         "chat_template_kwargs.odd, guided_json.not, guided_json.pattern"),
+         "chat_template_kwargs.odd, guided_json.properties/to/pattern, guided_json.properties/x/not"),
         ("completions", {"prompt": "a", "structured_outputs": {"json": LOOSE}},
-         "structured_outputs.json.not, structured_outputs.json.pattern"),
+         "structured_outputs.json.properties/to/pattern, structured_outputs.json.properties/x/not"),
         ("responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": LOOSE}}},
-         "response_format.not, response_format.pattern"),
+         "response_format.properties/to/pattern, response_format.properties/x/not"),
         ("chat/completions", {"tools": [TOOL]}, None),
     ],
 )  # fmt: skip
@@ -209,6 +210,97 @@ def test_what_a_schema_asks_and_no_grammar_holds_is_named_in_a_header(
     answer = httpx.post(f"{url}/v1/{path}", json=given, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-foretell-without-effect") == told
+
+
+ODD: Any = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "at": {"type": "integer", "minimum": -(2**63)},
+        "größe, m": {"const": 2**53 + 1},
+    },
+    "propertyNames": {"pattern": "^[a-z]"},
+}
+"""Of each of two tools, as coding agents send them."""
+PLACES = (
+    "properties/at/minimum",
+    "properties/gr%C3%B6%C3%9Fe%2C%20m/const",
+    "properties/tags/uniqueItems",
+    "propertyNames",
+)
+NAMES = ("first", "second")
+FUNCTIONS = [{"type": "function", "function": {"name": name, "parameters": ODD}} for name in NAMES]
+FLAT = [{"type": "function", "name": name, "parameters": ODD} for name in NAMES]
+TOOLS_OF: Any = {
+    "v1/chat/completions": {"messages": ASK, "tools": FUNCTIONS, "max_tokens": 2},
+    "v1/responses": {"input": "a", "max_output_tokens": 2, "tools": FLAT},
+    "v1/messages": {
+        "messages": ASK[1:], "max_tokens": 2, "model": "bundled",
+        "tools": [{"name": name, "input_schema": ODD} for name in NAMES],
+    },
+    "api/chat": {"messages": ASK, "tools": FUNCTIONS, "options": {"num_predict": 2}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", TOOLS_OF)
+def test_keywords_that_no_grammar_holds_twice_in_a_list_of_tools(url: str, path: str, stream: bool) -> None:
+    """They were an internal error on every route: llguidance counts equal warnings."""
+    answer = httpx.post(f"{url}/{path}", json={**TOOLS_OF[path], "stream": stream}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["x-foretell-without-effect"].split(", ")
+    assert told == [f"tools.{name}.{place}" for name in NAMES for place in PLACES]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "format"),
+    [
+        ("v1/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ODD}}}),
+        ("v1/completions", {"json_schema": json.dumps(ODD)}),
+        ("v1/completions", {"guided_json": ODD}),
+        ("v1/chat/completions", {"messages": ASK, "structured_outputs": {"json": ODD}}),
+        ("v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": ODD}}}),
+        ("api/chat", {"messages": ASK, "format": ODD}),
+        ("api/generate", {"prompt": "a", "format": ODD}),
+    ],
+)
+def test_a_number_of_a_schema_takes_no_request_down(url: str, path: str, format: Any, stream: bool) -> None:
+    body: Any = {"prompt": "a"} if path == "v1/completions" else {}
+    key = "max_output_tokens" if path == "v1/responses" else "max_tokens"
+    limit: Any = {"options": {"num_predict": 2}} if path.startswith("api") else {key: 2}
+    answer = httpx.post(f"{url}/{path}", json={**body, **format, **limit, "stream": stream}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["x-foretell-without-effect"].split(", ")
+    assert tuple(part.partition(".p")[2] for part in told) == tuple(place[1:] for place in PLACES)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("api/chat", {"messages": ASK, "format": {"$ref": "#"}}),
+        ("api/generate", {"prompt": "a", "format": {"$ref": "#"}}),
+        ("v1/completions", {"prompt": "a", "guided_json": {"$ref": "#"}}),
+        (
+            "v1/responses",
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#"}}}},
+        ),
+    ],
+)
+def test_a_schema_that_leads_back_to_itself_is_one_clear_error(url: str, path: str, body: Any) -> None:
+    answer = httpx.post(f"{url}/{path}", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert "#: by $ref and allOf alone it leads back to itself" in answer.text
+    assert "verbose" not in answer.text
+
+
+def test_a_header_of_very_many_places_is_short_and_says_so() -> None:
+    named = effect_headers([f"tools.{at}.properties/größe {at}" for at in range(1000)])["x-foretell-without-effect"]
+    assert len(named) < 2100
+    *parts, last = named.split(", ")
+    assert parts[0] == "tools.0.properties/gr%C3%B6%C3%9Fe%200"
+    assert last == f"and {1000 - len(parts)} more"
+    assert effect_headers([]) == {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from foretell.engine.structured.compiling import CompileCheck
 from foretell.engine.structured.constraint import Constraints, json_grammar
 from foretell.server.tools import ToolUse
 
-MULTIPLE = {"type": "integer", "multipleOf": 765432}
 PATTERNS = {"type": "object", "patternProperties": {f"^a{at:04d}x": {"type": "integer"} for at in range(2000)}}
 SMALL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -26,16 +25,15 @@ def made() -> Iterator[Constraints]:
         constraints.close()
 
 
-@pytest.mark.parametrize("schema", [MULTIPLE, PATTERNS])
-def test_what_takes_too_long_is_refused_in_time(made: Constraints, schema: dict[str, object]) -> None:
-    """The first took 17 s (twice), the second minutes; the thread that reads all texts waited for it."""
+def test_what_takes_too_long_is_refused_in_time(made: Constraints) -> None:
+    """It took minutes, and the thread that reads all texts waited for it."""
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"takes more than 0\.3 s to compile"):
-        made.json_schema(schema)
+        made.json_schema(PATTERNS)
     assert time.monotonic() - began < 15.0
     again = time.monotonic()
     with pytest.raises(ConfigError, match="takes more than"):
-        made.json_schema(schema)
+        made.json_schema(PATTERNS)
     assert time.monotonic() - again < 0.2, "remembered"
     assert made.json_schema(SMALL).left_out == (), "the next one is not affected"
 

@@ -2,18 +2,32 @@
 
 import json
 import random
+import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import (
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+)
 from llguidance import LLMatcher, LLParserLimits
 
 from foretell import ConfigError, Engine, ForetellError
 from foretell.engine.request.request import token_ids
-from foretell.engine.structured.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
+from foretell.engine.structured.constraint import Constraint, ConstraintProcessor, Constraints, _unnamed, json_grammar
+from foretell.engine.structured.enforceable import loosened
+from foretell.engine.structured.keywords import BOUNDS, COUNTS, FORMATS, HELD, LISTS, MAPS, NOT_HELD, ONE
+from foretell.server.tools import ToolUse
 from tests.engine.harness import TreeMethod
-from tests.stress.schemas import is_valid, random_schema
+from tests.stress.schemas import Keywords, is_valid, random_schema
 
 EOS = (2, 0)
 PERSON = {
@@ -338,6 +352,21 @@ def test_grammars(engine: Engine, constraints: Constraints, kind: Any, text: str
         ({"type": "strin"}, "strin"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
         ({"$ref": "#/$defs/none"}, "does not exist"),
+        ({"$ref": "#"}, "leads back to itself"),
+        ({"items": {"allOf": [{}, {"$ref": "#/items"}]}}, "#/items: by .* leads back to itself"),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "leads back",
+        ),
+        (False, "permits nothing"),
+        ({"enum": []}, "#/enum: an empty list permits nothing"),
+        ({"items": {"type": []}}, "#/items/type: an empty list"),
+        ({"multipleOf": 0}, "#/multipleOf: 0 must be a number other than 0"),
+        ({"properties": {"a/b": {"maxLength": -1}}}, "#/properties/a~1b/maxLength: -1 must be a whole number"),
+        ({"required": True}, "#/required: true must be a list of names"),
+        ({"anyOf": {}}, "#/anyOf: {} must be a list of schemas"),
+        ({"properties": {"a": 5}}, "#/properties/a: a schema is an object, true or false; got int"),
+        ({"minimum": "3"}, '#/minimum: "3" must be a number'),
         ({"type": "string", "pattern": "(a"}, "unclosed"),
         ({"type": "object", "patternProperties": {"a)": True}}, "unopened"),
         ({"anyOf": [{"pattern": "(?=a)"}, {"type": "strin"}]}, "strin"),
@@ -346,16 +375,19 @@ def test_grammars(engine: Engine, constraints: Constraints, kind: Any, text: str
         (["type"], "list"),
     ],
 )
-def test_schemas_that_cannot_be_are_refused(constraints: Constraints, schema: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        constraints.json_schema(schema)
+@pytest.mark.parametrize("strict", [False, True])
+def test_schemas_that_cannot_be_are_refused(constraints: Constraints, schema: Any, reason: str, strict: bool) -> None:
+    with pytest.raises(ConfigError, match=reason) as found:
+        constraints.json_schema(schema, strict=strict)
+    assert "non-verbose" not in str(found.value)
+    assert "NoExtensionBias" not in str(found.value)
 
 
 def test_strict_refuses_what_lenient_leaves_out(constraints: Constraints) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     with pytest.raises(ConfigError, match="not"):
         constraints.json_schema(schema, strict=True)
-    assert constraints.json_schema(schema).left_out == ("not",)
+    assert constraints.json_schema(schema).left_out == ("properties/a/not",)
     assert constraints.json_schema(PERSON).left_out == ()
 
 
@@ -376,6 +408,11 @@ MAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+$"  # with look-ahead, as zod writes it
         ({"type": "string", "format": "idn-email"}, "format", '"x"'),
         ({"type": "array", "uniqueItems": True}, "uniqueItems", "[1, 1]"),
         ({"type": "object", "patternProperties": {"^(?!x)": {"type": "integer"}}}, "patternProperties", '{"x": "y"}'),
+        (
+            {"patternProperties": {"^(?!x)": {"type": "integer"}}, "additionalProperties": False},
+            "patternProperties",
+            '{"a": 1}',
+        ),
         (
             {"patternProperties": {"^a": {"type": "integer"}, "^ab": {"type": "null"}}, "additionalProperties": False},
             "patternProperties",
@@ -408,11 +445,234 @@ def test_what_cannot_be_enforced_is_left_out_wherever_it_stands(
     schema = outer({name: value for name, value in made.items() if name != "$defs"})
     schema |= {"$defs": made["$defs"]} if "$defs" in made else {}
     constraint = constraints.json_schema(schema)
-    assert constraint.left_out == (left_out,)
+    assert [name for name in constraint.left_out[0].split("/") if name == left_out], "its place ends with the keyword"
+    assert len(constraint.left_out) == 1
     assert constraint.permits(encode(engine, text % good)), text % good
     assert not constraint.permits(encode(engine, "7")), "the rest is enforced"
     with pytest.raises(ConfigError):
         constraints.json_schema(schema, strict=True)
+
+
+# -- every keyword -------------------------------------------------------------------------------------------------------
+
+NO_GRAMMAR: dict[str, dict[str, Any]] = {
+    "uniqueItems": {"uniqueItems": True},
+    "not": {"not": {"type": "null"}},
+    "if": {"if": {"type": "string"}, "then": {"minLength": 1}},
+    "else": {"if": {"type": "string"}, "else": {"type": "null"}},
+    "contains": {"contains": {"type": "null"}},
+    "minContains": {"contains": {}, "minContains": 2},
+    "maxContains": {"contains": {}, "maxContains": 2},
+    "propertyNames": {"propertyNames": {"pattern": "^a"}},
+    "dependentRequired": {"dependentRequired": {"a": ["b"]}},
+    "dependentSchemas": {"dependentSchemas": {"a": {"required": ["b"]}}},
+    "dependencies": {"dependencies": {"a": ["b"]}},
+    "unevaluatedItems": {"unevaluatedItems": False},
+    "unevaluatedProperties": {"unevaluatedProperties": False},
+    "$dynamicRef": {"$dynamicRef": "#a"},
+    "$recursiveRef": {"$recursiveRef": "#"},
+    "$ref": {"$ref": "https://example.com/x"},
+    "format": {"format": "idn-email"},
+    "pattern": {"pattern": "(?=a)b"},
+    "patternProperties": {"patternProperties": {"(?=a)b": False}},
+    "minProperties": {"minProperties": 1, "properties": {"p": {}, "q": {}}},
+    "oneOf": {"oneOf": [{"minLength": 1}, {"maxLength": 2}]},
+    "minimum": {"minimum": -(2**63)},
+    "maximum": {"maximum": 1.7976931348623157e308},
+    "exclusiveMinimum": {"exclusiveMinimum": 2**53},
+    "exclusiveMaximum": {"exclusiveMaximum": -(2**53)},
+    "multipleOf": {"multipleOf": 1e-300},
+    "const": {"const": 1234567890123456789},
+    "enum": {"enum": [{"a": [2**53 + 1]}, "x"]},
+    "minLength": {"minLength": 2**32},
+    "maxLength": {"maxLength": 2**64},
+    "minItems": {"minItems": 2**64},
+    "maxItems": {"maxItems": 2**64},
+}
+"""Of every keyword that can be left out a schema of which it is."""
+
+
+def said_by_llguidance(constraints: Constraints, schema: dict[str, Any]) -> str:
+    """Its error of a schema of which it is to leave nothing out."""
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"lenient": False})
+    error: str = LLMatcher(constraints._tokenizer, grammar, log_level=0).get_error()
+    return error
+
+
+def test_what_is_held_is_what_llguidance_holds(constraints: Constraints) -> None:
+    """Every keyword of every draft, and every format."""
+    drafts = (Draft202012Validator, Draft201909Validator, Draft7Validator, Draft6Validator, Draft4Validator)
+    known = {key for draft in drafts for key in draft.VALIDATORS} | {"$recursiveRef", "minContains", "maxContains"}
+    known |= {"then", "else", "unevaluatedItems"}
+    assert known <= HELD | NOT_HELD
+    values = {**dict.fromkeys((*COUNTS, *BOUNDS, "multipleOf", "const"), 1), **{key: {} for key in (*MAPS, *ONE)}}
+    values |= {"enum": [1], "type": "string", "required": ["a"], "$ref": "#/$defs/a", "pattern": "a", "format": "date"}
+    values |= {key: [{}] for key in LISTS}
+    for key in HELD:
+        schema = {key: values[key], "$defs": {"a": {"type": "null"}}}
+        assert said_by_llguidance(constraints, schema) == "", key
+        assert constraints.json_schema(schema, strict=True).left_out == (), key
+    for key in NOT_HELD - {"then", "else", "if", "minContains", "maxContains"}:
+        assert "nimplemented" in said_by_llguidance(constraints, NO_GRAMMAR[key]), key
+    for name in {*Draft202012Validator.FORMAT_CHECKER.checkers, *FORMATS, "int32", "no such"}:
+        error = said_by_llguidance(constraints, {"type": "string", "format": name})
+        assert (name in FORMATS) is (error == ""), name
+
+
+@pytest.mark.parametrize("key", NO_GRAMMAR)
+def test_a_keyword_that_no_grammar_holds_is_named_and_refuses_nothing(constraints: Constraints, key: str) -> None:
+    """Once, twice, nested, and twice in two tools: the library counts equal warnings, and its words changed with that."""
+    part = NO_GRAMMAR[key]
+    last = f"{key}/(?=a)b" if key == "patternProperties" else key
+    twice = {"type": "object", "properties": {"a": part, "b": {"items": {"anyOf": [part, {"type": "null"}]}}}}
+    places = {f"properties/a/{last}", f"properties/b/items/anyOf/0/{last}"}
+    assert last in constraints.json_schema(part).left_out
+    assert places <= set(constraints.json_schema(twice).left_out)
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        constraints.json_schema(twice, strict=True)
+    tools = [{"type": "function", "function": {"name": name, "parameters": twice}} for name in ("one", "two")]
+    for mode in ("auto", "required"):
+        made = ToolUse.of(tools, mode).constraint(constraints)
+        assert made is not None
+        assert {f"{name}.{place}" for name in ("one", "two") for place in places} <= set(made.left_out)
+
+
+def test_a_keyword_that_asks_for_nothing_is_not_named(constraints: Constraints) -> None:
+    asked: dict[str, Any] = {
+        "uniqueItems": False,
+        "not": False,
+        "propertyNames": True,
+        "dependentRequired": {},
+        "if": {},
+    }
+    asked |= {"minContains": 1, "then": {}, "format": "int32", "type": "integer", "unevaluatedProperties": {}}
+    assert constraints.json_schema(asked, strict=True).left_out == ()
+
+
+def test_another_version_of_llguidance_may_say_what_it_likes() -> None:
+    """A keyword that it does not hold and this code takes for held is named, and words that are none say nothing."""
+    said = [
+        'Unimplemented keys: ["maxItems", "$ref"] (2 times)',
+        "Unknown format: 'idn' (3x)",
+        "oneOf not supported",
+        "☃",
+        "",
+    ]
+    assert _unnamed(said, ("a/$ref",)) == {"maxItems", "format"}
+
+
+def test_schemas_of_oneof_that_exclude_each_other_are_held(engine: Engine, constraints: Constraints) -> None:
+    """A union that a property tells apart, as pydantic writes it: llguidance calls it not supported."""
+    cat, dog = (
+        {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"], "additionalProperties": False}
+        for kind in ("cat", "dog")
+    )
+    schema: dict[str, Any] = {
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "$defs": {"cat": cat, "dog": dog},
+    }
+    constraint = constraints.json_schema(schema, strict=True)
+    assert constraint.permits(encode(engine, '{"kind": "dog"}'))
+    assert not constraint.permits(encode(engine, '{"kind": "cow"}'))
+    del dog["required"]
+    assert constraints.json_schema(schema).left_out == (), "a cat has its kind"
+    del cat["required"]
+    assert constraints.json_schema(schema).left_out == ("oneOf",)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"const": 2**53}, ["9007199254740992"], ["9007199254740991", "9007199254740993"]),
+        ({"const": 2**60}, ["1152921504606846976"], ["1152921504606846975", "1152921504606846977"]),
+        ({"const": -(2**63) + 1024}, ["-9223372036854774784"], ["-9223372036854774783", "-9223372036854774785"]),
+        ({"const": 1.0}, ["1"], ["2"]),
+        ({"const": -0.0}, ["0"], ["1"]),
+        ({"const": 1e15}, ["1000000000000000"], ["1000000000000001"]),
+        ({"const": 1e-7}, ["0.0000001"], ["0.0000002", "0"]),
+        ({"enum": [2.5, 7, 3.0]}, ["2.5", "7", "3"], ["2", "3.5"]),
+        ({"type": "integer", "minimum": -(2**53), "maximum": 2**53}, ["9007199254740992"], ["9007199254740993"]),
+        ({"type": "integer", "exclusiveMaximum": 2**53 - 1}, ["9007199254740990"], ["9007199254740991"]),
+        ({"type": "number", "minimum": 0.25, "maximum": 0.75}, ["0.25", "0.5"], ["0", "0.2", "0.76"]),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": 5}, ["6"], ["5", "3"]),
+        ({"minimum": 3, "anyOf": [{}], "exclusiveMinimum": True}, ["4"], ["3"]),
+        ({"type": "number", "multipleOf": 0.01}, ["0.07", "-1.5"], ["0.075"]),
+        ({"type": "integer", "multipleOf": 12345}, ["24690", "0"], ["24691"]),
+        ({"allOf": [{"multipleOf": 6}, {"multipleOf": 4}]}, ["12", "-24"], ["4", "6", "18"]),
+        ({"type": "string", "maxLength": 2.0}, ['"ab"'], ['"abc"']),
+        ({"items": [{"type": "string"}], "anyOf": [{}], "additionalItems": False}, ['["a"]'], ['["a", 1]']),
+        ({"prefixItems": [{"const": 1}], "items": {"type": "null"}, "additionalItems": False}, ["[1, null]"], ["[null]"]),
+    ],
+)  # fmt: skip
+def test_a_number_is_held_exactly(
+    engine: Engine, constraints: Constraints, schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    constraint = constraints.json_schema(schema, strict=True)
+    assert [text for text in good if not constraint.permits(encode(engine, text))] == []
+    assert [text for text in bad if constraint.permits(encode(engine, text))] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out", "permitted"),
+    [
+        ({"const": 1234567890123456789}, "const", ["1234567890123456789", "1234567890123456768"]),
+        ({"type": "integer", "const": 10**19}, "const", [str(10**19)]),
+        ({"const": 1e300}, "const", ["5"]),
+        ({"enum": [2**53 + 1, 1.5]}, "enum", ["9007199254740993", "1.5"]),
+        ({"type": "integer", "maximum": 2**53 + 1}, "maximum", ["9007199254740993"]),
+        ({"type": "number", "minimum": 2**64, "maximum": 5}, "minimum", ["5"]),
+        ({"type": "number", "minimum": 5e-324}, "minimum", ["1"]),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum", ["0.1", "0"]),
+        ({"allOf": [{"exclusiveMaximum": 0}, {"minimum": -0.5}]}, "allOf/0/exclusiveMaximum", ["-0.1"]),
+        ({"multipleOf": 0.07}, "multipleOf", ["0.07"]),
+        ({"multipleOf": 2**53 + 1}, "multipleOf", ["7"]),
+        ({"multipleOf": 765432}, "multipleOf", ["765432"]),  # it took 17 s to compile
+        ({"multipleOf": 1.1e-15}, "multipleOf", ["1"]),
+        ({"allOf": [{"multipleOf": 100000}, {"multipleOf": 65536}]}, "allOf/1/multipleOf", ["100000"]),
+        ({"type": "object", "minProperties": 2}, "minProperties", ['{"a": 1, "b": 1}']),  # a name may come twice
+    ],
+)  # fmt: skip
+def test_a_number_that_is_not_held_exactly_is_left_out(
+    engine: Engine, constraints: Constraints, schema: dict[str, Any], left_out: str, permitted: list[str]
+) -> None:
+    constraint = constraints.json_schema(schema)
+    assert constraint.left_out == (left_out,)
+    assert [text for text in permitted if not constraint.permits(encode(engine, text))] == []
+    assert not constraint.permits(encode(engine, '"x"')) or "type" not in schema, "the rest is enforced"
+    with pytest.raises(ConfigError, match=f"#/{left_out}"):
+        constraints.json_schema(schema, strict=True)
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=12, deadline=None)
+def test_what_a_grammar_permits_is_valid(constraints: Constraints, engine: Engine, seed: int) -> None:
+    """Random schemas of all keywords; ``tests/stress`` has more of them."""
+    seen = Keywords()
+    seen.add(seed, constraints, engine.tokenizer.decode, num_texts=3)
+    assert seen.faults == []
+
+
+def test_a_search_for_what_is_at_fault_takes_a_while_at_most() -> None:
+    """Of what could not be tried in time all is left out, and what is known to be usable stays."""
+    schema = {"properties": {f"p{at}": {"maxLength": at, "pattern": "x"} for at in range(50)}}
+
+    def error_of(part: Any) -> str:
+        time.sleep(0.01)
+        return "no" if "pattern" in json.dumps(part["properties"]["p20"]) else ""
+
+    found = loosened(schema, error_of, 10.0, strict=False)
+    assert found is not None
+    assert found[1] == ("properties/p20/pattern",)
+    begun = time.monotonic()
+    hasty = loosened(schema, error_of, 0.025, strict=False)
+    assert hasty is not None
+    assert "properties/p20/pattern" in hasty[1]
+    assert 1 < len(hasty[1]) < 100, "of what was not tried"
+    assert time.monotonic() - begun < 1.0
+    assert loosened({"type": "null"}, error_of, 1.0, strict=False) is None
 
 
 def test_what_stands_in_the_schema_itself_is_no_reference_to_another_document(constraints: Constraints) -> None:
@@ -430,7 +690,7 @@ def test_what_stands_in_the_schema_itself_is_no_reference_to_another_document(co
         "$defs": {"inner": inner, "s": {"type": "string"}, "c": {"const": {"pattern": "(?=a)", "$ref": "else.json"}}},
     }  # fmt: skip
     reduced, left_out = constraints.enforceable(schema)
-    assert left_out == ("pattern",)
+    assert left_out == ("properties/x/pattern",)
     assert isinstance(reduced, dict)
     assert reduced == {**schema, "properties": {**schema["properties"], "x": {}}}
 

@@ -1,6 +1,7 @@
 """Tool calls: requests read, outputs held to the form, texts read back however they are cut."""
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -193,8 +194,9 @@ def test_a_schema_that_cannot_be_names_its_tool(vocabulary: tuple[Any, Constrain
             with pytest.raises(ConfigError, match=r"tool 'odd'.*not"):
                 use.constraint(vocabulary[1])
         else:
-            assert use.constraint(vocabulary[1]) is not None
-            assert use.left_out(vocabulary[1]) == ("odd.not",)
+            made = use.constraint(vocabulary[1])
+            assert made is not None
+            assert made.left_out == ("odd.properties/x/not",)
 
 
 def test_a_schema_that_cannot_be_enforced_whole_refuses_no_list_of_tools(
@@ -210,7 +212,7 @@ def test_a_schema_that_cannot_be_enforced_whole_refuses_no_list_of_tools(
         use = ToolUse.of([WEATHER, tool])
         constraint = use.constraint(constraints, text)
         assert constraint is not None
-        assert (constraint.left_out, use.left_out(constraints)) == (("pattern",), ("mail.pattern",))
+        assert constraint.left_out == ("mail.properties/to/pattern",)
         assert constraint is use.constraint(constraints, text), "it is made once"
         if not lost:
             assert constraint.permits(tokenizer.encode(call))
@@ -219,6 +221,129 @@ def test_a_schema_that_cannot_be_enforced_whole_refuses_no_list_of_tools(
     strict = {"type": "function", "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"(?s)tool 'mail'.*look-ahead"):
         ToolUse.of([WEATHER, strict]).constraint(constraints)
+
+
+CLIENTS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
+    "Claude Code": (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "questions": {
+                    "type": "array", "minItems": 1, "maxItems": 4, "uniqueItems": True,
+                    "items": {
+                        "type": "object",
+                        "properties": {"header": {"type": "string"}, "multiSelect": {"type": "boolean", "default": False}},
+                        "required": ["header", "multiSelect"], "additionalProperties": False,
+                    },
+                },
+                "timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+                "answers": {
+                    "type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "string"},
+                },
+            },
+            "required": ["questions"], "additionalProperties": False,
+        },
+        {"questions": [{"header": "a", "multiSelect": True}], "timeout": 1},
+        ("properties/answers/propertyNames", "properties/questions/uniqueItems"),
+    ),
+    "Codex": (
+        {
+            "type": "object",
+            "properties": {
+                "plan": {
+                    "type": "array", "items": {
+                        "type": "object", "additionalProperties": False, "required": ["step", "status"],
+                        "properties": {"step": {"type": "string"}, "status": {"enum": ["pending", "done"]}},
+                    },
+                },
+                "explanation": {"type": ["string", "null"]},
+            },
+            "required": ["plan"], "additionalProperties": False,
+        },
+        {"plan": [{"step": "a", "status": "done"}], "explanation": None},
+        (),
+    ),
+    "zod, draft 7": (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "object",
+            "properties": {
+                "url": {"type": "string", "format": "uri"},
+                "mail": {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$", "format": "email"},
+                "pair": {"type": "array", "items": [{"type": "string"}, {"type": "number"}], "additionalItems": False},
+                "tree": {"$ref": "#/definitions/node"},
+                "rest": {"not": {}},
+            },
+            "dependencies": {"mail": ["url"]}, "required": ["pair"], "additionalProperties": False,
+            "definitions": {"node": {
+                "type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#/definitions/node"}}},
+            }},
+        },
+        {"pair": ["a", 1.5], "tree": {"kids": [{"kids": []}]}},
+        ("dependencies", "properties/mail/pattern", "properties/rest/not"),
+    ),
+    "pydantic": (
+        {
+            "type": "object",
+            "$defs": {
+                "Cat": {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]},
+                "Dog": {
+                    "type": "object", "required": ["kind"],
+                    "properties": {"kind": {"const": "dog"}, "at": {"type": "string", "format": "date-time"}},
+                },
+            },
+            "properties": {
+                "pet": {
+                    "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"},
+                },
+                "size": {
+                    "type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}],
+                    "minItems": 2, "maxItems": 2,
+                },
+                "note": {"anyOf": [{"type": "string", "maxLength": 8}, {"type": "null"}], "default": None},
+            },
+            "required": ["pet"],
+        },
+        {"pet": {"kind": "dog"}, "size": [1, 2], "note": None},
+        (),
+    ),
+    "schemars": (
+        {
+            "type": "object",
+            "properties": {
+                "limit": {"type": "integer", "format": "uint64", "minimum": 0, "maximum": 2**64 - 1},
+                "path": {"type": "string", "if": {"const": "x"}, "then": {"minLength": 1}},
+                "any": True, "env": {"patternProperties": {"^[A-Z]+$": {"type": "string"}}, "type": "object"},
+            },
+            "dependentRequired": {"limit": ["path"]}, "minProperties": 1, "unevaluatedProperties": False,
+        },
+        {"limit": 3, "path": "y", "any": [1], "env": {"A": "b"}},
+        ("dependentRequired", "minProperties", "properties/limit/maximum", "properties/path/if", "properties/path/then",
+         "unevaluatedProperties"),
+    ),
+}  # fmt: skip
+"""(parameters of a tool, arguments that fit, what of them no grammar holds), as clients and their libraries send them."""
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_tools_as_clients_send_them(vocabulary: tuple[Any, Constraints, bool], client: str) -> None:
+    parameters, arguments, left_out = CLIENTS[client]
+    tokenizer, constraints, lost = vocabulary
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("a", "b")]
+    for mode in ("auto", "required"):
+        constraint = ToolUse.of(tools, mode).constraint(constraints)
+        assert constraint is not None
+        assert constraint.left_out == tuple(f"{name}.{place}" for name in ("a", "b") for place in left_out)
+        call = f'<tool_call>\n{{"name": "b", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+        assert lost or constraint.permits(tokenizer.encode(call))
+        assert not constraint.permits(tokenizer.encode(call.replace('"arguments": {', '"arguments": [{')))
+    tools[1]["function"]["strict"] = True  # type: ignore[index]
+    if left_out:
+        with pytest.raises(ConfigError, match=rf"tool 'b': .*#/{re.escape(left_out[0])}"):
+            ToolUse.of(tools).constraint(constraints)
+    else:
+        assert ToolUse.of(tools).constraint(constraints) is not None
 
 
 # -- prompts -------------------------------------------------------------------------------------------------------------

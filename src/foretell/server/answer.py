@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypeVar
+from urllib.parse import quote
 from uuid import uuid4
 
 from pydantic import BaseModel
@@ -33,7 +34,7 @@ Result = TypeVar("Result")
 WITHOUT_EFFECT = "x-foretell-without-effect"
 """Header of an answer: parts of the request that change nothing, since the model's template does not read them or a grammar
 cannot hold the text to them."""
-PART, MOST_PARTS = re.compile(r"[\w.$-]{1,256}", re.ASCII), 16  # a header is short, and its letters are ASCII
+MOST_LETTERS, MOST_OF_PART = 2_000, 256  # a header is short; its letters are ASCII
 JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNORECASE | re.ASCII)
 
 
@@ -69,8 +70,14 @@ async def in_compiler(backend: Backend, work: Callable[[], Result]) -> Result:
 
 
 def effect_headers(parts: Sequence[str]) -> dict[str, str]:
-    """Headers that name what has no effect."""
-    named = [part for part in parts if PART.fullmatch(part)][:MOST_PARTS]
+    """Headers that name what has no effect, as URLs spell letters that are not ASCII; of very many the first, and how many
+    more."""
+    named, size = list[str](), 0
+    for part in (quote(part, safe="/$.~-_")[:MOST_OF_PART] for part in parts):
+        if (size := size + len(part) + 2) > MOST_LETTERS:
+            named.append(f"and {len(parts) - len(named)} more")
+            break
+        named.append(part)
     return {WITHOUT_EFFECT: ", ".join(named)} if named else {}
 
 

@@ -245,7 +245,7 @@ def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> 
             text = None if beside is None else _term(backend, beside)
             constraint = use.constraint(backend.constraints, text) if use.calls else None
             if constraint is not None:
-                left_out = [f"tools.{key}" for key in use.left_out(backend.constraints)] if constraint.left_out else []
+                left_out = [f"tools.{name}" for name in constraint.left_out]
                 left_out += [] if beside is None else beside.left_out(backend.constraints)
                 return use, constraint.processor, tuple(left_out)
     except ConfigError as error:

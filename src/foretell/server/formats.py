@@ -1,7 +1,7 @@
 """What an answer's text must look like, under every name that clients give it: one wish, made into a constraint."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from foretell.core.errors import ConfigError
@@ -33,11 +33,11 @@ def wanted_format(body: Formatted) -> Format | None:
 
 
 def term_of(format: Format) -> str:
-    """A format as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
+    """A format as a term of a Lark grammar, beside tool calls. A schema is one that is ``enforceable``. Raises ConfigError
+    where it cannot be one."""
     if format.kind == "json":
         options = json_options(strict=format.strict, compact=False)
-        schema = format.given if isinstance(format.given, Mapping) else {} if format.given else {"not": {}}
-        return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+        return f"%json {json.dumps({**format.given, 'x-guidance': options})}"
     if format.kind == "choice":
         return "(" + " | ".join(json.dumps(text) for text in format.given) + ")"
     raise ConfigError(

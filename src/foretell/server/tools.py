@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from time import monotonic
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
@@ -64,6 +64,13 @@ class Tool:
         if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
             raise ConfigError(f"tool {name!r}: parameters must be a JSON schema of an object; got {_short(parameters)}")
         return cls(name, {**parameters, "type": "object"}, function.get("strict") is True, given)
+
+    def reduced(self, constraints: Constraints) -> Reduced:
+        """Its parameters without what no grammar holds. Raises ConfigError."""
+        try:
+            return constraints.reduced(self.parameters, strict=self.strict)
+        except ConfigError as error:
+            raise ConfigError(f"tool {self.name!r}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -123,42 +130,37 @@ class ToolUse:
         if not self.calls:
             return None
 
-        def fewer() -> Constraint | None:
-            reduced = [(tool, *constraints.enforceable(tool.parameters)) for tool in self.tools if not tool.strict]
-            schemas = {tool.name: schema for tool, schema, left_out in reduced if left_out}
-            if not schemas:
-                return None
-            named = {key for _, _, left_out in reduced for key in left_out}
-            return constraints.grammar(self._lark(constraints, text, schemas)).with_left_out(named)
+        def made_of(parts: Sequence[Reduced], fewer: Callable[[], Constraint] | None = None) -> Constraint:
+            named = (f"{tool.name}.{one}" for tool, part in zip(self.tools, parts, strict=True) for one in part[1])
+            lark = self._lark(constraints, text, [part[0] for part in parts])
+            return constraints.grammar(lark, left_out=tuple(named), fewer=fewer)
 
+        def fewer() -> Constraint:
+            end = monotonic() + CULPRIT_S
+            return made_of([
+                one if monotonic() > end else constraints.enforceable(tool.parameters, strict=tool.strict)
+                for tool, one in zip(self.tools, known, strict=True)
+            ])  # fmt: skip
+
+        known = [tool.reduced(constraints) for tool in self.tools]
         try:
-            return constraints.grammar(self._lark(constraints, text), fewer=fewer)
+            return made_of(known, fewer)
         except ConfigError as error:
             found = constraints.culprit((tool.name, tool.parameters, tool.strict) for tool in self.tools)
             if found is not None:
                 raise ConfigError(f"tool {found[0]!r}: {found[1]}") from error
             raise
 
-    def left_out(self, constraints: Constraints) -> tuple[str, ...]:
-        """Keywords of the tools' schemas that ``constraint`` does not enforce, with the names of their tools."""
-        loose = (tool for tool in self.tools if not tool.strict)
-        return tuple(
-            f"{tool.name}.{key}" for tool in loose for key in constraints.json_schema(tool.parameters).left_out
-        )
-
     @property
     def only_calls(self) -> bool:
         """Whether the output has no text outside calls."""
         return self.mode in ("required", "named")
 
-    def _lark(
-        self, constraints: Constraints, text: str | None, schemas: Mapping[str, Any] = MappingProxyType({})
-    ) -> str:
-        """schemas: those that take the place of a tool's own, by its name."""
+    def _lark(self, constraints: Constraints, text: str | None, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """schemas: of the tools' arguments, without what no grammar holds."""
         opener, closer = (constraints.marker(text) for text in (OPEN, CLOSE))
         rules = [f"body: {' | '.join(f'tool_{index}' for index in range(len(self.tools)))}"]
-        for index, tool in enumerate(self.tools):
-            parameters = schemas.get(tool.name, tool.parameters)
+        for index, (tool, parameters) in enumerate(zip(self.tools, schemas, strict=True)):
             schema = json.dumps({**parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
             head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
             rules.append(f'tool_{index}: {head} %json {schema} "}}\\n" {closer}')

@@ -35,7 +35,7 @@ class Completion:
     num_cached_tokens: int = 0  # of the prompt, whose KV was reused
     prompt_pieces: list[Piece] = field(default_factory=list)  # of a service: the prompt's tokens, where asked for
     num_preemptions: int = 0  # how often the request lost its row to others and resumed later
-    left_out: tuple[str, ...] = ()  # keywords of json_schema that were not enforced, with lenient_schema
+    left_out: tuple[str, ...] = ()  # places in json_schema that were not enforced, with lenient_schema
     plain_reason: str | None = None  # why no token, or no more, was guessed though guesses were asked for
 
     @classmethod

@@ -9,6 +9,7 @@ itself, as with OpenAI's API. Stop texts also cut the text where they are found.
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
@@ -23,7 +24,8 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.engine.structured.compiling import LIMITS, CompileCheck, as_text
-from foretell.engine.structured.enforceable import Schema, enforceable
+from foretell.engine.structured.enforceable import Reduced, Schema, loosened, reduced
+from foretell.engine.structured.keywords import HELD, NOT_HELD
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
 """A Lark grammar in llguidance's dialect, llama.cpp's GBNF, a regular expression (Rust's syntax), a JSON list of texts."""
@@ -34,7 +36,6 @@ uncertain model may write blanks until its limit."""
 _TAIL, _MEMO = 64, 256  # a few steps of the largest trees
 CULPRIT_S = 2.0
 """Seconds for finding which of the parts of a grammar is at fault."""
-_UNKNOWN_KEYS = "Unimplemented keys: "
 _COMPILED = 64
 _COMPILED_CHARACTERS = 1 << 19
 """Of the grammars that are kept, together: compiled, a large one takes 45 bytes a character, 10 MiB for 226,000."""
@@ -90,44 +91,59 @@ class Constraints:
         """JSON that a schema permits. Its properties come in the schema's order.
 
         strict: what cannot be enforced is refused: a keyword such as ``not``, a pattern that is no regular language
-        (look-around, back references), another document. Else it is left out, and its keyword is in
-        ``Constraint.left_out``. Raises ConfigError with the reason for a schema that is malformed, that nothing
+        (look-around, back references), a number that is no float, another document. Else it is left out, and its place is
+        in ``Constraint.left_out``. Raises ConfigError with the reason for a schema that is malformed, that nothing
         satisfies, or that is too large.
         """
-        try:
-            grammar = json_grammar(schema, strict=strict, compact=compact)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"the JSON schema is not JSON: {error}") from error
+        kept, left_out = self.reduced(schema, strict=strict)
 
-        def fewer() -> "Constraint | None":
-            reduced, left_out = self.enforceable(schema)
-            if not left_out:
-                return None
-            return self.json_schema(reduced, compact=compact).with_left_out(left_out)
+        def fewer() -> "Constraint":
+            usable, more = self.enforceable(schema, strict=strict)
+            return self._compile(json_grammar(usable, strict=strict, compact=compact), "JSON schema", more)
 
-        return self._compile(grammar, "JSON schema", None if strict else fewer)
+        return self._compile(json_grammar(kept, strict=strict, compact=compact), "JSON schema", left_out, fewer)
 
-    def enforceable(self, schema: Schema) -> tuple[Schema, tuple[str, ...]]:
-        """A schema that cannot be used without the parts that are to blame, as far as those are known, and their
-        keywords. Raises ConfigError for a pattern that takes too long."""
-        end, known = monotonic() + CULPRIT_S, dict[str, str]()
+    def reduced(self, schema: Schema, *, strict: bool = False) -> Reduced:
+        """A schema without the keywords that are known not to be held, and their places. strict: there may be none. Raises
+        ConfigError."""
+        kept, left_out = reduced(schema)
+        if strict and left_out:
+            named = ", ".join(f"#/{one}" for one in left_out[:8])
+            more = f" and {len(left_out) - 8} others" if len(left_out) > 8 else ""
+            raise ConfigError(f"the JSON schema cannot be enforced whole: no grammar holds {named}{more}")
+        return kept, left_out
 
-        def error_of(part: Schema) -> str:
-            grammar = json_grammar(part)
-            if grammar not in known:
-                known[grammar] = "" if monotonic() > end else self._check.check(grammar, "JSON schema")
-            return known[grammar]
+    def enforceable(self, schema: Schema, *, strict: bool = False) -> Reduced:
+        """A schema of which a grammar can be made, and the places of what is left out. Raises as ``json_schema`` does."""
+        kept, left_out = self.reduced(schema, strict=strict)
+        error = self._error_of(kept, strict=strict)
+        if not error:
+            return kept, left_out
 
-        try:
-            return enforceable(schema, error_of)
-        except RecursionError:
-            return schema, ()
+        def error_of(part: Mapping[str, Any]) -> str:
+            try:
+                return self._error_of(part, strict=strict)
+            except ConfigError as slow:
+                return str(slow)
+
+        found = loosened(kept, error_of, CULPRIT_S, strict=strict)
+        if found is None:
+            raise ConfigError(f"the JSON schema cannot be used: {error}")
+        return found[0], tuple(sorted({*left_out, *found[1]}))
+
+    def _error_of(self, schema: Mapping[str, Any], *, strict: bool) -> str:
+        return _said(self._check.check(json_grammar(schema, strict=strict), "JSON schema"))
 
     def grammar(
-        self, text: str, *, kind: GrammarKind = "lark", fewer: Callable[[], "Constraint | None"] | None = None
+        self,
+        text: str,
+        *,
+        kind: GrammarKind = "lark",
+        left_out: tuple[str, ...] = (),
+        fewer: Callable[[], "Constraint"] | None = None,
     ) -> "Constraint":
-        """Texts that a grammar permits. fewer: makes what is used where it cannot be. Raises ConfigError with the reason
-        where it is malformed."""
+        """Texts that a grammar permits. left_out: see ``Constraint``; fewer: makes what is used where it cannot be. Raises
+        ConfigError with the reason where it is malformed."""
         if kind not in ("lark", "gbnf", "regex", "choice"):
             raise ConfigError(f"grammar kind {kind!r}: known are 'lark', 'gbnf', 'regex' and 'choice'")
         if kind == "gbnf":
@@ -136,7 +152,7 @@ class Constraints:
             grammar = grammar_from(kind, text)
         except Exception as error:  # its converters raise various errors
             raise ConfigError(f"the {kind} grammar cannot be read: {error}") from error
-        return self._compile(grammar, f"{kind} grammar", fewer)
+        return self._compile(grammar, f"{kind} grammar", left_out, fewer)
 
     def culprit(self, schemas: Iterable[tuple[str, Mapping[str, Any], bool]]) -> tuple[str, str] | None:
         """Of schemas (name, schema, strict) the first that cannot be used, and why. None where each can, or where the
@@ -172,58 +188,70 @@ class Constraints:
         ids: list[int] = self._tokenizer.tokenize_str(text, parse_special=True)
         return ids
 
-    def _compile(self, grammar: str, what: str, fewer: Callable[[], "Constraint | None"] | None = None) -> "Constraint":
+    def _compile(
+        self,
+        grammar: str,
+        what: str,
+        left_out: tuple[str, ...] = (),
+        fewer: Callable[[], "Constraint"] | None = None,
+    ) -> "Constraint":
+        key = "\n".join((grammar, *left_out))
         with self._lock:
-            made = self._made.get(grammar)
+            made = self._made.get(key)
             if made is not None:
-                self._made.move_to_end(grammar)
+                self._made.move_to_end(key)
                 return made
-        self._check.check(
-            grammar, what
-        )  # what is too large, or takes too long, is refused whole: its parts would take longer
+        # What is too large, or takes too long, is refused whole: its parts would take longer.
+        self._check.check(grammar, what)
         try:
-            made = self._compiled(grammar, what)
+            made = self._compiled(grammar, what, left_out)
         except ConfigError:
-            made = None if fewer is None else fewer()
-            if made is None:
+            if fewer is None:
                 raise
+            made = fewer()
         with self._lock:
-            self._made[grammar] = made
+            self._made[key] = made
             while len(self._made) > _COMPILED or sum(map(len, self._made)) > _COMPILED_CHARACTERS:
                 self._made.popitem(last=False)
         return made
 
-    def _compiled(self, grammar: str, what: str) -> "Constraint":
+    def _compiled(self, grammar: str, what: str, left_out: tuple[str, ...]) -> "Constraint":
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         first = matcher.deep_copy()
         if not first.is_error():
             first.compute_bitmask()  # what cannot even begin is refused here, and its first states are found
         if first.is_error():
-            raise ConfigError(f"the {what} cannot be used: {first.get_error().partition('<state>')[0].strip()}")
-        left_out = {key for warning in matcher.get_grammar_warnings() for key in _keywords(str(warning))}
-        return Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(sorted(left_out)))
+            raise ConfigError(f"the {what} cannot be used: {_said(first.get_error())}")
+        more = _unnamed(map(str, matcher.get_grammar_warnings()), left_out)
+        return Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(sorted({*left_out, *more})))
 
 
-def json_grammar(schema: Mapping[str, Any] | bool, *, strict: bool = False, compact: bool = False) -> str:
-    """A schema as llguidance's grammar. Raises ValueError, TypeError or RecursionError where it is not JSON."""
-    if not isinstance(schema, (Mapping, bool)):
-        raise TypeError(f"a schema is an object, true or false; got {type(schema).__name__}")
-    text = json.dumps(schema if isinstance(schema, bool) else dict(schema), allow_nan=False)
-    options: Any = json_options(strict=strict, compact=compact)
-    grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=options)
+def json_grammar(schema: Mapping[str, Any], *, strict: bool = False, compact: bool = False) -> str:
+    """A schema of JSON's types as llguidance's grammar."""
+    grammar: str = LLMatcher.grammar_from_json_schema(
+        json.dumps(dict(schema)), overrides=json_options(strict=strict, compact=compact)
+    )
     return grammar
 
 
 def json_options(*, strict: bool, compact: bool) -> dict[str, Any]:
-    """llguidance's options of a schema, as ``overrides`` or under its key ``x-guidance``."""
-    return {"lenient": not strict, **({"whitespace_flexible": False} if compact else {"whitespace_pattern": _BLANK})}
+    """llguidance's options of a schema, as ``overrides`` or under its key ``x-guidance``. A oneOf that comes so far is one
+    of schemas that exclude each other, or its place is named."""
+    blank: dict[str, Any] = {"whitespace_flexible": False} if compact else {"whitespace_pattern": _BLANK}
+    return {"lenient": not strict, "coerce_one_of": True, **blank}
 
 
-def _keywords(warning: str) -> list[str]:
-    """The keywords of a schema that a warning of llguidance's is about."""
-    if warning.startswith(_UNKNOWN_KEYS):
-        return list(json.loads(warning.removeprefix(_UNKNOWN_KEYS)))
-    return ["format" if warning.startswith("Unknown format") else warning.split(maxsplit=1)[0]]
+def _said(error: Any) -> str:
+    """llguidance's words, without what it adds for its own developers."""
+    return str(error).partition("<state>")[0].replace("<non-verbose/>", "").strip()
+
+
+def _unnamed(warnings: Iterable[str], left_out: Sequence[str]) -> set[str]:
+    """Keywords of which another version of llguidance says that it does not hold them. Its words are its own: what they
+    name otherwise is no keyword."""
+    named = {place.rpartition("/")[2] for place in left_out}
+    said = {word for warning in warnings if "oneOf" not in warning for word in re.findall(r"[$\w]+", warning)}
+    return (said & (HELD | NOT_HELD)) - named
 
 
 class Constraint:
@@ -232,15 +260,10 @@ class Constraint:
     def __init__(
         self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], left_out: tuple[str, ...]
     ) -> None:
-        """matcher: at the beginning of an output, and never moved. left_out: keywords of the schema that are not enforced.
-        Made by ``Constraints``."""
+        """matcher: at the beginning of an output, and never moved. left_out: places of the schema that are not
+        enforced, JSON pointers without their first slash (``properties/to/pattern``). Made by ``Constraints``."""
         self._matcher, self.vocab_size, self.eos_token_ids = matcher, vocab_size, eos_token_ids
         self.left_out = left_out
-
-    def with_left_out(self, more: Iterable[str]) -> "Constraint":
-        """The same, of which more is not enforced."""
-        named = tuple(sorted({*self.left_out, *more}))
-        return Constraint(self._matcher, self.vocab_size, self.eos_token_ids, named)
 
     def processor(self, num_prompt: int) -> "ConstraintProcessor":
         """The ``SamplingParams.logits_processor`` of one request whose prompt has this many tokens."""
@@ -345,7 +368,7 @@ class ConstraintProcessor:
                     return None if bits.any() and not (bits & ~self._end_bits).any() else bits
             # An error of a matcher is permanent: try once more with a fresh one, since the failure may depend on the
             # moves before.
-            self.error = str(self._matcher.get_error()).partition("<state>")[0].strip()
+            self.error = _said(self._matcher.get_error())
             self._matcher, self._path = self._fresh(), np.zeros(0, np.int64)
         return np.zeros_like(self._real_bits)
 

@@ -1,111 +1,459 @@
-"""What of a JSON schema can be enforced. Where one cannot be used, the parts of it that are to blame are left out: patterns
-with look-around or back references, pattern properties that overlap, references to other documents.
+"""What of a JSON schema a grammar can hold: the schema without the rest, and the places of what is left out.
 
-Keywords that llguidance does not know, such as ``not``, it leaves out by itself.
+``reduced`` knows by itself, from the tables of ``keywords``. Where a grammar cannot be made of what it keeps, ``loosened``
+finds the keywords at fault by trying. What is malformed, or permits nothing, is refused and never left out.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-from urllib.parse import urldefrag, urljoin
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from time import monotonic
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urldefrag, urljoin
+
+from foretell.core.errors import ConfigError
+from foretell.engine.structured.keywords import (
+    BOUNDS,
+    HELD,
+    IN_PLACE,
+    LISTS,
+    MAPS,
+    MOST_STATES,
+    NOT_HELD,
+    ONE,
+    SMALL,
+    asks,
+    common,
+    fault_of,
+    is_held,
+    multiple,
+    normal,
+    states,
+    types_of,
+    unheld_bounds,
+    values_of,
+    written,
+)
 
 Schema = Mapping[str, Any] | bool
+Place = tuple[str | int, ...]
+"""Of a schema or keyword in the whole schema: names, and numbers in lists."""
+Reduced = tuple[dict[str, Any], tuple[str, ...]]
+"""(a schema, the JSON pointers, without their first slash, of what was left out of it)"""
 
-_MALFORMED = re.compile(
-    r"error: (un(closed|opened) group|repetition operator missing|incomplete escape|invalid .* range)"
+_REFUSED = re.compile(
+    r"Unsatisfiable schema|error: (un(closed|opened) group|repetition operator missing|incomplete escape|invalid .* range)"
 )
-"""Mistakes in every dialect of regular expressions: such a pattern is refused, not left out."""
-
-_ONE = {
-    "additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
-    "unevaluatedItems", "unevaluatedProperties",
-}  # fmt: skip
-_LISTS = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
-_MAPS = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+"""llguidance's words for what permits nothing, and for mistakes in every dialect of regular expressions. Said in other
+words, such a keyword is left out and named."""
+_OLD = re.compile(r"json-schema\.org/(draft-0[3-7]|draft/2019-09)/")
+_DEEPEST, _MOST_PAIRS = 8, 20_000  # of schemas that are compared
+_REMEMBERED = 1 << 14  # characters of a schema
 
 
-def enforceable(schema: Schema, error_of: Callable[[Schema], str]) -> tuple[Schema, tuple[str, ...]]:
-    """(the schema without the parts that cannot be enforced, their keywords). error_of: why a small schema cannot be
-    compiled; "" where it can. Raises RecursionError for a schema that is nested too deeply."""
-    reader = _Reader(error_of, set(_ids(schema, "")))
-    return reader.reduced(schema, ""), tuple(sorted(reader.left_out))
+def reduced(schema: Schema) -> Reduced:
+    """A schema without the keywords that no grammar holds, or not exactly. Raises ConfigError for one that is malformed or
+    no JSON."""
+    if not isinstance(schema, (Mapping, bool)):
+        raise ConfigError(f"the JSON schema is not JSON: a schema is an object, true or false; got {_kind(schema)}")
+    try:
+        text = json.dumps(schema if isinstance(schema, bool) else dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the JSON schema is not JSON: {error}") from error
+    return _reduced(text) if len(text) <= _REMEMBERED else _Reader(json.loads(text)).read()
+
+
+@lru_cache(256)
+def _reduced(text: str) -> Reduced:
+    return _Reader(json.loads(text)).read()
+
+
+def pointer(place: Place) -> str:
+    """A place as a JSON pointer, without its first slash."""
+    return "/".join(str(step).replace("~", "~0").replace("/", "~1") for step in place)
+
+
+def loosened(
+    schema: Mapping[str, Any], error_of: Callable[[Mapping[str, Any]], str], seconds: float, *, strict: bool
+) -> Reduced | None:
+    """A schema of which no grammar can be made, without the keywords at fault; None where they are not to blame.
+
+    error_of: why a schema cannot be compiled; "" where it can. After so many seconds all that was not tried is left out.
+    Raises ConfigError for a keyword that is malformed or permits nothing, and where strict for the first at fault.
+    """
+    units, end = _Reader(schema).units(), monotonic() + seconds
+    if not units or error_of(_without(schema, units)):
+        return None
+    dropped, known = list[_Unit](), 0  # of the first ``known`` those that were not dropped are usable together
+    while known < len(units) and (error := error_of(_without(schema, dropped))):
+        works, fails = known, len(units)
+        while fails - works > 1 and monotonic() < end:
+            middle = (works + fails) // 2
+            said = error_of(_without(schema, [*dropped, *units[middle:]]))
+            works, fails, error = (works, middle, said) if said else (middle, fails, error)
+        if strict or _REFUSED.search(error):
+            raise ConfigError(f"the JSON schema cannot be used: #/{pointer(units[fails - 1].place)}: {error}")
+        dropped += units[works:fails]  # one, where there was the time to find it
+        known = fails
+    return _without(schema, dropped), tuple(sorted(pointer(unit.place) for unit in dropped))
+
+
+class _Unit(NamedTuple):
+    """What may be left out alone."""
+
+    place: Place
+    is_pattern: bool  # a pattern of patternProperties; else a keyword
+
+
+def _without(schema: Mapping[str, Any], dropped: Sequence[_Unit]) -> dict[str, Any]:
+    """A copy without some keywords and pattern properties. What those permit is still permitted."""
+    made: dict[str, Any] = json.loads(json.dumps(schema))
+    for place, is_pattern in sorted(dropped, key=lambda unit: -len(unit.place)):
+        removed = _at(made, place[:-1]).pop(place[-1])
+        if is_pattern:
+            owner = _at(made, place[:-2])
+            others = owner.get("additionalProperties", True)
+            if others is not True:
+                owner["additionalProperties"] = {"anyOf": [removed, *([] if others is False else [others])]}
+    return made
 
 
 class _Reader:
-    def __init__(self, error_of: Callable[[Schema], str], ids: set[str]) -> None:
-        """ids: of the documents that the schema holds."""
-        self._error_of, self._ids = error_of, ids
-        self.left_out: set[str] = set()
+    """Reads one schema; ``made`` is what is left of it."""
 
-    def reduced(self, schema: Any, base: str) -> Any:
-        """A schema inside the document of this address."""
-        if not isinstance(schema, Mapping):
-            return schema
-        base = _address(base, schema.get("$id"))
-        made, dropped = dict[str, Any](), list[Any]()
-        for key, value in schema.items():
-            if isinstance(value, str) and not self._holds(key, value, base):
-                self.left_out.add(key)
-                continue
-            parts = _parts(key, value)
-            if parts is None:
-                made[key] = value
-            elif isinstance(value, Mapping) and key in _MAPS:
-                made[key] = {name: self.reduced(part, base) for name, part in parts}
-            elif isinstance(value, Mapping):
-                made[key] = self.reduced(value, base)
-            else:
-                made[key] = [self.reduced(part, base) for _, part in parts]
-        patterns = made.get("patternProperties")
-        if isinstance(patterns, Mapping):
-            kept = self._kept(patterns)
-            dropped = [part for name, part in patterns.items() if name not in kept]
-            made["patternProperties"] = kept
-        if dropped:
-            self.left_out.add("patternProperties")
-            others = made.get("additionalProperties", True)
-            if others is not True:  # what those patterns permit is still permitted
-                made["additionalProperties"] = {"anyOf": [*dropped, *([] if others is False else [others])]}
-        return made
+    def __init__(self, schema: Any) -> None:
+        """schema: of JSON's types. Raises ConfigError for false."""
+        self.given: dict[str, Any] = schema if isinstance(schema, dict) else {}
+        if schema is False:
+            raise ConfigError("the JSON schema is false: it permits nothing")
+        self.made: dict[str, Any] = json.loads(json.dumps(self.given))
+        self.left_out = set[Place]()
+        self.edges = dict[Place, list[tuple[str, Place]]]()  # from a schema to those inside it, by keyword
+        self.is_old = _OLD.search(str(self.given.get("$schema"))) is not None
+        self._pairs = _MOST_PAIRS
+        self._addresses = dict[str, Place]()
+        self._find_addresses()
 
-    def _holds(self, key: str, value: str, base: str) -> bool:
-        """Whether a keyword can be enforced."""
-        if key == "pattern":
-            return self._is_kept({"type": "string", "pattern": value})
-        return key != "$ref" or value.startswith("#") or urldefrag(_address(base, value))[0] in self._ids
+    def read(self) -> Reduced:
+        """See ``reduced``."""
+        for place in self._reachable():
+            node = _at(self.made, place)
+            self._check(place, node)
+            self._rewrite(node)
+            for key in list(node):
+                if self._is_lost(place, node, key):
+                    self._leave_out(place, node, key)
+        self._refuse_circles()
+        self._leave_out_together()
+        self._clear()
+        return self.made, tuple(sorted(map(pointer, self.left_out)))
 
-    def _kept(self, patterns: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of pattern properties that can be told apart."""
-        kept = {
-            name: part
-            for name, part in patterns.items()
-            if self._is_kept({"type": "object", "patternProperties": {name: True}})
+    def units(self) -> list[_Unit]:
+        """What may be left out alone."""
+        found = list[_Unit]()
+        for place in self._reachable():
+            node = _at(self.made, place)
+            found += [_Unit((*place, key), False) for key in node if key in SMALL or key == "$ref"]
+            found += [_Unit((*place, "patternProperties", name), True) for name in node.get("patternProperties", ())]
+        return found
+
+    def _reachable(self) -> Iterator[Place]:
+        """All schemas that hold for a part of a value, each once; the schemas inside one are looked for after it."""
+        waiting, seen = [Place()], {Place()}
+        while waiting:
+            place = waiting.pop()
+            node = _at(self.made, place)
+            if not isinstance(node, bool):
+                if not isinstance(node, dict):
+                    raise ConfigError(f"{_named(place)}: a schema is an object, true or false; got {_kind(node)}")
+                yield place
+                self.edges[place] = list(self._inside(place, node))
+                new = [inner for _, inner in self.edges[place] if inner not in seen]
+                seen.update(new)
+                waiting += reversed(list(dict.fromkeys(new)))
+
+    def _inside(self, place: Place, node: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
+        for key, value in node.items():
+            if key == "$ref":
+                if (target := self._target(place, value)) is not None:
+                    yield key, target
+            elif key in LISTS or (key == "items" and isinstance(value, list)):
+                yield from ((key, (*place, key, at)) for at in range(len(value)))
+            elif key in MAPS:
+                yield from ((key, (*place, key, name)) for name in value)
+            elif key in ONE:
+                yield key, (*place, key)
+
+    # -- one schema ------------------------------------------------------------------------------------------------------
+
+    def _check(self, place: Place, node: Mapping[str, Any]) -> None:
+        for key, value in node.items():
+            fault = fault_of(key, value)
+            if not fault and key == "$ref":
+                target = self._target(place, value)
+                fault = (
+                    f"{value} does not exist in the schema" if target is not None and not self._exists(target) else ""
+                )
+            if fault:
+                raise ConfigError(f"{_named((*place, key))}: {fault}")
+
+    def _rewrite(self, node: dict[str, Any]) -> None:
+        """The same in the words that llguidance reads rightly, wherever they stand."""
+        for key in ("const", "enum"):
+            if key in node:
+                node[key] = normal(node[key])
+        for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and bound in node:  # draft 4's
+                node[exclusive] = node.pop(bound)
+        for key in [key for key in node if key.startswith(("min", "max")) and key not in BOUNDS and key in HELD]:
+            node[key] = int(node[key])
+        if "additionalItems" in node and not isinstance(node.get("items"), list):
+            del node["additionalItems"]  # it says nothing
+        if "additionalItems" in node:  # side by side, or the second is not read
+            node["additionalItems"], node["items"] = node.pop("additionalItems"), node.pop("items")
+
+    def _is_lost(self, place: Place, node: Mapping[str, Any], key: str) -> bool:
+        """Whether a keyword is not held, as far as its schema alone tells."""
+        value = node[key]
+        if key in NOT_HELD:
+            return asks(node, key)
+        if key == "format" and "string" not in (types_of(node) or {"string"}):
+            return False  # formats are of texts
+        if key == "$ref":
+            return self._target(place, value) is None
+        if key == "multipleOf":
+            return multiple(value) is None
+        if key == "prefixItems" and (self.is_old or isinstance(node.get("items"), list)):
+            return True
+        return key in HELD and not is_held(key, value)
+
+    def _leave_out(self, place: Place, node: dict[str, Any], key: str) -> None:
+        self.left_out.add((*place, key))
+        if key in NOT_HELD or key == "oneOf":
+            return  # see _clear; a oneOf is held as anyOf is
+        if key in ("const", "enum") and "type" not in node:
+            numbers = [value for value in values_of(node) or () if isinstance(value, float)]
+            node["type"] = [
+                "integer" if one == "number" and not numbers else one
+                for one in sorted(types_of({key: node[key]}) or ())
+            ]
+        del node[key]
+
+    def _clear(self) -> None:
+        """Delete what no grammar holds, but for what references lead into."""
+        targets = {
+            to[:end]
+            for inner in self.edges.values()
+            for key, to in inner
+            if key == "$ref"
+            for end in range(len(to) + 1)
         }
-        numbered = {name: {"const": number} for number, name in enumerate(kept)}
-        return kept if len(kept) < 2 or self._is_kept({"type": "object", "patternProperties": numbered}) else {}
+        for place in self.edges:
+            node = _at(self.made, place)
+            for key in [key for key in node if key in NOT_HELD and (*place, key) not in targets]:
+                del node[key]
 
-    def _is_kept(self, part: Schema) -> bool:
-        error = self._error_of(part)
-        return not error or _MALFORMED.search(error) is not None
+    # -- schemas together ------------------------------------------------------------------------------------------------
+
+    def _refuse_circles(self) -> None:
+        """What a value must be before it is read further may not lead back to itself."""
+        done = set[Place]()
+        for start in self.edges:
+            path, waiting = dict[Place, None](), [(start, False)]
+            while waiting:
+                place, is_over = waiting.pop()
+                if is_over:
+                    path.popitem()
+                    done.add(place)
+                elif place in path:
+                    raise ConfigError(
+                        f"{_named(place)}: by $ref and allOf alone it leads back to itself, so that it describes nothing: "
+                        "refer to a schema that says what the value is"
+                    )
+                elif place not in done:
+                    path[place] = None
+                    waiting.append((place, True))
+                    waiting += [(to, False) for key, to in self.edges.get(place, ()) if key in ("$ref", "allOf")]
+
+    def _leave_out_together(self) -> None:
+        """Keywords that are held alone and not beside others, in their own schema or in one of the same value."""
+        mixed, spent = self._mixed(), set[Fraction]()
+        for place in self.edges:
+            if place not in mixed:
+                self._leave_out_beside([place])
+        self._leave_out_beside([place for place in self.edges if place in mixed])
+        for place in self.edges:
+            node = _at(self.made, place)
+            self._count_properties(place, node, is_mixed=place in mixed)
+            if "oneOf" in node and not self._is_one_at_most(place):
+                self._leave_out(place, node, "oneOf")
+            if (number := _multiple_in(node)) is not None:
+                if sum(map(states, spent | {number})) > 2 * MOST_STATES:
+                    self._leave_out(place, node, "multipleOf")
+                else:
+                    spent.add(number)
+
+    def _mixed(self) -> set[Place]:
+        """Schemas of whose values others say more: whether something is held may depend on both."""
+        mixed, waiting = set[Place](), list[Place]()
+        for place in self.edges:
+            node = _at(self.made, place)
+            count = sum(len(node[key]) if key == "allOf" else 1 for key in node if key in IN_PLACE)
+            if count > 1 or (count and any(key in HELD for key in node if key not in IN_PLACE)):
+                waiting.append(place)
+        while waiting:
+            place = waiting.pop()
+            if place not in mixed:
+                mixed.add(place)
+                waiting += [to for _, to in self.edges.get(place, ())]
+        return mixed
+
+    def _leave_out_beside(self, places: Sequence[Place]) -> None:
+        """places: of schemas that may be of one value."""
+        nodes = [(place, _at(self.made, place)) for place in places]
+        found = [(place, node, key) for place, node in nodes for key in BOUNDS if key in node]
+        for at in unheld_bounds([(key, node[key]) for _, node, key in found]):
+            self._leave_out(*found[at])
+        together: Fraction | None = None
+        for place, node in nodes:
+            if (number := _multiple_in(node)) is not None:
+                both = number if together is None else common(together, number)
+                if both is None:
+                    self._leave_out(place, node, "multipleOf")
+                else:
+                    together = both
+
+    def _count_properties(self, place: Place, node: dict[str, Any], *, is_mixed: bool) -> None:
+        """Numbers of properties are held where all that are named are required, and in one more case. A grammar counts a
+        name twice that stands twice, so that of names that are not given no more than one can be asked for."""
+        required = node.get("required", ())
+        least = node.get("minProperties", 0) - len(set(required))
+        if "maxProperties" not in node and least <= 0:
+            return
+        optional = [name for name, part in node.get("properties", {}).items() if name not in required]
+        most = node["maxProperties"] - len(set(required)) if "maxProperties" in node else 1
+        is_closed = node.get("additionalProperties") is False and not node.get("patternProperties")
+        if is_mixed or (optional and not (least <= 1 and most == 1 and is_closed)):
+            for key in ("minProperties", "maxProperties"):
+                if key in node:
+                    self._leave_out(place, node, key)
+        elif least > 1:
+            self.left_out.add((*place, "minProperties"))  # it is held as far as names differ
+
+    def _is_one_at_most(self, place: Place) -> bool:
+        """Whether no value can be of two of the schemas of ``oneOf``."""
+        parts = _at(self.given, place)["oneOf"]
+        return all(
+            self._are_apart((*place, "oneOf", at), (*place, "oneOf", other), _DEEPEST)
+            for at in range(len(parts)) for other in range(at)
+        )  # fmt: skip
+
+    def _are_apart(self, here: Place, there: Place, depth: int) -> bool:
+        """Whether no value is of both schemas, as far as types, values and required properties tell."""
+        self._pairs -= 1
+        if depth < 0 or self._pairs < 0 or not (self._exists(here) and self._exists(there)):
+            return False
+        one, other = _at(self.given, here), _at(self.given, there)
+        if one is False or other is False:
+            return True
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        types, others = types_of(one), types_of(other)
+        if types is not None and others is not None and types.isdisjoint(others):
+            return True
+        values, more = values_of(one), values_of(other)
+        if values is not None and more is not None and set(map(written, values)).isdisjoint(map(written, more)):
+            return True
+        for node, place, beside in ((one, here, there), (other, there, here)):
+            target = self._target(place, node["$ref"]) if isinstance(node.get("$ref"), str) else None
+            if target is not None and self._are_apart(target, beside, depth - 1):
+                return True
+            for key, each in (("allOf", any), ("anyOf", all), ("oneOf", all)):
+                parts = node.get(key)
+                if isinstance(parts, list) and parts and each(
+                    self._are_apart((*place, key, at), beside, depth - 1) for at in range(len(parts))
+                ):  # fmt: skip
+                    return True
+        if {"object"} not in (types, others):
+            return False
+        names = [name for node in (one, other) for name in node.get("required", ())]
+        return any(
+            name in one.get("properties", {}) and name in other.get("properties", {})
+            and self._are_apart((*here, "properties", name), (*there, "properties", name), depth - 1)
+            for name in names
+        )  # fmt: skip
+
+    # -- references ------------------------------------------------------------------------------------------------------
+
+    def _find_addresses(self) -> None:
+        """The documents that the schema holds, its own and those with an ``$id`` inside it, and their anchors."""
+        waiting = [(Place(), "")]
+        while waiting:
+            place, base = waiting.pop()
+            node = _at(self.given, place)
+            if isinstance(node, list):
+                waiting += [((*place, at), base) for at, part in enumerate(node) if isinstance(part, (dict, list))]
+                continue
+            if isinstance(node.get("$id"), str):
+                base = _address(base, node["$id"])
+            if not place or "$id" in node:
+                self._addresses.setdefault(urldefrag(base)[0] if "#" not in base[:-1] else base, place)
+            for key in ("$anchor", "$dynamicAnchor"):
+                if isinstance(node.get(key), str):
+                    self._addresses.setdefault(f"{urldefrag(base)[0]}#{node[key]}", place)
+            waiting += [
+                ((*place, key), base) for key, part in node.items()
+                if isinstance(part, (dict, list)) and key not in ("const", "enum", "default", "examples")
+            ]  # fmt: skip
+
+    def _target(self, place: Place, ref: str) -> Place | None:
+        """The place that a reference names, there or not; None in another document."""
+        base, root = "", Place()
+        for end in range(len(place) + 1):
+            node = _at(self.given, place[:end]) if self._exists(place[:end]) else None
+            if isinstance(node, dict) and isinstance(node.get("$id"), str):
+                base, root = _address(base, node["$id"]), place[:end] if "#" not in node["$id"][:1] else root
+        address, fragment = urldefrag(_address(base, ref))
+        if not ref.startswith("#"):
+            if address not in self._addresses:
+                return None
+            root = self._addresses[address]
+        if fragment and not fragment.startswith("/"):
+            return self._addresses.get(f"{address}#{fragment}", (*root, "#" + fragment))
+        steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in fragment.split("/")[1:]]
+        for step in steps:
+            holder = _at(self.given, root) if self._exists(root) else None
+            root = (*root, int(step) if isinstance(holder, list) and step.isdecimal() else step)
+        return root
+
+    def _exists(self, place: Place) -> bool:
+        node: Any = self.given
+        for step in place:
+            known = range(len(node)) if isinstance(node, list) else node if isinstance(node, dict) else ()
+            if step not in known:
+                return False
+            node = node[step]
+        return True
 
 
-def _parts(key: str, value: Any) -> list[tuple[Any, Any]] | None:
-    """The schemas that a keyword holds, by their names or places; None where its value holds none."""
-    if key in _MAPS and isinstance(value, Mapping):
-        return list(value.items())
-    if key in _LISTS and isinstance(value, list):
-        return list(enumerate(value))
-    return [(key, value)] if key in _ONE and isinstance(value, Mapping) else None
+def _multiple_in(node: Mapping[str, Any]) -> Fraction | None:
+    return multiple(node["multipleOf"]) if "multipleOf" in node else None
 
 
-def _ids(schema: Any, base: str) -> Iterator[str]:
-    """The addresses of the documents that a schema holds: its own, and those with an ``$id`` inside it."""
-    if isinstance(schema, Mapping):
-        base = _address(base, schema.get("$id"))
-        yield urldefrag(base)[0]
-        for key, value in schema.items():
-            for _, part in _parts(key, value) or ():
-                yield from _ids(part, base)
+def _at(schema: Any, place: Place) -> Any:
+    for step in place:
+        schema = schema[step]
+    return schema
+
+
+def _named(place: Place) -> str:
+    return f"the JSON schema cannot be used: #/{pointer(place)}" if place else "the JSON schema cannot be used: #"
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 def _address(base: str, given: Any) -> str:

@@ -39,9 +39,7 @@ class Format:
 
     def enforceable(self, constraints: "Constraints") -> "Format":
         """The same without what is left out. Raises ConfigError with the reason."""
-        if not self.left_out(constraints):
-            return self
-        return replace(self, given=constraints.enforceable(self.given)[0])
+        return replace(self, given=constraints.enforceable(self.given, strict=self.strict)[0])
 
 
 def grammar_kind(text: str) -> Kind:

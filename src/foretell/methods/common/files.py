@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.platform import process_runs
 from foretell.core.whole import write_bytes
 from foretell.model.files import PICKLED, SAFETENSORS, read_header, read_json, weight_files
@@ -62,7 +62,7 @@ def _read(file: Path, *, name: str) -> dict[str, Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch raise many kinds of errors
-        raise ModelError(f"{name}: {file.name} cannot be read ({str(error).splitlines()[0]})") from error
+        raise ModelError(f"{name}: {file.name} cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()):
         raise ModelError(f"{name}: {file.name} holds no dictionary of tensors")
     return found
