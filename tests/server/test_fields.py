@@ -493,8 +493,8 @@ TABLE: dict[str, list[Row]] = {
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": LEFT_OUT, "strict": True}}}, "status", 400),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": LEFT_OUT}}}, "header", "uniqueItems")],
     "Reasoning.effort": [(RESPONSES, {"reasoning": {"effort": "low"}}, "prompt", "[effort low]")],
-    "Reasoning.summary": [(RESPONSES, {"reasoning": {"summary": "auto"}}, "error", "not summed up")],
-    "Reasoning.generate_summary": [(RESPONSES, {"reasoning": {"generate_summary": "auto"}}, "error", "not summed up")],
+    "Reasoning.summary": [(RESPONSES, {"reasoning": {"summary": "auto"}}, "error", "is not summed up")],
+    "Reasoning.generate_summary": [(RESPONSES, {"reasoning": {"generate_summary": "auto"}}, "error", "is not summed up")],
     # Ollama's
     **{f"{model}.{name}": [(route, sent, key, expected)]
        for model, route in (("OllamaChatRequest", OLLAMA), ("GenerateRequest", GENERATE))

@@ -35,7 +35,7 @@ class Submission:
     note: str = ""  # why guesses that were asked for cannot be made: told in ``Completion.plain_reason``
     store: bool = True  # False: nothing of it is kept to learn from
     lora: str | None = None  # the target's adapter, a name of ``CausalModel.loras``; None: the engine's own choice
-    thinking: Thinking | None = None  # how it thinks, where thoughts are told apart: see ``GOVERNS``; None: not at all
+    thinking: Thinking | None = None  # how it thinks, where thoughts stand apart: see ``GOVERNS``; None: not at all
     tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
 
     @property

@@ -35,7 +35,7 @@ GOVERNS: Mapping[str, Governed] = {
     "logit_bias": "output",
     "seed": "output",
 }
-"""What a setting of a request governs where thoughts are told apart from the answer; elsewhere all govern the output. The
+"""What a setting of a request governs where thoughts stand apart from the answer; elsewhere all govern the output. The
 table of docs/serving.md says the same."""
 
 

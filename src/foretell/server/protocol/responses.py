@@ -142,7 +142,7 @@ class TextSettings(Strict):
     verbosity: Verbosity = None
 
 
-NO_SUMMARY = empty("what was thought is told as it was, and not summed up")
+NO_SUMMARY = empty("what was thought comes as it was, and is not summed up")
 
 
 class Reasoning(Strict):
