@@ -218,6 +218,29 @@ def test_without_settings_transformers_reads_it(tmp_path: Path) -> None:
     assert not isinstance(load_tokenizer(str(folder)), PlainTokenizer)
 
 
+@pytest.mark.parametrize("reader", ["ours", "transformers"])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"chat_template": "{{ messages[0].content }}!"}', "hi!"),
+        ('{"chat_template": 7}', None),
+        ("[", None),
+    ],
+)
+def test_the_template_of_a_processor(tmp_path: Path, reader: str, content: str, expected: str | None) -> None:
+    """``chat_template.json`` alone is read; a template that the tokenizer names, or a file of its own, goes before."""
+    folder = saved(tmp_path, byte_level())
+    if reader == "transformers":
+        (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.json").write_text(content, encoding="utf-8")
+    found = load_tokenizer(str(folder))
+    assert isinstance(found, PlainTokenizer) == (reader == "ours")
+    chat = [{"role": "user", "content": "hi"}]
+    assert (found.apply_chat_template(chat, tokenize=False) if found.chat_template else None) == expected
+    (folder / "chat_template.jinja").write_text("own", encoding="utf-8")
+    assert load_tokenizer(str(folder)).apply_chat_template(chat, tokenize=False) == "own"
+
+
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hi <b> & 'x' \u00e9"}],
     [

@@ -148,7 +148,7 @@ def _check_context(engine: Engine, longest: int, room: int) -> None:
     if longest + room > spec.max_positions:
         raise ConfigError(
             f"{longest} tokens of the prompt and {room} new ones are more than the context of {spec.name!r}, "
-            f"{spec.max_positions}: give max_new_tokens = {max(0, spec.max_positions - longest)} at most, or shorten it"
+            f"{spec.context()}: give max_new_tokens = {max(0, spec.max_positions - longest)} at most, or shorten it"
         )
 
 

@@ -256,9 +256,12 @@ def _transformers_tokenizer(path: Path, name: str, *, trust_remote_code: bool) -
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+        found = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
+    if not getattr(found, "chat_template", None):  # transformers reads this file for processors alone
+        found.chat_template = tokenizers.processors_template(path)
+    return found
 
 
 def load_config(path: Any, *, name: str) -> Any:

@@ -45,6 +45,7 @@ class ModelSpec:
     cuda_graphs: bool = True  # whether steps may be launched as captured graphs, on a device that has them
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
     kv: str = "auto"  # how keys and values are held: one of ``names.KV``
+    cut: str = ""  # why max_positions are fewer than its configuration states; "" where they are not
     merged: str = ""  # the directory of the adapter that is merged into the weights; "" where none is
 
     @property
@@ -53,6 +54,12 @@ class ModelSpec:
         path = os.path.abspath(os.path.expanduser(self.name))
         is_path = self.name.startswith((".", "/", "~")) or os.path.exists(path)
         return (os.path.basename(path) if is_path else "") or self.name
+
+    def context(self, most: int | None = None) -> str:
+        """How many tokens a text may have, for messages: ``max_positions`` or what somebody has set, and why they are fewer
+        than a configuration states."""
+        length = self.max_positions if most is None else most
+        return f"{length} ({self.cut})" if self.cut and length == self.max_positions else f"{length}"
 
     @property
     def described(self) -> dict[str, Any]:

@@ -330,7 +330,14 @@ def _template(settings: Mapping[str, Any], path: Path) -> Any:
         except (OSError, ValueError):
             return {}
     found = settings.get("chat_template")
+    found = processors_template(path) if found is None else found
     return found if found is None or isinstance(found, str) else {}
+
+
+def processors_template(path: Path) -> str | None:
+    """The template of ``chat_template.json``, where models that read images had it before 2025; None without one."""
+    found = (stated(path / "chat_template.json") or {}).get("chat_template")
+    return found if isinstance(found, str) else None
 
 
 def _cleaned(text: str) -> str:

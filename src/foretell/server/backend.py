@@ -55,6 +55,7 @@ class Backend:
         self.tokenizer: Any = service.engine.tokenizer
         self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)
         self.max_model_len = min(service.options.max_model_len or spec.max_positions, spec.max_positions)
+        self.context = spec.context(self.max_model_len)
         self.formats = Formats(self.tokenizer, self.vocab_size, self.eos_token_ids)
         self.texts = TokenTexts(self.tokenizer)
         self.metrics = Metrics(service, self.name, Energy.of())

@@ -48,7 +48,7 @@ async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
     too_long = max(map(len, texts))
     if too_long > backend.max_model_len:
         raise bad(
-            f"input: a text has {too_long} tokens; the context is of {backend.max_model_len}: shorten it", "input",
+            f"input: a text has {too_long} tokens; the context is of {backend.context}: shorten it", "input",
             "context_length_exceeded",
         )  # fmt: skip
     pooling: Pooling = body.pooling or "mean"

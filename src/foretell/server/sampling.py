@@ -135,7 +135,7 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
     if room < (max_tokens != 0):
         left = "" if max_tokens == 0 else ", and at least one token of it must be left for the output"
         raise bad(
-            f"the prompt has {num_prompt} tokens; the context is of {backend.max_model_len}{left}: shorten the prompt",
+            f"the prompt has {num_prompt} tokens; the context is of {backend.context}{left}: shorten the prompt",
             "prompt",
             "context_length_exceeded",
         )

@@ -25,7 +25,8 @@ def check_submission(submission: Submission, choice: Speculation, engine: Engine
     if count > max_model_len - submission.write:
         left = ", of which at least one must be left for the output" if submission.write else ""
         raise PromptError(
-            f"the prompt has {count} tokens, and this service takes texts of {max_model_len}{left}: shorten the prompt"
+            f"the prompt has {count} tokens, and this service takes texts of {model.spec.context(max_model_len)}{left}: "
+            "shorten the prompt"
         )
     size = model.spec.vocab_size
     for token in (*submission.params.logit_bias, *submission.params.banned_token_ids):

@@ -12,6 +12,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan, layout
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.attention import MaskRecipe
+from foretell.model.llama.shape import read_shape
 from tests.model.tiny import ACCEPTED, ARCHITECTURES, BUSHY, WINDOW, Rows, largest_error, plain_logits, tiny_module
 
 EXACT = 1e-4  # of the logits' standard deviation, in float32
@@ -298,7 +299,15 @@ def test_longrope_context_ends_before_its_switch() -> None:
     factors = [1.0] * 4
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
     module = tiny_module("phi3", rope_parameters=rope, original_max_position_embeddings=64)
-    assert TransformersModel(module).spec.max_positions == 64
+    spec = TransformersModel(module).spec
+    assert spec.max_positions == 64
+    assert spec.cut.startswith("of the 128 that it states: a longer text has LongRoPE's other frequencies")
+    assert read_shape(module.config).spec(
+        name="x", implementation="lean", dtype=torch.float32, device=torch.device("cpu")
+    ).cut == spec.cut  # fmt: skip
+    assert spec.context() == spec.context(64) == f"64 ({spec.cut})"
+    assert spec.context(10) == "10", "a limit that somebody has set has no other reason"
+    assert TransformersModel(tiny_module("llama")).spec.context().isdigit()
 
 
 @pytest.mark.parametrize(

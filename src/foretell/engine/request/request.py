@@ -65,7 +65,7 @@ def row_of(
     if len(ids) > spec.max_positions + (-1 if write else 1):
         room = ", and at least one token of it must be left for the output" if write else ""
         raise PromptError(
-            f"the prompt has {len(ids)} tokens; {spec.display_name!r} has a context of {spec.max_positions}{room}: "
+            f"the prompt has {len(ids)} tokens; {spec.display_name!r} has a context of {spec.context()}{room}: "
             "shorten the prompt"
         )
     seed = model.fresh_seed() if params.seed is None else params.seed

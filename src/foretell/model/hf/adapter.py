@@ -82,6 +82,7 @@ class TransformersModel(CausalModel):
         self._runners = Runner(module), Runner(self._decoder)
         self._has_attention = any(layer.num_heads for layer in self._memory)
         generation = getattr(module, "generation_config", None)
+        length, cut = context_length(config)
         self.spec = ModelSpec(
             name=name,
             architecture=type(module).__name__,
@@ -89,7 +90,8 @@ class TransformersModel(CausalModel):
             vocab_size=found.vocab_size,
             num_layers=len(self._layers),
             hidden_size=found.hidden_size,
-            max_positions=context_length(config) - self._first_position,
+            max_positions=length - self._first_position,
+            cut=cut,
             dtype=module.dtype,
             device=self._device,
             weight_bytes=weight_bytes(module),

@@ -10,6 +10,7 @@ from transformers import (
 
 from foretell.core.errors import ModelError
 from foretell.model.hf.attention import KNOWN_KINDS
+from foretell.model.llama.traits import longrope_positions
 
 # Layers that keep a state instead of keys and values, or beside them, or that keep nothing (Nemotron-H's own names too).
 RECURRENT_KINDS = frozenset(("linear_attention", "conv", "hybrid", "mamba", "moe", "mlp"))
@@ -47,8 +48,8 @@ def check_config(config: Any, *, name: str, model_class: type | None = None) -> 
         )
 
 
-def context_length(config: Any) -> int:
-    """Positions that a model takes, config being its text configuration.
+def context_length(config: Any) -> tuple[int, str]:
+    """(positions that a model takes, ``ModelSpec.cut``), config being its text configuration.
 
     For LongRoPE (Phi-3 128k) only those before its switch: beyond it transformers recomputes the rotary table for *all*
     rows of a pass as soon as one is long, so a row's logits would depend on its neighbours and on rejected guesses. For
@@ -59,10 +60,9 @@ def context_length(config: Any) -> int:
         if length:
             break
     else:
-        return UNLIMITED
-    length = min(length, getattr(config, "keep_window_size", None) or length)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if entry.get("rope_type") == "longrope":
-            length = min(length, entry.get("original_max_position_embeddings") or length)
-    return int(length)
+        return UNLIMITED, ""
+    first, why = longrope_positions(config, int(length))
+    window = int(getattr(config, "keep_window_size", None) or first)
+    if window < first:
+        return window, f"of the {length} that it states: from there on it chooses keys, of which equal ones tie"
+    return first, why

@@ -41,6 +41,7 @@ class LlamaShape:
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many last positions it sees, itself included; None is all
     max_positions: int
+    cut: str  # as ``ModelSpec.cut``
     ropes: tuple[Rope, ...]  # of each layer
     eos_token_ids: tuple[int, ...]
     traits: Traits = LLAMA
@@ -60,7 +61,8 @@ class LlamaShape:
                 "windows; drop it"
             )
         endless = limit.most <= self.max_positions
-        return replace(self, limit=limit, max_positions=UNBOUNDED if endless else self.max_positions)
+        most, cut = (UNBOUNDED, "") if endless else (self.max_positions, self.cut)
+        return replace(self, limit=limit, max_positions=most, cut=cut)
 
     def limits(self, layer: int) -> DraftWindow | None:
         """``limit``, where the layer sees less by it."""
@@ -127,6 +129,7 @@ class LlamaShape:
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
             max_positions=self.max_positions,
+            cut=self.cut,
             dtype=dtype,
             device=device,
             weight_bytes=num_weights * dtype.itemsize if weight_bytes is None else weight_bytes,
@@ -150,6 +153,7 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
     if reason is not None:
         raise ModelError(f"not of the Llama family: {reason}")
     is_hybrid = config.model_type in hybrids.TYPES
+    most, cut = families.longrope_positions(config, config.max_position_embeddings)
     return LlamaShape(
         architecture=families.ARCHITECTURES[config.model_type],
         vocab_size=config.vocab_size,
@@ -162,7 +166,8 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         norm_eps=hybrids.norm_eps(config),
         tied=bool(config.tie_word_embeddings),
         windows=families.windows_of(config),
-        max_positions=families.max_positions_of(config),
+        max_positions=most,
+        cut=cut,
         ropes=families.ropes_of(config),
         eos_token_ids=ends.of_configs(generation, config),
         traits=families.traits_of(config),

@@ -243,13 +243,19 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def max_positions_of(config: Any) -> int:
-    """Positions that a model takes: of LongRoPE those before its switch, as ``hf/refusals.py`` explains."""
-    length: int = config.max_position_embeddings
-    for rope in _rope_entries(config):
-        if rope.get("rope_type") == "longrope":
-            length = min(length, rope.get("original_max_position_embeddings") or length)
-    return length
+def longrope_positions(config: Any, length: int) -> tuple[int, str]:
+    """(positions that a model takes, of LongRoPE those before its switch, and why they are fewer than length), as
+    ``hf/refusals.py`` explains."""
+    switch = min(
+        (rope.get("original_max_position_embeddings") or length
+         for rope in _rope_entries(config) if rope.get("rope_type") == "longrope"), default=length,
+    )  # fmt: skip
+    if switch >= length:
+        return length, ""
+    why = (
+        "a longer text has LongRoPE's other frequencies from its first token on, which would change keys that were read"
+    )
+    return switch, f"of the {length} that it states: {why}"
 
 
 def rotation_order(dim: int, rotated: int, *, interleaved: bool = False) -> Tensor:
