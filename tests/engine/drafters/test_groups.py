@@ -4,6 +4,7 @@ Under a rule that reads q the text depends on the draft's own draws. So a row wh
 has another text than alone, though not a wrong distribution: no statistical test of one row sees it.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -311,10 +312,11 @@ def test_every_field_of_a_part_is_its_rows() -> None:
     )  # fmt: skip
     commit = Commit(
         tree, numbers, [[0, row % 3] for row in range(rows)], [[row] for row in range(rows)], torch.rand(*shape, 4),
-        torch.arange(15).view(*shape, 1), [row % 2 == 0 for row in range(rows)], [3, 4, 5, 6, 7], [[row] for row in range(rows)],
+        torch.arange(15).view(*shape, 1), [row % 2 == 0 for row in range(rows)], [3, 4, 5, 6, 7],
+        [[row] for row in range(rows)],
     )  # fmt: skip
     assert all(getattr(commit, each.name) is not None for each in fields(commit)), "a new field: give it values by row"
-    for start, stop in ((start, stop) for start in range(rows) for stop in range(start + 1, rows + 1)):
+    for start, stop in itertools.combinations(range(rows + 1), 2):
         group = SimpleNamespace(
             start=start, stop=stop, method=SimpleNamespace(taps=(1,)), drafter=SimpleNamespace(num_candidates=1)
         )
