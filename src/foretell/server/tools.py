@@ -22,7 +22,8 @@ from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
 from foretell.engine.request.calls import CLOSE, OPEN
-from foretell.engine.structured.constraint import Constraint, Constraints, json_options
+from foretell.engine.structured.constraint import CULPRIT_S, Constraint, Constraints, json_options
+from foretell.engine.structured.enforceable import Reduced
 
 BLANK = r"/[ \t\r\n]{1,16}/"
 """White space between calls and after the last one. Where it may be, the model may end; it is bounded, as an uncertain

@@ -101,8 +101,9 @@ def decimal(file: GGUFFile, key: str, default: float | None = None, *, zero: boo
     """A float32 of the file, a base, a factor or an epsilon, as the shortest decimal that it stands for. zero: 0 stands for
     the default."""
     value = file.get(f"{{arch}}.{key}", default)
-    value = default if zero and type(value) in (int, float) and not value else value
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if zero and type(value) in (int, float) and not value:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         refuse(file, key, "expected a positive number")
     return float(str(np.float32(value)))
 
