@@ -203,7 +203,8 @@ class CausalModel(ABC):
         size, spec = self.spec.hidden_size, self.spec
         none = self.head(torch.zeros(1, 1, size, dtype=spec.dtype, device=spec.device))[0, :, ids].float()
         units = torch.eye(size, dtype=spec.dtype, device=spec.device)
-        columns = [self.head(part[None])[0][:, ids].float() - none for part in units.split(256)]
+        parts = (units[start : start + 256] for start in range(0, size, 256))
+        columns = [self.head(part[None])[0][:, ids].float() - none for part in parts]
         return torch.cat(columns).t().contiguous()
 
 
