@@ -56,8 +56,8 @@ class Row:
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
     lora: int = 0  # as ``KVCache.loras`` has it
-    beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``beginnings.py``
-    capture: object | None = None  # of a service that learns: see ``Learning.marks``
+    beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``engine/beginnings.py``
+    capture: object | None = None  # of a service that learns: see ``Learning.assign``
 
     @property
     def request_id(self) -> str:
