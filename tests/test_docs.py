@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -198,6 +199,147 @@ def test_what_documents_import_is_there() -> None:
     assert len(found) >= 10
     for module, names in found:
         exec(f"from {module} import {names}", {})  # an ImportError says what is not there
+
+
+OBJECTS = ("model", "draft", "methods", "bundled", "learn")
+"""Folders whose names stand in comments for objects and files too."""
+PACKAGE = Path(foretell.__file__).parent
+MARKED = re.compile(r"``([^`\n]+)``")
+
+
+def members(sources: list[str]) -> dict[str, set[str]]:
+    """What each class of the package has, by itself or from a class that it is made of: methods, fields, attributes."""
+    own: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for text in sources:
+        for name, above, body in re.findall(r"^class (\w+)(.*?):\n((?:(?: .*)?\n)+)", text, re.MULTILINE):
+            own.setdefault(name, set()).update(
+                re.findall(r"(?<=def )\w+|(?<=self\.)\w+|(?<=^    )\w+", body, re.MULTILINE)
+            )
+            bases.setdefault(name, set()).update(re.findall(r"\w+", above))
+    for _ in range(6):  # longer than any line of classes
+        for name, above in bases.items():
+            own[name].update(*(own.get(base, set()) for base in above))
+    return own
+
+
+def stale_names(file: Path, text: str, known: dict[str, set[str]], files: set[str]) -> list[str]:
+    """Files, modules and attributes that a source names between double backticks, and that are not there. A file is named
+    from its own folder or from any other; a class that is not the package's own is somebody else's."""
+    found = []
+    for name in MARKED.findall(text):
+        owner, _, attribute = name.split("(")[0].partition(".")
+        if re.fullmatch(r"[\w./]+\.(py|h|c)", name):
+            there = "/" in name and (any(each.endswith(f"/{name}") for each in files) or (ROOT / name).exists())
+            stale = not there and not (file.parent / name).exists()
+        elif owner in known:
+            stale = attribute.isidentifier() and attribute not in known[owner]
+        elif re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", name) and owner not in OBJECTS and f"/{owner}/__init__.py" in files:
+            parts = name.split(".")
+            while len(parts) > 1 and not {f"/{'/'.join(parts)}.py", f"/{'/'.join(parts)}/__init__.py"} & files:
+                parts.pop()
+            rest, module = name.split(".")[len(parts) :], PACKAGE / "/".join(parts)
+            source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+            stale = bool(rest) and not re.search(rf"\b{rest[0]}\b", source.read_text(encoding="utf-8"))
+        else:
+            continue
+        if stale:
+            found.append(name)
+    return found
+
+
+def test_what_comments_name_is_there() -> None:
+    """Docstrings and comments of the package named files where they no longer were, and attributes of no class."""
+    files = [file for ending in ("py", "h", "c") for file in PACKAGE.rglob(f"*.{ending}")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files}
+    known = members([text for file, text in texts.items() if file.suffix == ".py"])
+    names = {f"/{file.relative_to(PACKAGE).as_posix()}" for file in files}
+    stale = {str(file.relative_to(PACKAGE)): stale_names(file, text, known, names) for file, text in texts.items()}
+    assert {name: found for name, found in stale.items() if found} == {}
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    known = members(["class A:\n    x: int\n    def __init__(self): self.y = 1\nclass B(A):\n    def f(self): ...\n"])
+    files = {"/core/__init__.py", "/core/cachedir.py", "/kernels/race.c"}
+    wrong = ["race.c", "draft/race.c", "B.z", "core.no_such_module", "core.cachedir.no_such_name", "B.g(1)"]
+    right = [
+        "step.py",
+        "kernels/race.c",
+        "B.x",
+        "B.y",
+        "B.f(1)",
+        "core.cachedir.cache_directory",
+        "Other.x",
+        "torch.no",
+    ]
+    text = " ".join(f"``{name}``" for name in (*wrong, *right, "model.layers"))
+    assert stale_names(PACKAGE / "engine/loop.py", text, known, files) == wrong
+
+
+def test_what_a_package_needs_is_public() -> None:
+    """docs/extend.md: classes, functions and errors that it names are imported from ``foretell``, all errors among them."""
+    page = read("docs/extend.md")
+    own = set(re.findall(r"^class (\w+)", page, re.MULTILINE))
+    named = {
+        span.split(".")[0] for span in SPAN.findall(prose(page)) if re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)*", span)
+    }
+    assert len(named) > 10
+    assert sorted(name for name in named - own if not hasattr(foretell, name)) == []
+    called = set(re.findall(r"\bforetell\.([A-Za-z]\w+)", page)) - {"methods", "verifiers", "shapes"}  # of entry points
+    assert sorted(name for name in called if not hasattr(foretell, name) and not (PACKAGE / name).is_dir()) == []
+    errors = {name for name, value in vars(importlib.import_module("foretell.core.errors")).items()
+              if isinstance(value, type) and issubclass(value, foretell.ForetellError)}  # fmt: skip
+    assert len(errors) > 8
+    assert errors <= set(foretell.__all__)
+
+
+def figures_known() -> dict[str, tuple[str, ...]]:
+    """Figures that a program knows, by the words in which pages say them (as expressions)."""
+    from foretell.draft.shapes import MAX_SIZE
+
+    lines = re.findall(r"^(\| .* \| |- .*: )(`[^`]+`(?:, `[^`]+`)*)", read("docs/model-types.md"), re.MULTILINE)
+    listed = [group for group, kinds in lines for _ in kinds.split(", ")]
+    runs = [group for group in listed if group.startswith("| ")]
+    trees = [group for group in runs if group.split(" | ")[1] == "yes"]
+    needs = tomllib.loads(read("pyproject.toml"))["project"]
+    least = {
+        re.split(r"[>=<,]", one)[0]: one.split(">=")[1].split(",")[0] for one in needs["dependencies"] if ">=" in one
+    }
+    python = needs["requires-python"].removeprefix(">=")
+    return {
+        r"(\d+) of (?:the )?(\d+) (?:causal )?types\b": (str(len(runs)), str(len(listed))),
+        r"(\d+) of them over trees": (str(len(trees)),),
+        r"Python ≥ ([\d.]+\d), torch ≥ ([\d.]+\d), transformers ≥ ([\d.]+\d)": (
+            python, least["torch"], least["transformers"],
+        ),
+        r"Python ([\d.]+\d) or later": (python,),
+        r"no whole number from 1 to (\d+)": (str(MAX_SIZE),),
+    }  # fmt: skip
+
+
+def wrong_figures(text: str, known: dict[str, tuple[str, ...]]) -> tuple[list[str], int]:
+    """(what a page says otherwise, how many it says)."""
+    flat = re.sub(r"\s+", " ", text)
+    said = [(match, values) for words, values in known.items() for match in re.finditer(words, flat)]
+    return [match[0] for match, values in said if match.groups() != values], len(said)
+
+
+def test_figures_that_a_program_knows() -> None:
+    """156 types over trees in one page were 136 in another."""
+    known = figures_known()
+    found = {page: wrong_figures(read(page), known) for page in PAGES if page not in FREE}
+    assert {page: wrong for page, (wrong, _) in found.items() if wrong} == {}
+    assert sum(count for _, count in found.values()) >= 8
+    assert wrong_figures("136 of them over\ntrees, Python 3.7 or later, 5 types", known) == (
+        ["136 of them over trees", "Python 3.7 or later"], 2,
+    )  # fmt: skip
+
+
+def test_the_table_of_floors_is_the_test_s() -> None:
+    from tests.test_floors import FLOORS
+
+    rows = re.findall(r"^\| ([\d.]+) \| (`[^|]+`) \|", read("docs/extend.md"), re.MULTILINE)
+    assert {name: float(floor) for floor, names in rows for name in re.findall(r"`([^`]+)`", names)} == FLOORS
 
 
 def test_figures_show_their_tables() -> None:

@@ -15,7 +15,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretell.core.errors import ConfigError, ForetellError, ModelError, PromptError
+    from foretell.core.errors import (
+        CapacityError,
+        ConfigError,
+        DrafterError,
+        ForetellError,
+        ModelError,
+        PromptError,
+        QueueFullError,
+        ServiceClosedError,
+        TrainError,
+        VerifierError,
+        VocabularyMismatchError,
+    )
     from foretell.core.noise import Noise
     from foretell.core.params import SamplingParams
     from foretell.core.probs import History, Processors
@@ -44,12 +56,14 @@ __all__ = [
     "SHAPES",
     "VERIFIERS",
     "Capabilities",
+    "CapacityError",
     "CausalModel",
     "Commit",
     "Completion",
     "ConfigError",
     "Context",
     "Drafter",
+    "DrafterError",
     "DrawMode",
     "DrawnBy",
     "Engine",
@@ -72,9 +86,11 @@ __all__ = [
     "Processors",
     "PromptChunk",
     "PromptError",
+    "QueueFullError",
     "Request",
     "SamplingParams",
     "Service",
+    "ServiceClosedError",
     "ServiceOptions",
     "Shape",
     "StepEvent",
@@ -82,10 +98,13 @@ __all__ = [
     "Submission",
     "Target",
     "TokenTree",
+    "TrainError",
     "Update",
     "Verdict",
     "Verifier",
+    "VerifierError",
     "VerifierLoader",
+    "VocabularyMismatchError",
     "Walk",
     "chain_of",
     "chain_tree",
@@ -98,6 +117,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CapacityError": "core.errors",
+    "DrafterError": "core.errors",
+    "QueueFullError": "core.errors",
+    "ServiceClosedError": "core.errors",
+    "TrainError": "core.errors",
+    "VerifierError": "core.errors",
+    "VocabularyMismatchError": "core.errors",
     "METHODS": "engine.config",
     "SHAPES": "draft.shapes",
     "VERIFIERS": "verify",

@@ -141,7 +141,7 @@ def uniforms(keys: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def token_table(vocab_size: int, device: torch.device) -> Tensor:
-    """[V] int64: what ``race.c`` adds to a key for each token id. Shared between calls: never write to it."""
+    """[V] int64: what ``kernels/race.c`` adds to a key for each token id. Shared between calls: never write to it."""
     # Hashed so that the sum of a key and an entry has no structure in either.
     return mix(torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN))
 
@@ -180,8 +180,8 @@ def race(probs: Tensor, keys: Tensor) -> Tensor:
     """[...] int64: the token that wins ``argmax(probs / E)`` in each row of probs [..., V], E keyed by keys [...].
 
     A draw from distribution. Tokens without mass never win against one that has some; in a row without any (or of NaN
-    alone) the result is some token without positive mass. float32 rows on the CPU go through ``race.c`` where it was
-    built: 25 times faster than the exponentials of a whole vocabulary, and equal to them up to the last bits of a
+    alone) the result is some token without positive mass. float32 rows on the CPU go through ``kernels/race.c`` where it
+    was built: 25 times faster than the exponentials of a whole vocabulary, and equal to them up to the last bits of a
     logarithm.
     """
     library = race_library() if probs.device.type == "cpu" and probs.dtype == torch.float32 else None
@@ -204,7 +204,7 @@ def race_top(probs: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     In this order they are ``count`` successive draws without replacement from probs [..., V] (Efraimidis and Spirakis 2006;
     Kool et al. 1903.06059). Where fewer tokens have mass, the rest have scores of at most 0 and are undefined. Ties, of
-    probability 0, go to the lower id. float32 rows on the CPU go through ``race.c``, as in ``race``.
+    probability 0, go to the lower id. float32 rows on the CPU go through ``kernels/race.c``, as in ``race``.
     """
     _check_keys(probs, keys)
     native = _native_top(probs, keys, count)
@@ -271,7 +271,7 @@ class Noise:
 
     The only source of randomness that a drafter or a verifier may use, so that a seed reproduces a text. It has no
     state. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED and COIN; STOP and BONUS
-    are ``verify.distribution.draw``'s own.
+    are ``verify.drawing.draw``'s own.
     """
 
     seeds: Tensor  # [B] int64, one a request

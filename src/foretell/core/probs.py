@@ -132,7 +132,7 @@ class Processors:
 
     @cached_property
     def warps(self) -> "ctypes.Array[Warp]":
-        """[B] each row's temperature and filters, as ``race_logits.h`` reads them."""
+        """[B] each row's temperature and filters, as ``kernels/race_logits.h`` reads them."""
         made = (Warp * len(self.params))()
         for warp, params, top_k in zip(made, self.params, self.top_k, strict=True):
             warp.inverse = _inverse(params.temperature) if params.temperature else 0.0
@@ -209,7 +209,7 @@ def logits_to_probs(logits: Tensor, processors: Processors, history: History, pa
 
     logits [B, n, V'] of the same n nodes as paths. V' may be wider than the processors' vocabulary (a drafter's padding):
     the surplus is cut; where it is narrower the missing tokens have probability 0. NaN logits count as -inf; a row
-    without any possible token becomes a row that is not finite or zero, which ``verify.draw`` reports as unsound.
+    without any possible token becomes a row that is not finite or zero, which ``verify.drawing.draw`` reports as unsound.
     At temperature 0 the distribution is one-hot at the largest processed logit, ties to the lowest id. Every row is
     computed by itself: the same bits whatever the other rows and nodes are.
     """
@@ -243,7 +243,7 @@ def process_logits(logits: Tensor, processors: Processors, history: History, pat
 
 def one_hot_argmax(logits: Tensor) -> Tensor:
     """[..., V] the distribution of a greedy choice, ties to the lowest id; NaN is passed over, and a row of nothing but
-    NaN and -inf has no mass. float32 on the CPU goes through ``race.c`` where it was built."""
+    NaN and -inf has no mass. float32 on the CPU goes through ``kernels/race.c`` where it was built."""
     library = race_library() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
     if library is None or logits.numel() == 0:
         return one_hot_argmax_reference(logits)

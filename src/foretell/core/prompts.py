@@ -3,7 +3,7 @@
 Plain text: a prompt a line. JSON lines, or a JSON list: each entry a text, or an object with ``prompt`` (a text to go on
 with), ``messages`` (a conversation to answer) or ``turns`` (messages of the user, the first one the prompt); ``format``
 says where a text is a message ("chat") and where not ("text"). A text or ``prompt`` without it is bare: what it is depends
-on the model (``engine.conversation.takes_messages``). The content says which it is; only a file named ``.txt``
+on the model (``engine.request.conversation.takes_messages``). The content says which it is; only a file named ``.txt``
 whose first line is no JSON may begin with a brace, a bracket or a quote.
 """
 

@@ -1,7 +1,7 @@
 """The shape of a proposal, independent of the drafter and the verifier.
 
-A shape is a value: how deep, how many nodes, by which rule they are admitted. ``grow.py`` and its neighbours make the
-trees, each shape once, for all drafters that return logits of a frontier.
+A shape is a value: how deep, how many nodes, by which rule they are admitted. ``growing/grow.py`` and its neighbours make
+the trees, each shape once, for all drafters that return logits of a frontier.
 
 Three properties decide what a shape composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
 are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does

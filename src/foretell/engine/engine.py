@@ -1,4 +1,4 @@
-"""The engine: requests in, completions out. ``request.py`` prepares them, ``step.py`` decodes."""
+"""The engine: requests in, completions out. ``request/request.py`` prepares them, ``step.py`` decodes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

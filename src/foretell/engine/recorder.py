@@ -1,4 +1,4 @@
-"""Totals of all steps. Counters only grow. ``Snapshot``, bench and tune read them."""
+"""Totals of all steps. Counters only grow. ``Snapshot`` and ``bench`` read them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

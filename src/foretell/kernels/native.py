@@ -50,8 +50,8 @@ def _best() -> tuple[ctypes.CDLL | None, str | None, str | None]:
 
 
 def need(formats: Iterable[int]) -> None:
-    """Load products with matrices of these formats, the numbers of ``common.h``, before one is multiplied. They may be
-    compiled now (a second each). Raises ModelError with the reason where they are not available here."""
+    """Load products with matrices of these formats, the numbers of ``native/common.h``, before one is multiplied. They may
+    be compiled now (a second each). Raises ModelError with the reason where they are not available here."""
     lib, reason, name = _best()
     if lib is None or name is None:
         raise ModelError(f"the native decoder is not available: {reason}")

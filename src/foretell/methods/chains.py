@@ -1,5 +1,5 @@
 """Proposals drawn by the C kernels: chains (``kernels/native/draw.h``), which make the same draws as ``grow.chain``, and
-trees by path probability (``grow.h``), the same as those of ``draft/growing/dynamic.py``."""
+trees by path probability (``kernels/native/grow.h``), the same as those of ``draft/growing/dynamic.py``."""
 
 import ctypes
 import math

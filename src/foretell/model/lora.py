@@ -104,8 +104,8 @@ def read_loras(given: Mapping[str, str | PathLike[str]]) -> dict[str, Lora]:
     for name in given:
         if not is_name(name):
             raise ConfigError(
-                f"{name!r} is no name of an adapter; expected up to {MAX_NAME} characters that can be printed, no '..' as "
-                "a part of a path, and no space around it: give NAME=DIR"
+                f"{name!r} is no name of an adapter; expected up to {MAX_NAME} characters that can be printed, no '..' "
+                "among the parts of a path, and no space around it: give NAME=DIR"
             )
     return {name: read_lora(directory) for name, directory in given.items()}
 

@@ -3,7 +3,7 @@
 A step is one pass of the target over its nodes (``verify``), ``draft_passes`` passes of the drafter, and what stands around
 both (``overhead``: distributions, verification, commit). Speedup is tokens per row and step, times the cost of a plain
 step, over the cost of this one (Leviathan et al. 2211.17192, section 3.3, with measured costs in place of constants).
-Every part of foretell that predicts speed uses these two functions: theory, tune, bench, the command line and the planner.
+Every part of foretell that predicts speed uses these two functions: theory, bench, the command line and the planner.
 
 Costs are in any one unit: seconds, or plain passes of the target.
 """

@@ -1,7 +1,7 @@
 """Divergences of a draft distribution q from the target's distribution p, place by place: pure functions of logits.
 
 Each takes logits of p and of q, [M, V], and returns [M] in nats (or a share of 1). p may be given on the draft's own
-columns alone (``Slot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both distributions are
+columns alone (``LossSlot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both distributions are
 taken at ``temperature``. Half precision is computed in float32, float64 stays. Which loss when: DistillSpec
 (2310.08461) and the LK losses (2602.23881) compare them; at temperature 0 they differ little; at temperature 1 losses
 based on acceptance are better.

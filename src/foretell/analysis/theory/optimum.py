@@ -30,7 +30,7 @@ def without_replacement(p: Tensor, q: Tensor, num_drafts: int, *, tolerance: flo
 
     The interval is at most ``tolerance`` wide, and 2 ``Prefixes.rounding`` on top: 3e-10 at V = 150,000. With 0 the least
     prefix itself is found. Where fewer than n tokens have q > 0 the drafts are all of them. A row of V = 150,000 and n = 8
-    takes 40 to 110 ms on one core at any tolerance (``benchmarks/theory.py``); the method is in ``prefix``.
+    takes 40 to 110 ms on one core at any tolerance (``python -m benchmarks.theory``); the method is in ``prefix``.
     """
     p, q = by_ratio(*check_distributions(p, q))
     check_num_drafts(num_drafts)

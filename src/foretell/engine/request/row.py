@@ -57,10 +57,10 @@ class Row:
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
     lora: int = 0  # as ``KVCache.loras`` has it
-    beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``beginnings.py``
+    beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``engine/beginnings.py``
     answer_ends: frozenset[int] = frozenset()  # tokens that end the answer, and nothing of a thought
     state: State | None = None  # where a thought or the answer stands, if such tokens are looked for
-    capture: object | None = None  # of a service that learns: see ``Learning.marks``
+    capture: object | None = None  # of a service that learns: see ``Learning.assign``
 
     @property
     def request_id(self) -> str:

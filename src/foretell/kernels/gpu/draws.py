@@ -1,9 +1,10 @@
 # mypy: ignore-errors
 """Draws on an accelerator, in Triton: keys, the race over probabilities and over logits, the walk, the inverse of a sum.
 
-The twins of ``race.c``, ``race_logits.h`` and ``cdf.c``: the same hash, the same doubles, so the same tokens but where two
-scores agree to the last bits of a logarithm. A program handles a row (or a node) alone: what it draws depends on nothing
-beside it. ``ops.py`` has the functions that launch them, with their shapes; ``TRITON_INTERPRET=1`` runs them on the CPU.
+The twins of ``kernels/race.c``, ``kernels/race_logits.h`` and ``kernels/cdf.c``: the same hash, the same doubles, so
+the same tokens but where two scores agree to the last bits of a logarithm. A program handles a row (or a node) alone:
+what it draws depends on nothing beside it. ``ops.py`` has the functions that launch them, with their shapes;
+``TRITON_INTERPRET=1`` runs them on the CPU.
 """
 
 import triton

@@ -136,7 +136,7 @@ static int64_t largest_of(const float *z, int64_t n) {
   return best;
 }
 
-/* The first index at which the sum of p exceeds `uniform` of its total: ``cdf.c`` for one row. */
+/* The first index at which the sum of p exceeds `uniform` of its total: ``kernels/cdf.c`` for one row. */
 static int64_t invert_sum(const float *p, int64_t n, double uniform) {
   double total = 0, sum = 0;
   for (int64_t i = 0; i < n; i++) total += (double)p[i];

@@ -3,7 +3,7 @@ drafter just read.
 
 Residual blocks x + silu(W x + b), each with weights of its own, and a linear layer, on the frozen drafter's last hidden
 state. It is trained with rejections weighted up, so its raw output is too pessimistic to be a probability: ``scale`` and
-``shift`` (Platt scaling) are fitted on held-out text by ``train.objectives.acceptance.calibrate``.
+``shift`` (Platt scaling) are fitted on held-out text by ``objective.py``'s ``calibrate``.
 
 ``reads_law`` departs from the paper: besides the hidden state the head then reads four numbers of the distribution that
 the guess was drawn from (``distribution_inputs``). A hidden state after the guess does not hold q(x), which alone predicts

@@ -1,4 +1,4 @@
-"""A block drafter (``heads.dflash``): one pass of a few layers makes all guesses of a step.
+"""A block drafter (``dflash/head.py``): one pass of a few layers makes all guesses of a step.
 
 The pass gives a distribution for each depth. Without a Markov head they are marginals: siblings' children have the same
 distribution, whatever their parent is (trees of them: DDTree, 2604.12989). With one, a node's own token tilts the

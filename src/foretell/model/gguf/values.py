@@ -17,18 +17,9 @@ logger = logging.getLogger(__name__)
 _INERT = ("vocab_size", "tensor_data_layout", "pooling_type", "classifier.", "block_count", "context_length")
 """Keys, and beginnings of keys, that change nothing that a decoder computes."""
 _SIZES = (
-    "embedding_length_out",
-    "feed_forward_length",
-    "expert_feed_forward_length",
-    "expert_count",
-    "expert_used_count",
-)
-_SIZES += (
-    "expert_shared_feed_forward_length",
-    "expert_shared_count",
-    "moe_latent_size",
-    "attention.layer_norm_epsilon",
-)
+    "embedding_length_out", "feed_forward_length", "expert_feed_forward_length", "expert_count", "expert_used_count",
+    "expert_shared_feed_forward_length", "expert_shared_count", "moe_latent_size", "attention.layer_norm_epsilon",
+)  # fmt: skip
 """Keys that repeat the shapes of tensors, of which only those that the model has are read, and the epsilon of norms that
 only heads for drafts have."""
 _NEUTRAL: dict[
@@ -101,8 +92,7 @@ def decimal(file: GGUFFile, key: str, default: float | None = None, *, zero: boo
     """A float32 of the file, a base, a factor or an epsilon, as the shortest decimal that it stands for. zero: 0 stands for
     the default."""
     value = file.get(f"{{arch}}.{key}", default)
-    if zero and type(value) in (int, float) and not value:
-        value = default
+    value = default if zero and type(value) in (int, float) and not value else value
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         refuse(file, key, "expected a positive number")
     return float(str(np.float32(value)))

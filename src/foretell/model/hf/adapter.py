@@ -144,7 +144,7 @@ class TransformersModel(CausalModel):
     ) -> Self:
         """Load a checkpoint directory or a GGUF file. With device_map (accelerate's) the layers may lie on several devices.
 
-        sharding is transformers' DistributedConfig, for this process's part of a model (``parallel.py``). Raises
+        sharding is transformers' DistributedConfig, for this process's part of a model (``model/parallel.py``). Raises
         ModelError where weights are missing, damaged or not those of the configuration.
         """
         name = name or str(path)

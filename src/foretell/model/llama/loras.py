@@ -19,7 +19,7 @@ from foretell.model.lora import Lora, LoraError, LowRank
 from foretell.model.packed import Packed
 
 KINDS = ("q", "k", "v", "o", "gate", "up", "down")
-"""Linears that can have an adapter, in the order of ``lora.h``."""
+"""Linears that can have an adapter, in the order of ``native/lora.h``."""
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 
 

@@ -272,7 +272,7 @@ def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple
     """The experts that rows [n, experts] of logits choose, int64 [n, k], and their weights, float32 [n, k]. bias: the
     router's [experts], where it has one.
 
-    Largest first, of equal ones the lower number, as ``experts.h`` has it.
+    Largest first, of equal ones the lower number, as ``native/experts.h`` has it.
     """
     wide = logits.float()
     scores = wide.sigmoid() if mixture.is_sigmoid else torch.softmax(wide, -1)

@@ -1,9 +1,9 @@
-"""Quantised matrices for the native decoder: from a file's blocks or from plain weights, into the order of ``quant.h``.
+"""Quantised matrices for the native decoder: of a file's blocks or of plain weights, in the order of ``native/quant.h``.
 
 A weight is ``scale * (code - offset)``, ``scale * code + minimum`` for formats with a minimum, or ``scale * levels[code]``.
 Every block kind of ``BLOCK_KINDS`` becomes a format without a change of its values: kinds of 2, 3 and 4 bits keep theirs,
-those of 5 and 6 are held in 8. ``pack_into`` does it in C (``pack.h``); everything after it, and ``unpack.py``, does the
-same in plain torch, bit for bit, and is its twin.
+those of 5 and 6 are held in 8. ``pack_into`` does it in C (``native/pack.h``); everything after it, and ``unpack.py``, does
+the same in plain torch, bit for bit, and is its twin.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Format(NamedTuple):
-    """One format of ``quant.h``."""
+    """One format of ``native/quant.h``."""
 
     number: int  # in common.h
     bits: int  # of a stored code
@@ -71,7 +71,7 @@ _KINDS: dict[str | torch.dtype, int] = {
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
     "Q2_K": 10, "Q3_K": 11, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
-"""GGUF's numbers (``ggml.h``)."""
+"""GGUF's numbers, of ggml."""
 
 
 def pack_into(out: Tensor, form: str, kind: str | torch.dtype, rows: Tensor, columns: int) -> None:
@@ -201,7 +201,7 @@ def padded(blocks: Blocks) -> Blocks:
 
 
 def interleave(blocks: Blocks) -> Tensor:
-    """[tiles, bytes] uint8: tiles of 16 rows in the order of ``quant.h``; rows behind the last are zero."""
+    """[tiles, bytes] uint8: tiles of 16 rows in the order of ``native/quant.h``; rows behind the last are zero."""
     form = FORMATS[blocks.format]
     units = blocks.codes.shape[1] // form.unit
 

@@ -1,4 +1,4 @@
-"""The arithmetic of ``quant.h`` in plain torch, bit for bit: its slow twin in tests."""
+"""The arithmetic of ``native/quant.h`` in plain torch, bit for bit: its slow twin in tests."""
 
 from dataclasses import dataclass
 

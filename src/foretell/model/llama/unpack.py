@@ -1,4 +1,4 @@
-"""Blocks of a GGUF file in plain torch: the slow twin of what ``pack.h`` does in C, from the file's bytes on."""
+"""Blocks of a GGUF file in plain torch: the slow twin of what ``native/pack.h`` does in C, from the file's bytes on."""
 
 from collections.abc import Callable
 

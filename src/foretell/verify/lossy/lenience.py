@@ -1,6 +1,6 @@
 """Lenient rejection (Leviathan et al. 2211.17192, appendix A.5): a guess x is accepted with min(1, p(x) / (l q(x))).
 
-Everything else is recursive rejection as in ``rejection.py``: children in order, the rest r <- (r - q)+ after each
+Everything else is recursive rejection as in ``verify/rejection.py``: children in order, the rest r <- (r - q)+ after each
 refusal, FIXED children as q = one-hot, and what is left of p at the end. l = 1 is plain rejection.
 
 **Bound.** At any node, with any children, a token x comes next with probability at most p(x) / l given the text before
