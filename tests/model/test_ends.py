@@ -68,7 +68,10 @@ def test_a_word_of_html_is_no_end_and_a_message_is_no_answer() -> None:
         (CHATML, ["<end>", "<|im_end|>"]),
         ("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n<bye>\n{% endfor %}", ["<end>", "<bye>"]),
         ("{% for m in messages %}{{ m.content }}<bye><next>{% endfor %}", ["<end>", "<bye>"]),
-        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}<bye>{% endfor %}", ["<end>", "<bye>"]),
+        (
+            "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}<bye>{% endfor %}",
+            ["<end>", "<bye>"],
+        ),
         ("{% for m in messages %}{{ m.content }}<next><end>{% endfor %}", ["<end>"]),  # one of them is known
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", ["<end>"]),
         ("{% for m in messages %}{{ m.content }} bye<bye>{% endfor %}", ["<end>"]),

@@ -245,7 +245,9 @@ def test_ollama_s_results_go_by_ids_and_by_names(serve: Serve) -> None:
         assert prompt.index("of now") < prompt.index("of look")
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", [CHAT, RESPONSES, "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/tokenize"]
+)
 def test_a_text_that_is_lost_is_told(serve: Serve, path: str) -> None:
     asked = Asked(serve, LOOP + "{% if m.role != 'assistant' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}")
     messages = [USER, {"role": "assistant", "content": "at noon"}, USER]

@@ -52,7 +52,10 @@ KINDS: dict[str, tuple[type[BaseModel], Callable[[Any], ChatRequest]]] = {
     OLLAMA: (ollama.OllamaChatRequest, ollama.as_chat),
     GENERATE: (ollama.GenerateRequest, ollama.of_prompt),
 }
-THINKS = LOOP + "<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+THINKS = (
+    LOOP
+    + "<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+)
 TEMPLATES: dict[str, Any] = {
     **PARTS, "both": BOTH, "qwen": QWEN, "hermes": HERMES, "gemma": GEMMA, "mistral": MISTRAL, "silent": SILENT,
     "thinks": THINKS + END,
@@ -63,23 +66,30 @@ TEMPLATES: dict[str, Any] = {
     "loses results": LOOP + "{% if m.role in ['user', 'system'] %}{{ m.content }}{% endif %}" + END,
 }  # fmt: skip
 TEXTS = (
-    "hi", "ok", "a", "What is the time in Zürich?", "line one\nline two", " blanks around \n", "漢字 😀 naïve", '{"a": "b\\n"}',
-    "a<|im_end|>b", "<tool_call>", "x</think>y", "{{ m }}", "a text that is longer than a few letters, and repeated " * 2, "",
+    "hi", "ok", "a", "What is the time in Zürich?", "line one\nline two", " blanks around \n", "漢字 😀 naïve",
+    '{"a": "b\\n"}',
+    "a<|im_end|>b", "<tool_call>", "x</think>y", "{{ m }}", "a text that is longer than a few letters, and repeated " * 2,
+    "",
 )  # fmt: skip
 VALUES = (
-    1, -1, 2**53 + 1, 10**30, 0.5, 1e-7, True, None, "", "Zürich", "漢 \"q\" \\ \n", "<|im_end|>", [], {}, [1, {"b": 2, "a": 1}],
+    1, -1, 2**53 + 1, 10**30, 0.5, 1e-7, True, None, "", "Zürich", "漢 \"q\" \\ \n", "<|im_end|>", [], {},
+    [1, {"b": 2, "a": 1}],
     {"é": "ü"},
 )  # fmt: skip
 BROKEN = ('{"a": 1', "not JSON", "[1,", '"text"', '{"a": NaN}')
 TOOLS = [
-    {"name": "now", "description": "the time", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
+    {
+        "name": "now",
+        "description": "the time",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
     {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
 ]
 ANSWERS = (
     "Grüße, and more", "one STOP two", "<think>hm\n</think>\n\nSo it is.", "<think>without an end",
     '<tool_call>\n{"name": "now", "arguments": {"at": "Zürich", "n": 12345678901234567891}}\n</tool_call>',
-    'Look:\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}'
-    "\n</tool_call>",
+    'Look:\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "now", '
+    '"arguments": {}}\n</tool_call>',
 )  # fmt: skip
 
 
@@ -93,7 +103,9 @@ class Turn:
     role: str
     text: str = ""
     thought: str = ""
-    calls: list[tuple[str, str, Any]] = field(default_factory=list)  # (id, name, arguments: an object, or a broken text)
+    calls: list[tuple[str, str, Any]] = field(
+        default_factory=list
+    )  # (id, name, arguments: an object, or a broken text)
     call: str = ""  # of a result: the id
 
 
@@ -140,7 +152,9 @@ def case(seed: int, number: int) -> Case:
     if turns[-1].role == "assistant" and draw.random() < 0.7:
         turns.append(Turn("user", draw.choice(TEXTS)))
     tools = draw.sample(TOOLS, draw.choice((1, 2))) if draw.random() < 0.4 else []
-    return Case(draw.choice(list(TEMPLATES)), turns, tools, draw.choice(("", "", TENANT)), draw.choice((3, 40, 200, 200)), draw)
+    return Case(
+        draw.choice(list(TEMPLATES)), turns, tools, draw.choice(("", "", TENANT)), draw.choice((3, 40, 200, 200)), draw
+    )
 
 
 def is_object(one: Turn) -> bool:
@@ -212,7 +226,9 @@ def as_messages(one: Case) -> dict[str, Any] | None:
             made.append({"role": turn.role, "content": in_parts(one.draw, turn.text, at="\n")})
         else:
             thought = [{"type": "thinking", "thinking": turn.thought, "signature": ""}] if turn.thought else []
-            calls = [{"type": "tool_use", "id": name, "name": called, "input": given} for name, called, given in turn.calls]
+            calls = [
+                {"type": "tool_use", "id": name, "name": called, "input": given} for name, called, given in turn.calls
+            ]
             said = in_parts(one.draw, turn.text)
             texts = [{"type": "text", "text": said}] if isinstance(said, str) else said
             made.append({"role": "assistant", "content": [*thought, *texts, *calls]})
@@ -365,7 +381,9 @@ def of_ollama(parts: list[dict[str, Any]], said: Said) -> None:
         given = part.get("message", part)
         said.text += given.get("content") or given.get("response") or ""
         said.thought += given.get("thinking") or ""
-        said.calls += [call_of(one["function"]["name"], one["function"]["arguments"]) for one in given.get("tool_calls", ())]
+        said.calls += [
+            call_of(one["function"]["name"], one["function"]["arguments"]) for one in given.get("tool_calls", ())
+        ]
         said.end = part.get("done_reason") or said.end
     said.end = "tool_calls" if said.calls and said.end == "stop" else said.end
 
@@ -400,7 +418,8 @@ class Doors:
         if answer.status_code != 200:
             return Said(answer.status_code, why=answer.text)
         lines = answer.text.splitlines()
-        texts = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))] if stream else [answer.text]
+        told = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
+        texts = told if stream else [answer.text]
         (given,) = self.given
         said = Said(ids=tuple(given.prompt_ids), lora=given.lora)
         READ[path]([json.loads(text) for text in texts], said)
@@ -437,7 +456,8 @@ def differences(doors: Doors, one: Case, tally: Counter[str], *, answered: bool 
             tally[path] += 1
             first = first or got
             if got != first:
-                yield f"{path}{', streamed' if stream else ''}: {_shown(doors, got)} instead of {_shown(doors, first)}\n{body}"
+                shown = f"{_shown(doors, got)} instead of {_shown(doors, first)}"
+                yield f"{path}{', streamed' if stream else ''}: {shown}\n{body}"
     assert first is not None
     tally["served" if first.status == 200 else "refused"] += 1
     if answered:
@@ -524,8 +544,9 @@ def main(argv: list[str] | None = None) -> int:
     with opened(decode=args.decode) as doors:
         each = 1 if args.decode or args.only is not None else ANSWERED
         wrong = differ(doors, args.seed, numbers, tally, each=each)
+    told = ", ".join(f"{count} {name}" for name, count in tally.items())
     checks = [
-        Check("most are served", tally["served"] >= 0.5 * len(numbers), ", ".join(f"{n} {name}" for name, n in tally.items())),
+        Check("most are served", tally["served"] >= 0.5 * len(numbers), told),
         Check("one conversation, one prompt", not wrong, f"{len(wrong)} differ"),
     ]
     return report(checks, {"seed": args.seed, "cases": len(numbers), "counts": dict(tally)})

@@ -118,7 +118,9 @@ def test_one_conversation_is_one_prompt_by_every_door(opened: doors.Doors, templ
         asked = [tally[path] for path in (doors.CHAT, doors.MESSAGES, doors.RESPONSES, doors.OLLAMA)]
         assert asked == ([2] * 4 if answered else [1] * 4)
         prompt = opened.tokenizer.decode(opened.prompt(doors.CHAT, doors.as_chat(one), one).ids)
-        assert all(text in prompt for text in ("Zürich", "9007199254740993", "be brief", "And where?", "I look.", "noon"))
+        assert all(
+            text in prompt for text in ("Zürich", "9007199254740993", "be brief", "And where?", "I look.", "noon")
+        )
         assert prompt.index("of call00001") < prompt.index("of call00002") < prompt.index("of call00003")
 
 

@@ -43,8 +43,8 @@ def render_chat(
     continue_final_message: bool = False,
     **values: Any,
 ) -> str:
-    """The text of a conversation. continue_final_message: it ends within the last message, whose content is a text, or parts
-    of which one is; values: further ones that the template reads. Raises ValueError, or what the template raises."""
+    """The text of a conversation. continue_final_message: it ends within the last message, whose content is a text, or
+    parts of which one is; values: further ones that the template reads. Raises ValueError, or what the template raises."""
     if not messages:
         raise ValueError("a conversation needs at least one message")
     template = _compiled(source)
@@ -77,7 +77,7 @@ def render_chat(
 def as_parts(turn: Mapping[str, Any], roles: Set[str]) -> Mapping[str, Any]:
     """A turn as templates take it that read the texts of these roles as lists of parts (``roles_of_parts``)."""
     role, content = turn.get("role"), turn.get("content")
-    if not isinstance(content, str) or not (role if role in _ASKED else "user") in roles:
+    if not isinstance(content, str) or (role if role in _ASKED else "user") not in roles:
         return turn
     return {**turn, "content": [{"type": "text", "text": content}]}
 

@@ -29,7 +29,11 @@ BOTH = LOOP + "<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else 
 PLAIN = LOOP + "<{{ m.role }}>{{ m.content }}" + END
 JSON = LOOP + "{{ m | tojson }}" + END
 OF_USER = LOOP + "<{{ m.role }}>{% if m.role == 'user' %}" + TEXT + "{% else %}{{ m.content + '' }}{% endif %}" + END
-CALL: dict[str, Any] = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"at": "Z\\u00fcrich"}'}}
+CALL: dict[str, Any] = {
+    "id": "a",
+    "type": "function",
+    "function": {"name": "now", "arguments": '{"at": "Z\\u00fcrich"}'},
+}
 CALLS = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": None, "tool_calls": [CALL]},
          {"role": "tool", "content": "noon", "tool_call_id": "a"}]  # fmt: skip
 SHOWN = '<tool_call>\n{"name": "now", "arguments": {"at": "Zürich"}}\n</tool_call>'
@@ -62,9 +66,13 @@ def roles(template: str) -> frozenset[str]:
 def test_which_roles_are_read_as_parts_is_found_by_rendering() -> None:
     every = {"user", "assistant", "system", "developer", "tool"}
     assert {name: roles(template) for name, template in PARTS.items()} == dict.fromkeys(PARTS, every)
-    assert roles(BOTH) == roles(PLAIN) == roles(JSON) == roles("D") == roles("{{ raise_exception('a') }}") == frozenset()
+    assert (
+        roles(BOTH) == roles(PLAIN) == roles(JSON) == roles("D") == roles("{{ raise_exception('a') }}") == frozenset()
+    )
     assert roles(OF_USER) == {"user"}
-    assert roles(LOOP + "{% if m.content is not string %}{{ m.content }}{% endif %}" + END) == frozenset()  # as Python's list
+    assert (
+        roles(LOOP + "{% if m.content is not string %}{{ m.content }}{% endif %}" + END) == frozenset()
+    )  # as Python's list
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -123,7 +131,9 @@ WITHOUT = {
 def test_a_text_that_does_not_reach_the_prompt_is_an_error(without: str, content: str) -> None:
     role = "user" if without == "the first alone" else without
     given = turns(("user", "hello"), ("assistant", "yes"), (role, content), ("user", "and a long text of the user"))
-    with pytest.raises(PromptError, match=rf"leaves out the text of the (user|assistant|{role}), '.*'\): say that in a"):
+    with pytest.raises(
+        PromptError, match=rf"leaves out the text of the (user|assistant|{role}), '.*'\): say that in a"
+    ):
         text_of(WITHOUT[without], given)
 
 
@@ -148,8 +158,14 @@ CHANGED = {
 @pytest.mark.parametrize("how", CHANGED)
 def test_what_a_template_changes_is_no_loss(how: str) -> None:
     said = " a \"text\" that is 'longer' than a few letters\n"
-    thought = {"role": "assistant", "content": "<think>\nhm, that is long\n</think>\n\nb", "reasoning_content": "hm, hm"}
-    text = text_of(CHANGED[how], [*turns(("system", said), ("user", "/no_think a" + said)), thought, *turns(("user", " "))])
+    thought = {
+        "role": "assistant",
+        "content": "<think>\nhm, that is long\n</think>\n\nb",
+        "reasoning_content": "hm, hm",
+    }
+    text = text_of(
+        CHANGED[how], [*turns(("system", said), ("user", "/no_think a" + said)), thought, *turns(("user", " "))]
+    )
     assert "letters" in text.lower()
 
 
@@ -173,7 +189,8 @@ def test_a_text_that_is_there_costs_no_second_rendering() -> None:
 
 QWEN = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}" + LOOP + "<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}" + END
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+    + END
 )  # fmt: skip
 
 
@@ -230,7 +247,9 @@ def test_calls_are_told_by_every_template() -> None:
 @pytest.mark.parametrize("content", ["I look.", "a text that is longer than a few letters"])
 def test_a_text_beside_calls_is_told(content: str) -> None:
     given = [CALLS[0], {**CALLS[1], "content": content, "reasoning_content": "hm"}, CALLS[2]]
-    drops = QWEN.replace("{{ m.content }}", "{{ m.reasoning_content }}{% if not m.tool_calls %}{{ m.content }}{% endif %}")
+    drops = QWEN.replace(
+        "{{ m.content }}", "{{ m.reasoning_content }}{% if not m.tool_calls %}{{ m.content }}{% endif %}"
+    )
     told = text_of(drops, given)
     assert told.startswith(f"<user>When?<assistant>hm{content}<assistant><tool_call>now")
     assert "<tool>noon" in told

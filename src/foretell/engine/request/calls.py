@@ -25,8 +25,8 @@ For each function call, return a json object with function name and arguments wi
 
 
 def arguments_in(given: Any) -> Any:
-    """A call's arguments as a template reads them: the value of a text of JSON, {} where there are none. What is no JSON, or
-    a text in it, stays the text that it is; whole numbers keep all their digits."""
+    """A call's arguments as a template reads them: the value of a text of JSON, {} where there are none. What is no JSON,
+    or a text in it, stays the text that it is; whole numbers keep all their digits."""
     if not isinstance(given, str):
         return {} if given is None else given
     try:

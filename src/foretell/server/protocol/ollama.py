@@ -82,7 +82,7 @@ class OllamaMessage(Strict):
     images: NoImages | None = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
     tool_name: str | None = Field(
-        None, description="Of the call that a turn of a tool answers. Without ids, results of one name stand in the order of its calls."
+        None, description="Of the call that is answered, where there are no ids: of one name they stand in their order."
     )
     tool_call_id: str | None = None
 
