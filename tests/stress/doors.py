@@ -66,10 +66,10 @@ TEMPLATES: dict[str, Any] = {
     "loses results": LOOP + "{% if m.role in ['user', 'system'] %}{{ m.content }}{% endif %}" + END,
 }  # fmt: skip
 TEXTS = (
-    "hi", "ok", "a", "What is the time in Zürich?", "line one\nline two", " blanks around \n",
-    "漢字 😀 naïve", '{"a": "b\\n"}',
-    "a<|im_end|>b", "<tool_call>", "x</think>y", "{{ m }}",
-    "a text that is longer than a few letters, and repeated " * 2, "",
+    "hi", "ok", "a", "What is the time in Zürich?", "line one\nline two", " blanks around \n", "漢字 😀 naïve",
+    '{"a": "b\\n"}',
+    "a<|im_end|>b", "<tool_call>", "x</think>y", "{{ m }}", "a text that is longer than a few letters, and repeated " * 2,
+    "",
 )  # fmt: skip
 VALUES = (
     1, -1, 2**53 + 1, 10**30, 0.5, 1e-7, True, None, "", "Zürich", "漢 \"q\" \\ \n", "<|im_end|>", [], {},
@@ -88,8 +88,8 @@ TOOLS = [
 ANSWERS = (
     "Grüße, and more", "one STOP two", "<think>hm\n</think>\n\nSo it is.", "<think>without an end",
     '<tool_call>\n{"name": "now", "arguments": {"at": "Zürich", "n": 12345678901234567891}}\n</tool_call>',
-    'Look:\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    'Look:\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "now", '
+    '"arguments": {}}\n</tool_call>',
 )  # fmt: skip
 
 
@@ -418,11 +418,8 @@ class Doors:
         if answer.status_code != 200:
             return Said(answer.status_code, why=answer.text)
         lines = answer.text.splitlines()
-        texts = (
-            [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
-            if stream
-            else [answer.text]
-        )
+        told = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
+        texts = told if stream else [answer.text]
         (given,) = self.given
         said = Said(ids=tuple(given.prompt_ids), lora=given.lora)
         READ[path]([json.loads(text) for text in texts], said)
@@ -459,8 +456,8 @@ def differences(doors: Doors, one: Case, tally: Counter[str], *, answered: bool 
             tally[path] += 1
             first = first or got
             if got != first:
-                how = f"{path}{', streamed' if stream else ''}"
-                yield f"{how}: {_shown(doors, got)} instead of {_shown(doors, first)}\n{body}"
+                shown = f"{_shown(doors, got)} instead of {_shown(doors, first)}"
+                yield f"{path}{', streamed' if stream else ''}: {shown}\n{body}"
     assert first is not None
     tally["served" if first.status == 200 else "refused"] += 1
     if answered:
@@ -547,12 +544,9 @@ def main(argv: list[str] | None = None) -> int:
     with opened(decode=args.decode) as doors:
         each = 1 if args.decode or args.only is not None else ANSWERED
         wrong = differ(doors, args.seed, numbers, tally, each=each)
+    told = ", ".join(f"{count} {name}" for name, count in tally.items())
     checks = [
-        Check(
-            "most are served",
-            tally["served"] >= 0.5 * len(numbers),
-            ", ".join(f"{n} {name}" for name, n in tally.items()),
-        ),
+        Check("most are served", tally["served"] >= 0.5 * len(numbers), told),
         Check("one conversation, one prompt", not wrong, f"{len(wrong)} differ"),
     ]
     return report(checks, {"seed": args.seed, "cases": len(numbers), "counts": dict(tally)})

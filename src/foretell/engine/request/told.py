@@ -71,7 +71,7 @@ class _Asked:
             made["content"] = self._word(content, f"the text of the {role}")
         elif parts := _parts(content):
             texts = [{**part, "text": self._word(part["text"], f"the text of the {role}")} for part in parts]
-            made["content"] = [texts.pop(0) if part in parts else part for part in content or ()]
+            made["content"] = [texts.pop(0) if part in parts else part for part in turn["content"]]
         if not functions_of(turn):
             return made
         return {**made, "tool_calls": with_functions(turn["tool_calls"], self._called)}
