@@ -23,7 +23,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foretell import web
-from foretell.engine.structured.thoughts import family_named
+from foretell.engine.structured.thoughts import Thinking, family_named
 from foretell.server.reading import ThoughtDelta, ThoughtStream
 from foretell.server.tools import ContentDelta
 
