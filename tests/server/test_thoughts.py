@@ -319,6 +319,9 @@ def test_stop_texts_of_a_thought_that_the_prompt_opened_and_of_texts_without_tho
     assert raw["choices"][0]["text"] == "a "
     generated = {"prompt": "a", "raw": True, "stream": False, "options": {"stop": "STOP"}}
     assert client.post("/api/generate", json=generated).json()["response"] == "a "
+    for text, stop in (("\n", "\n"), ("<thi", "<t")):  # of which it is never known whether it would have been a mark
+        assert chat(serve(thinking(text)), stop=stop)["choices"][0]["message"]["content"] == ""
+        assert streamed(serve(thinking(text)), stop=stop)[:2] == ("", "")
     off = serve(thinking(QUOTING), reasoning_parser="none")
     assert chat(off, stop="STOP")["choices"][0]["message"]["content"] == "<think>\na "
 
@@ -448,9 +451,10 @@ def test_an_answer_is_cut_where_the_client_would_cut_it(name: str, special: bool
         thought, content, _ = whole([*deltas, *reading.finish()])
         return thought, content or "", stream.stopped
 
+    opener, closer, other, *_ = WORDS[name]
     for _ in range(size(200, 3000)):
         words = rng.choices(WORDS[name], k=rng.randrange(1, 12))
-        words = [*(WORDS[name][0], "STOP", WORDS[name][1]) * rng.randrange(2), *words]
+        words = [*(opener, "STOP", closer, "a", other, "STOP") * rng.randrange(2), *words]
         tokens = [token for word in words for token in tokenizer.encode(word)]
         start: Any = rng.choice(("before", "thought", "answer"))
         stops = rng.sample(("STOP", "TO", "aS", "éa", *(("\n", " a") if family.is_bare else ())), rng.randrange(1, 3))
