@@ -227,8 +227,8 @@ def keyword_schema(seed: int) -> dict[str, Any]:
 
 
 def without(schema: dict[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
-    """A schema without the keywords at these JSON pointers. A oneOf of which a part is wider then is an anyOf: a text of two
-    of the parts that are left may be one of a single part as it was given."""
+    """A schema without the keywords at these JSON pointers. A oneOf of which a part is wider then is an anyOf: a text of
+    two of the parts that are left may be one of a single part as it was given."""
     made: dict[str, Any] = json.loads(json.dumps(schema))
     wider = dict[int, Any]()
     for pointer in sorted(left_out, key=lambda one: -one.count("/")):
