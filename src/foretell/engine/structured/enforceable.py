@@ -11,7 +11,6 @@ from fractions import Fraction
 from functools import lru_cache
 from time import monotonic
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urldefrag, urljoin
 
 from foretell.core.errors import ConfigError
 from foretell.engine.structured.keywords import (
@@ -36,10 +35,9 @@ from foretell.engine.structured.keywords import (
     values_of,
     written,
 )
+from foretell.engine.structured.references import Place, References, at, pointer
 
 Schema = Mapping[str, Any] | bool
-Place = tuple[str | int, ...]
-"""Of a schema or keyword in the whole schema: names, and numbers in lists."""
 Reduced = tuple[dict[str, Any], tuple[str, ...]]
 """(a schema, the JSON pointers, without their first slash, of what was left out of it)"""
 
@@ -49,7 +47,7 @@ _REFUSED = re.compile(
 """llguidance's words for what permits nothing, and for mistakes in every dialect of regular expressions. Said in other
 words, such a keyword is left out and named."""
 _OLD = re.compile(r"json-schema\.org/(draft-0[3-7]|draft/2019-09)/")
-_DEEPEST, _MOST_PAIRS = 8, 20_000  # of schemas that are compared
+_DEEPEST, _MOST_PAIRS = 8, 50_000  # of schemas that are compared
 _REMEMBERED = 1 << 14  # characters of a schema
 
 
@@ -68,11 +66,6 @@ def reduced(schema: Schema) -> Reduced:
 @lru_cache(256)
 def _reduced(text: str) -> Reduced:
     return _Reader(json.loads(text)).read()
-
-
-def pointer(place: Place) -> str:
-    """A place as a JSON pointer, without its first slash."""
-    return "/".join(str(step).replace("~", "~0").replace("/", "~1") for step in place)
 
 
 def loosened(
@@ -111,9 +104,9 @@ def _without(schema: Mapping[str, Any], dropped: Sequence[_Unit]) -> dict[str, A
     """A copy without some keywords and pattern properties. What those permit is still permitted."""
     made: dict[str, Any] = json.loads(json.dumps(schema))
     for place, is_pattern in sorted(dropped, key=lambda unit: -len(unit.place)):
-        removed = _at(made, place[:-1]).pop(place[-1])
+        removed = at(made, place[:-1]).pop(place[-1])
         if is_pattern:
-            owner = _at(made, place[:-2])
+            owner = at(made, place[:-2])
             others = owner.get("additionalProperties", True)
             if others is not True:
                 owner["additionalProperties"] = {"anyOf": [removed, *([] if others is False else [others])]}
@@ -133,13 +126,12 @@ class _Reader:
         self.edges = dict[Place, list[tuple[str, Place]]]()  # from a schema to those inside it, by keyword
         self.is_old = _OLD.search(str(self.given.get("$schema"))) is not None
         self._pairs = _MOST_PAIRS
-        self._addresses = dict[str, Place]()
-        self._find_addresses()
+        self._refs = References(self.given)
 
     def read(self) -> Reduced:
         """See ``reduced``."""
         for place in self._reachable():
-            node = _at(self.made, place)
+            node = at(self.made, place)
             self._check(place, node)
             self._rewrite(node)
             for key in list(node):
@@ -154,7 +146,7 @@ class _Reader:
         """What may be left out alone."""
         found = list[_Unit]()
         for place in self._reachable():
-            node = _at(self.made, place)
+            node = at(self.made, place)
             found += [_Unit((*place, key), False) for key in node if key in SMALL or key == "$ref"]
             found += [_Unit((*place, "patternProperties", name), True) for name in node.get("patternProperties", ())]
         return found
@@ -164,7 +156,7 @@ class _Reader:
         waiting, seen = [Place()], {Place()}
         while waiting:
             place = waiting.pop()
-            node = _at(self.made, place)
+            node = at(self.made, place)
             if not isinstance(node, bool):
                 if not isinstance(node, dict):
                     raise ConfigError(f"{_named(place)}: a schema is an object, true or false; got {_kind(node)}")
@@ -177,10 +169,10 @@ class _Reader:
     def _inside(self, place: Place, node: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
         for key, value in node.items():
             if key == "$ref":
-                if (target := self._target(place, value)) is not None:
+                if (target := self._refs.target(place, value)) is not None:
                     yield key, target
             elif key in LISTS or (key == "items" and isinstance(value, list)):
-                yield from ((key, (*place, key, at)) for at in range(len(value)))
+                yield from ((key, (*place, key, index)) for index in range(len(value)))
             elif key in MAPS:
                 yield from ((key, (*place, key, name)) for name in value)
             elif key in ONE:
@@ -192,9 +184,11 @@ class _Reader:
         for key, value in node.items():
             fault = fault_of(key, value)
             if not fault and key == "$ref":
-                target = self._target(place, value)
+                target = self._refs.target(place, value)
                 fault = (
-                    f"{value} does not exist in the schema" if target is not None and not self._exists(target) else ""
+                    f"{value} does not exist in the schema"
+                    if target is not None and not self._refs.exists(target)
+                    else ""
                 )
             if fault:
                 raise ConfigError(f"{_named((*place, key))}: {fault}")
@@ -222,7 +216,7 @@ class _Reader:
         if key == "format" and "string" not in (types_of(node) or {"string"}):
             return False  # formats are of texts
         if key == "$ref":
-            return self._target(place, value) is None
+            return self._refs.target(place, value) is None
         if key == "multipleOf":
             return multiple(value) is None
         if key == "prefixItems" and (self.is_old or isinstance(node.get("items"), list)):
@@ -251,7 +245,7 @@ class _Reader:
             for end in range(len(to) + 1)
         }
         for place in self.edges:
-            node = _at(self.made, place)
+            node = at(self.made, place)
             for key in [key for key in node if key in NOT_HELD and (*place, key) not in targets]:
                 del node[key]
 
@@ -285,7 +279,7 @@ class _Reader:
                 self._leave_out_beside([place])
         self._leave_out_beside([place for place in self.edges if place in mixed])
         for place in self.edges:
-            node = _at(self.made, place)
+            node = at(self.made, place)
             self._count_properties(place, node, is_mixed=place in mixed)
             if "oneOf" in node and not self._is_one_at_most(place):
                 self._leave_out(place, node, "oneOf")
@@ -299,7 +293,7 @@ class _Reader:
         """Schemas of whose values others say more: whether something is held may depend on both."""
         mixed, waiting = set[Place](), list[Place]()
         for place in self.edges:
-            node = _at(self.made, place)
+            node = at(self.made, place)
             count = sum(len(node[key]) if key == "allOf" else 1 for key in node if key in IN_PLACE)
             if count > 1 or (count and any(key in HELD for key in node if key not in IN_PLACE)):
                 waiting.append(place)
@@ -312,10 +306,10 @@ class _Reader:
 
     def _leave_out_beside(self, places: Sequence[Place]) -> None:
         """places: of schemas that may be of one value."""
-        nodes = [(place, _at(self.made, place)) for place in places]
+        nodes = [(place, at(self.made, place)) for place in places]
         found = [(place, node, key) for place, node in nodes for key in BOUNDS if key in node]
-        for at in unheld_bounds([(key, node[key]) for _, node, key in found]):
-            self._leave_out(*found[at])
+        for index in unheld_bounds([(key, node[key]) for _, node, key in found]):
+            self._leave_out(*found[index])
         together: Fraction | None = None
         for place, node in nodes:
             if (number := _multiple_in(node)) is not None:
@@ -344,18 +338,18 @@ class _Reader:
 
     def _is_one_at_most(self, place: Place) -> bool:
         """Whether no value can be of two of the schemas of ``oneOf``."""
-        parts = _at(self.given, place)["oneOf"]
+        parts = at(self.given, place)["oneOf"]
         return all(
-            self._are_apart((*place, "oneOf", at), (*place, "oneOf", other), _DEEPEST)
-            for at in range(len(parts)) for other in range(at)
+            self._are_apart((*place, "oneOf", one), (*place, "oneOf", other), _DEEPEST)
+            for one in range(len(parts)) for other in range(one)
         )  # fmt: skip
 
     def _are_apart(self, here: Place, there: Place, depth: int) -> bool:
         """Whether no value is of both schemas, as far as types, values and required properties tell."""
         self._pairs -= 1
-        if depth < 0 or self._pairs < 0 or not (self._exists(here) and self._exists(there)):
+        if depth < 0 or self._pairs < 0 or not (self._refs.exists(here) and self._refs.exists(there)):
             return False
-        one, other = _at(self.given, here), _at(self.given, there)
+        one, other = at(self.given, here), at(self.given, there)
         if one is False or other is False:
             return True
         if not isinstance(one, dict) or not isinstance(other, dict):
@@ -367,13 +361,13 @@ class _Reader:
         if values is not None and more is not None and set(map(written, values)).isdisjoint(map(written, more)):
             return True
         for node, place, beside in ((one, here, there), (other, there, here)):
-            target = self._target(place, node["$ref"]) if isinstance(node.get("$ref"), str) else None
+            target = self._refs.target(place, node["$ref"]) if isinstance(node.get("$ref"), str) else None
             if target is not None and self._are_apart(target, beside, depth - 1):
                 return True
             for key, each in (("allOf", any), ("anyOf", all), ("oneOf", all)):
                 parts = node.get(key)
                 if isinstance(parts, list) and parts and each(
-                    self._are_apart((*place, key, at), beside, depth - 1) for at in range(len(parts))
+                    self._are_apart((*place, key, index), beside, depth - 1) for index in range(len(parts))
                 ):  # fmt: skip
                     return True
         if {"object"} not in (types, others):
@@ -385,67 +379,9 @@ class _Reader:
             for name in names
         )  # fmt: skip
 
-    # -- references ------------------------------------------------------------------------------------------------------
-
-    def _find_addresses(self) -> None:
-        """The documents that the schema holds, its own and those with an ``$id`` inside it, and their anchors."""
-        waiting = [(Place(), "")]
-        while waiting:
-            place, base = waiting.pop()
-            node = _at(self.given, place)
-            if isinstance(node, list):
-                waiting += [((*place, at), base) for at, part in enumerate(node) if isinstance(part, (dict, list))]
-                continue
-            if isinstance(node.get("$id"), str):
-                base = _address(base, node["$id"])
-            if not place or "$id" in node:
-                self._addresses.setdefault(urldefrag(base)[0] if "#" not in base[:-1] else base, place)
-            for key in ("$anchor", "$dynamicAnchor"):
-                if isinstance(node.get(key), str):
-                    self._addresses.setdefault(f"{urldefrag(base)[0]}#{node[key]}", place)
-            waiting += [
-                ((*place, key), base) for key, part in node.items()
-                if isinstance(part, (dict, list)) and key not in ("const", "enum", "default", "examples")
-            ]  # fmt: skip
-
-    def _target(self, place: Place, ref: str) -> Place | None:
-        """The place that a reference names, there or not; None in another document."""
-        base, root = "", Place()
-        for end in range(len(place) + 1):
-            node = _at(self.given, place[:end]) if self._exists(place[:end]) else None
-            if isinstance(node, dict) and isinstance(node.get("$id"), str):
-                base, root = _address(base, node["$id"]), place[:end] if "#" not in node["$id"][:1] else root
-        address, fragment = urldefrag(_address(base, ref))
-        if not ref.startswith("#"):
-            if address not in self._addresses:
-                return None
-            root = self._addresses[address]
-        if fragment and not fragment.startswith("/"):
-            return self._addresses.get(f"{address}#{fragment}", (*root, "#" + fragment))
-        steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in fragment.split("/")[1:]]
-        for step in steps:
-            holder = _at(self.given, root) if self._exists(root) else None
-            root = (*root, int(step) if isinstance(holder, list) and step.isdecimal() else step)
-        return root
-
-    def _exists(self, place: Place) -> bool:
-        node: Any = self.given
-        for step in place:
-            known = range(len(node)) if isinstance(node, list) else node if isinstance(node, dict) else ()
-            if step not in known:
-                return False
-            node = node[step]
-        return True
-
 
 def _multiple_in(node: Mapping[str, Any]) -> Fraction | None:
     return multiple(node["multipleOf"]) if "multipleOf" in node else None
-
-
-def _at(schema: Any, place: Place) -> Any:
-    for step in place:
-        schema = schema[step]
-    return schema
 
 
 def _named(place: Place) -> str:
@@ -454,10 +390,3 @@ def _named(place: Place) -> str:
 
 def _kind(value: Any) -> str:
     return type(value).__name__
-
-
-def _address(base: str, given: Any) -> str:
-    try:
-        return urljoin(base, given) if isinstance(given, str) else base
-    except ValueError:  # it is no address
-        return base

@@ -133,10 +133,10 @@ def is_held(key: str, value: Any) -> bool:
 def unheld_bounds(bounds: Sequence[tuple[str, Any]]) -> list[int]:
     """The places of exclusive bounds that are not held beside the others: llguidance permits a whole number n itself where
     another bound lies within 1 of it, as in 0 < x <= 0.5."""
-    broken = [value for _, value in bounds if value != int(value)]
+    beside = {end for _, value in bounds if value != int(value) for end in (math.floor(value), math.ceil(value))}
     return [
         at for at, (key, value) in enumerate(bounds)
-        if key.startswith("exclusive") and value == int(value) and any(abs(value - other) < 1 for other in broken)
+        if key.startswith("exclusive") and value == int(value) and value in beside
     ]  # fmt: skip
 
 
