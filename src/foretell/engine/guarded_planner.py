@@ -48,6 +48,8 @@ class GuardedPlanner:
 
     def forget(self, request_id: str) -> None:
         """See ``Planner``; also while it rests."""
+        if self._members is not None and request_id in self._members:
+            self._members = None
         try:
             self.inner.forget(request_id)
         except Exception as error:
