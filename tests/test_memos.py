@@ -53,18 +53,24 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
     "draft.growing.children._label": [(DrawnBy.IID, CPU), (DrawnBy.FIXED, CPU)],
     "draft.growing.children._ranks": [(2, CPU), (3, CPU)],
     "draft.growing.template.compiled": [
-        ((-1, 0, 0, 1), 2, False, CPU), ((-1, 0, 0, 1), 2, True, CPU), ((-1, 0, 0, 1), 1, False, CPU), ((-1, 0, 1), 2, False, CPU),
+        ((-1, 0, 0, 1), 2, False, CPU), ((-1, 0, 0, 1), 2, True, CPU), ((-1, 0, 0, 1), 1, False, CPU),
+        ((-1, 0, 1), 2, False, CPU),
     ],
-    "draft.growing.template.parent_of": [(Static(branching=(2, 1)),), (Static(branching=(1, 2)),), (Sequoia(depth=3, size=6),), (Sequoia(depth=3, size=7),)],
+    "draft.growing.template.parent_of": [
+        (Static(branching=(2, 1)),), (Static(branching=(1, 2)),), (Sequoia(depth=3, size=6),), (Sequoia(depth=3, size=7),),
+    ],
     "draft.recycling.lookup": [(CandidateTree.of([-1, 0, 0]), CPU), (CandidateTree.of([-1, 0, 1]), CPU)],
     "draft.recycling.template": [
         (Static(branching=(3, 1)), 3, 2), (Static(branching=(3, 1)), 2, 2), (Static(branching=(3, 1)), 3, 1),
         (Delayed(delay=1, width=2, depth=2), 3, 2), (Chain(2), 3, 2), (Chain(2), 3, 1),
     ],
     "engine.request.text._borders": [("abab",), ("abba",)],
-    "methods.common.layers._frequency": [(4, 1e4, None, CPU), (4, 1e5, None, CPU), (3, 1e4, None, CPU), (4, 1e4, YARN, CPU)],
+    "methods.common.layers._frequency": [
+        (4, 1e4, None, CPU), (4, 1e5, None, CPU), (3, 1e4, None, CPU), (4, 1e4, YARN, CPU),
+    ],
     "methods.hybrid.drafter.shape_of": [
-        (Sequoia(depth=4, size=9), 3, 1), (Sequoia(depth=4, size=9), 3, 2), (Sequoia(depth=4, size=9), 2, 1), (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
+        (Sequoia(depth=4, size=9), 3, 1), (Sequoia(depth=4, size=9), 3, 2), (Sequoia(depth=4, size=9), 2, 1),
+        (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
     ],
     "model.llama.native._numbers": [((1, 2),), ((2, 1),), ((1,),)],
     "verify.selection.gauss": [(3, CPU), (5, CPU)],
@@ -73,12 +79,12 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
 
 SEEN: dict[str, str] = {
     "adapters.vllm.Guesser.step:self.parked": "tests/adapters/test_vllm.py",
-    "bench.quality.Judge.right:self._known": "tests/test_memos.py::test_answers_are_judged_by_their_own_question",
+    "bench.quality.Judge.right:self._known": "::test_answers_are_judged_by_their_own_question",
     "certify.endpoint.session.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
     "certify.recorder.VisitRecorder.__call__:self._last": "tests/certify/test_draws.py",
     "core.graphs.Graphs.processors:self._processors": "tests/device/test_graphs.py",
     "core.graphs.Graphs.run:self._kinds": "tests/device/test_graphs.py",
-    "core.probs.Processors.part:self._parts": "tests/test_memos.py::test_parts_of_processors_are_their_rows",
+    "core.probs.Processors.part:self._parts": "::test_parts_of_processors_are_their_rows",
     "core.registry.Registry.__getitem__:self._values": "tests/extend/test_registry.py",
     "core.registry.Registry.__iter__:self._values": "tests/extend/test_registry.py",
     "core.registry.Registry._refuse:self._refused": "tests/extend/test_registry.py",
@@ -89,12 +95,12 @@ SEEN: dict[str, str] = {
     "engine.calibrate.Bench._open:self._batches": "tests/engine/test_calibrate.py",
     "engine.methods.Methods.choice:self._choices": "tests/engine/drafters/test_groups.py",
     "engine.methods.Methods.tokenizers:self._tokenizers": "tests/methods/draft_model/test_translation.py",
-    "engine.request.text.TextStream._text_of_one:self._known": "tests/test_memos.py::test_texts_of_tokens_are_their_own_tokenizers",
+    "engine.request.text.TextStream._text_of_one:self._known": "::test_texts_of_tokens_are_their_own_tokenizers",
     "engine.selfcheck._Reader._read:self._known": "tests/engine/test_selfcheck.py",
     "engine.structured.compiling.CompileCheck._asked:self._refused": "tests/server/test_compiling.py",
     "engine.structured.constraint.ConstraintProcessor.__call__:self._memo": "tests/server/test_constraint.py",
     "engine.structured.constraint.Constraints._compile:self._made": "tests/server/test_constraint.py",
-    "engine.structured.thoughts.Thoughts.text:self._texts": "tests/test_memos.py::test_texts_of_tokens_are_their_own_tokenizers",
+    "engine.structured.thoughts.Thoughts.text:self._texts": "::test_texts_of_tokens_are_their_own_tokenizers",
     "kernels.build._load": "tests/kernels/test_build.py",
     "kernels.build._target": "tests/kernels/test_build.py",
     "kernels.build._version": "tests/kernels/test_build.py",
@@ -103,7 +109,7 @@ SEEN: dict[str, str] = {
     "kernels.gpu.ops.register": "tests/device/test_triton.py",
     "kernels.heads._library": "tests/methods/test_native.py",
     "kernels.native._library": "tests/model/llama/test_native.py",
-    "learn.adapters.Adapters.find:self.by_tenant": "tests/learn/test_service.py::test_the_tenant_that_asked_longest_ago_goes_first",
+    "learn.adapters.Adapters.find:self.by_tenant": "tests/learn/test_service.py",
     "learn.adapters.ServedAdapter.within:self._wholes": "tests/learn/test_hybrid.py",
     "learn.training.trainer.AdapterTrainer._gate:self._scores": "tests/learn/test_trainer.py",
     "methods.common.kept.Keeper._text:self._kept": "tests/train/test_kept.py",
@@ -119,11 +125,11 @@ SEEN: dict[str, str] = {
     "planner.acceptance.Acceptance._pool_of:self._pool_places": "tests/planner/test_acceptance.py",
     "planner.acceptance.Acceptance._slot:self._slots": "tests/planner/test_acceptance.py",
     "planner.acceptance.Acceptance.curves_of_one:self._pool_rates": "tests/planner/test_acceptance.py",
-    "planner.costs.Surface.__call__:self._points": "tests/test_memos.py::test_costs_are_those_of_a_table_that_was_asked_nothing",
-    "planner.costs.Surface.curve:self._curves": "tests/test_memos.py::test_costs_are_those_of_a_table_that_was_asked_nothing",
-    "planner.offers.Offers._grid:self._grids": "tests/test_memos.py::test_offers_are_those_of_who_was_asked_nothing",
-    "planner.offers.Offers._may_guess:self._able": "tests/test_memos.py::test_offers_are_those_of_who_was_asked_nothing",
-    "planner.offers.Offers.single:self._columns": "tests/test_memos.py::test_offers_are_those_of_who_was_asked_nothing",
+    "planner.costs.Surface.__call__:self._points": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
+    "planner.costs.Surface.curve:self._curves": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
+    "planner.offers.Offers._grid:self._grids": "::test_offers_are_those_of_who_was_asked_nothing",
+    "planner.offers.Offers._may_guess:self._able": "::test_offers_are_those_of_who_was_asked_nothing",
+    "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
     "server.app._routes": "tests/server/test_openapi.py",
     "server.backend.Backend.thoughts:self._thoughts": "tests/server/test_thoughts.py",
     "server.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
@@ -133,7 +139,7 @@ SEEN: dict[str, str] = {
     "service.tenants.Tenants.choice:self._stores": "tests/service/test_tenants.py",
     "verify.selection.race_table": "tests/verify/test_multidraft.py",
 }
-"""Those whose test asks in another way; a file, where several do."""
+"""Those whose test asks in another way: here, or in a file, of which several do."""
 
 
 # -- the walk --------------------------------------------------------------------------------------------------------
@@ -209,6 +215,7 @@ def test_every_memo_is_asked() -> None:
     names = cache(lambda path: set(re.findall(r"^def (test_\w+)\(", (ROOT / path).read_text(), re.MULTILINE)))
     for seen in SEEN.values():
         path, _, test = seen.partition("::")
+        path = path or "tests/test_memos.py"
         assert names(path), path
         assert not test or test in names(path), seen
 

@@ -16,6 +16,7 @@ from foretell import Engine
 from foretell.adapters.generate import KNOWN_PROCESSORS, Speculative, _sampling
 from foretell.core.errors import ConfigError
 
+ENCODERS = ({"encoder_repetition_penalty": 1.5}, {"encoder_no_repeat_ngram_size": 2})
 TEXTS = ["def add(a, b):\n    return", "import os\n\n\ndef main():\n    print(", "class Stack:"]
 
 
@@ -168,6 +169,9 @@ def test_every_row_has_its_own_constraint(loaded: Engine, batch: dict[str, Any])
     [
         {"encoder_repetition_penalty": 1.5},
         {"encoder_no_repeat_ngram_size": 2},
+        *(
+            {**one, "num_return_sequences": 2, "do_sample": True, "top_k": 1} for one in ENCODERS
+        ),  # each text for two rows
         {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash")},
         {"exponential_decay_length_penalty": (3, 1.5), "sequence_bias": [[[5], 3.0]], "bad_words_ids": [[7, 8]]},
     ],
@@ -175,8 +179,9 @@ def test_every_row_has_its_own_constraint(loaded: Engine, batch: dict[str, Any])
 def test_what_is_made_for_a_batch_is_asked_for_each_row(
     loaded: Engine, batch: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    wanted = loaded.model.module.generate(**batch, **more, do_sample=False)  # type: ignore[attr-defined]
-    found = written(loaded, batch, Speculative("suffix"), do_sample=False, **more)
+    more = {"do_sample": False, **more}
+    wanted = loaded.model.module.generate(**batch, **more)  # type: ignore[attr-defined]
+    found = written(loaded, batch, Speculative("suffix"), **more)
     assert found.shape == wanted.shape
     assert torch.equal(found, wanted)
 

@@ -109,13 +109,14 @@ def test_a_request_that_goes_leaves_nothing_wherever_it_stands(
         traffic.max_new_tokens = (12 if phase != "ended" else 4,)
         until(traffic, beside[0], "decoding")
         scored = 1 if phase == "scoring" else None
-        victim = traffic.arrive(way, least=30, whole=True, num_prompt_logprobs=scored, timeout_s=5.0)
+        victim = traffic.arrive(way, least=30, whole=True, num_prompt_logprobs=scored, timeout_s=1e3)
         until(traffic, victim, phase)
         traffic.cancelled.add(victim)
         if event == "cancelled":
             loop.cancel(victim)
+            traffic._end()
         elif event == "timeout":
-            traffic.now += 10.0
+            traffic.now += 1e4
         else:
             preempt(traffic)
         check_loop(loop)

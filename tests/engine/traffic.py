@@ -70,6 +70,7 @@ class Told:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     last: Update | None = None
+    began: float = 0.0
 
     def hear(self, update: Update) -> None:
         assert self.last is None, "nothing is told after the end"
@@ -124,6 +125,7 @@ class Traffic:
         self.cancelled: set[str] = set()
         self.admitted: set[str] = set()
         self.in_chunks: set[str] = set()
+        self.ended: dict[str, float] = {}
         self.heads = [[self.rng.randrange(EOS) for _ in range(self.rng.choice((16, 20, 40)))] for _ in range(4)]
         self._number = 0
 
@@ -154,22 +156,29 @@ class Traffic:
         scored = submission.num_prompt_logprobs
         scoring = None if scored is None else Scoring(self.target, self.tokenizer, prompt, scored)
         row = self.engine.row_of(number, submission, way or rng.choice(self.choices))
+        told.began = self.now
         self.loop.submit(row, told.hear, scoring)
         return request_id
 
     def tick(self) -> None:
-        """One tick of the loop, and its audit."""
+        """One tick of the loop, a second after the last, and its audit."""
         loop = self.loop
+        self.now += 1.0
         loop.tick()
         check_loop(loop)
         self.admitted |= {job.row.request_id for job in loop.running.values()}
         batch = loop.batch
-        self.in_chunks |= {one.row.request_id for one in batch.arrivals if one.filled and one.missing}
+        self.in_chunks |= {one.row.request_id for one in batch.arrivals}
+        self._end()
         if type(batch.pool) is KVCache:  # a table's keys and values are the text: whoever moves rows moves all of it
             for one in batch.arrivals:
                 audit_table(one.target, one.state, [one.filled])
             if batch.state is not None:
                 audit_table(batch.target, batch.state, batch.state.lengths)
+
+    def _end(self) -> None:
+        """Note when requests ended."""
+        self.ended |= {key: self.now for key, told in self.told.items() if told.last and key not in self.ended}
 
     @torch.inference_mode()
     def round(self) -> None:
@@ -181,6 +190,7 @@ class Traffic:
             request_id = rng.choice(list(loop.jobs))
             self.cancelled.add(request_id)
             loop.cancel(request_id)
+            self._end()
         self.tick()
 
     @torch.inference_mode()
@@ -192,6 +202,7 @@ class Traffic:
     def check(self) -> int:
         """Compare every request with its solo plain completion, and all counters with slow counts; how many requests were
         compared whole."""
+        self._end()
         self._check_counters()
         plain = Engine(self.target, self.tokenizer, speculative="none")
         whole = 0
@@ -226,6 +237,12 @@ class Traffic:
         assert recorder.num_preemptions == sum(one.num_preemptions for one in done.values())
         assert recorder.num_finished == Counter(one.finish_reason for one in done.values())
         assert recorder.num_steps == counted.num_steps
+        for key, one in done.items():
+            # No second counts twice. Those are not counted in which a prompt is read, and which a row lost its place in.
+            seconds, passed = one.seconds_queue + one.seconds_decode, self.ended[key] - self.told[key].began
+            assert passed - one.num_preemptions <= seconds <= passed or (key in self.in_chunks and seconds < passed), (
+                key
+            )
         for key, one in done.items():
             drafted, accepted = (counted.of_request[key, which] for which in ("drafted", "accepted"))
             assert one.num_draft_tokens_per_pos == by_place(drafted)

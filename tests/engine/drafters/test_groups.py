@@ -4,9 +4,11 @@ Under a rule that reads q the text depends on the draft's own draws. So a row wh
 has another text than alone, though not a wrong distribution: no statistical test of one row sees it.
 """
 
+import itertools
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,15 +18,19 @@ import torch
 from foretell import Completion, Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.core.noise import Noise
 from foretell.core.params import FORMATS
+from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawnBy, TokenTree, chain_tree, root_tree
+from foretell.draft.base import Commit, Context
 from foretell.draft.config import Loader
 from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
+from foretell.engine.drafters.lazy import part
 from foretell.engine.event import StepEvent
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.methods import Methods
 from foretell.engine.request.result import StepTrace
+from foretell.engine.tapping import Tapping
 from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
@@ -161,11 +167,11 @@ OWN: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, 0, 3, 1),
 }
 """Values that rows of one batch have side by side, of every parameter but the formats (``test_structured.py``)."""
-BESIDE: dict[str, dict[str, Any]] = {
-    "min_new_tokens": {"stop_token_ids": tuple(range(0, VOCAB, 2))},
-    "ignore_eos": {"logit_bias": {EOS: 5.0}},
+BESIDE: dict[str, Callable[[int], dict[str, Any]]] = {
+    "min_new_tokens": lambda number: {"stop_token_ids": tuple(range(number % 2, VOCAB, 2))},
+    "ignore_eos": lambda number: {"logit_bias": {EOS: 5.0}},
 }
-"""Without which a parameter has no effect."""
+"""What a parameter of a row has no effect without, by the row's number."""
 
 
 def test_every_parameter_has_values() -> None:
@@ -181,9 +187,9 @@ def own_requests(*names: str, default: bool = False) -> list[Request]:
         for name in names:
             values = OWN[name]
             place = number if len(values) > 2 else number + number // 6
-            given |= BESIDE.get(name, {}) | ({} if default else {name: values[place % len(values)]})
+            given |= BESIDE.get(name, lambda _: {})(number) | ({} if default else {name: values[place % len(values)]})
         given["max_new_tokens"] = max(given["max_new_tokens"], given.get("min_new_tokens", 0))
-        prompt = [3, 1, 4, *range(2 + number % 5), 3, 1, 4, 1][: 5 + number % 6]
+        prompt = [3, 1, 4, *range(9), 3, 1, 4][: 5 + 4 * number % 7]
         prediction = [4, 1, number, 5, 9, 2, 6, 5, 3, 5]
         found.append(Request(prompt, SamplingParams(**given), prediction, speculative=way))
     return found
@@ -225,8 +231,8 @@ def heard(served: Engine, requests: Sequence[Request], num_rows: int) -> list[He
         mine = Heard([], [])
 
         def watch(event: StepEvent, row: int, watched: list[tuple[Any, ...]] = mine.watched) -> None:
-            part = next(part for part in event.parts if part.start <= row < part.stop)
-            watched.append((part.method, type(part.verifier).__name__, event.text(row), event.commit.tokens[row]))
+            where = next(each for each in event.parts if each.start <= row < each.stop)
+            watched.append((where.method, type(where.verifier).__name__, event.text(row), event.commit.tokens[row]))
 
         prediction = request.prediction or ()
         submission = Submission(
@@ -264,6 +270,64 @@ def test_a_parameter_alone_has_an_effect_in_every_group(walked: Engine, name: st
     without = [heard(walked, [request], 1)[0].told() for request in own_requests(name, default=True)]
     changed = [one[:2] != other[:2] for one, other in zip(alone, without, strict=True)]
     assert all(changed[row] or changed[row + 6] for row in range(6))
+
+
+def cut(value: Any, start: int, stop: int, num_rows: int) -> Any:
+    """What rows [start, stop) have of a value of a batch: by its definition, whatever the field."""
+    if isinstance(value, (list, tuple, torch.Tensor)) and len(value) == num_rows:
+        return value[start:stop]
+    if isinstance(value, Processors):
+        return value.keep(range(start, stop)).params
+    if is_dataclass(value):
+        return {each.name: cut(getattr(value, each.name), start, stop, num_rows) for each in fields(value)}
+    return value
+
+
+def shown(value: Any) -> Any:
+    """A value for comparing: tensors as lists, dataclasses by field."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Processors):
+        return value.params
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: shown(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {name: shown(each) for name, each in value.items()}
+    return value
+
+
+def test_every_field_of_a_part_is_its_rows() -> None:
+    """Of what a drafter reads, its tree and what it is told: whatever has a value for each row of the batch."""
+    rows, numbers = 5, torch.arange(5)
+    params = [SamplingParams(temperature=0.1 * row, seed=row) for row in range(rows)]
+    context = Context(
+        History([[row, 7, row] for row in range(rows)], [1 + row % 3 for row in range(rows)]),
+        Processors(params, vocab_size=9, end_token_ids=[], device=numbers.device), numbers + 2, [2, 3, 4, 5, 6],
+        numbers * 3, [[row] for row in range(rows)], [9, 8, 7, 6, 5], paid_limit=[1, 2, 3, 4, 5], least_chance=0.3,
+    )  # fmt: skip
+    shape = (rows, 3)
+    tree = TokenTree(
+        torch.arange(15).view(shape), torch.tensor([[-1, 0, 0]] * rows), torch.arange(15).view(shape) % 3,
+        torch.rand(*shape, 9), torch.rand(*shape, 4), 2, 2, torch.arange(10).view(rows, 2),
+    )  # fmt: skip
+    commit = Commit(
+        tree, numbers, [[0, row % 3] for row in range(rows)], [[row] for row in range(rows)], torch.rand(*shape, 4),
+        torch.arange(15).view(*shape, 1), [row % 2 == 0 for row in range(rows)], [3, 4, 5, 6, 7],
+        [[row] for row in range(rows)],
+    )  # fmt: skip
+    assert all(getattr(commit, each.name) is not None for each in fields(commit)), "a new field: give it values by row"
+    for start, stop in itertools.combinations(range(rows + 1), 2):
+        group = SimpleNamespace(
+            start=start, stop=stop, method=SimpleNamespace(taps=(1,)), drafter=SimpleNamespace(num_candidates=1)
+        )
+        grouped = GroupedDrafter([])
+        grouped.tapping = Tapping((1,), ())
+        for whole, found in (
+            (context, part(context, start, stop)),
+            (tree, tree.rows(start, stop)),
+            (commit, grouped._own(commit, group)),  # type: ignore[arg-type]
+        ):
+            assert shown(found) == shown(cut(whole, start, stop, rows)), (type(whole), start, stop)
 
 
 def two_trees() -> list[TokenTree]:
