@@ -91,6 +91,7 @@ class LayeredPlanner:
         self.whole.forget(request_id)
         self._shares.forget(request_id)
         self.light.forget(request_id)
+        self._rest = StepPlan([])  # which names those that it was made for
 
     def will_guess(self, rows: Sequence[RowView]) -> bool:
         """See ``Planner``: the whole method."""

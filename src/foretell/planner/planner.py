@@ -6,6 +6,7 @@ its expected loss.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from foretell.core.errors import ConfigError
 from foretell.planner.acceptance import Acceptance
@@ -172,6 +173,8 @@ class Planner:
         self._purse.forget(request_id)
         self.acceptance.forget(request_id)
         self.replan()
+        if request_id in self.members:
+            self.members, self._last = (), replace(self._last, members=())
 
     def will_guess(self, rows: Sequence[RowView]) -> bool:
         """Whether guessing is on, beyond a trial, and would be for these rows too: then preparing drafters is
