@@ -94,15 +94,15 @@ def documented() -> dict[Install, str]:
 def table() -> dict[str, tuple[str, ...]]:
     """Extra -> platforms that have it, by docs/install.md; "all" stands for all."""
     rows = TABLE.findall((ROOT / "docs" / "install.md").read_text(encoding="utf-8"))
-    return {
-        extra: tuple(PLATFORMS) if where == "all" else tuple(name for name in PLATFORMS if name.startswith(tuple(where.split(", "))))
-        for extra, where in rows
-    }  # fmt: skip
+    named = {extra: ("",) if where == "all" else tuple(where.split(", ")) for extra, where in rows}
+    return {extra: tuple(name for name in PLATFORMS if name.startswith(starts)) for extra, starts in named.items()}
 
 
 def extras() -> list[str]:
     """Those of pyproject.toml."""
-    return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+    return list(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    )
 
 
 def everything() -> dict[Install, str]:
@@ -158,12 +158,12 @@ class Place:
             alone = [one for one in here if "vllm" in one.extras]  # it may name versions that others do not
             for group in ([one for one in here if one not in alone], *([one] for one in alone)):
                 if group and self._said(together(group)) is not None:
-                    faults += [
-                        f"{asked[one]}: {one}: {said}" for one in group if (said := self._said(one)) is not None
-                    ]
+                    faults += [f"{asked[one]}: {one}: {said}" for one in group if (said := self._said(one)) is not None]
         for one in asked:
             if not exists(one, self.platform) and self._said(one) is None:
-                faults.append(f"{asked[one]}: {one}: it resolves, and docs/install.md says that it does not exist there")
+                faults.append(
+                    f"{asked[one]}: {one}: it resolves, and docs/install.md says that it does not exist there"
+                )
         return [f"FAIL {self.platform}, Python {self.python}, {fault}" for fault in faults]
 
     def _said(self, install: Install) -> str | None:

@@ -62,7 +62,9 @@ def test_windows_runs_the_tests_as_make_does() -> None:
 
 def test_a_user_s_first_command_is_run_by_both_before_anything_of_the_tests_is_installed() -> None:
     commands = [line.split("#")[0].strip() for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()]
-    assert commands.index("make demo") < commands.index("make test") < commands.index(".venv/bin/python tests/installs.py")
+    assert (
+        commands.index("make demo") < commands.index("make test") < commands.index(".venv/bin/python tests/installs.py")
+    )
     job = workflow("tests")["jobs"]["ordinary"]
     assert job["env"] == {"PIP_EXTRA_INDEX_URL": ""}  # the index's own torch
     assert set(job["strategy"]["matrix"]["system"]) == set(SYSTEMS)

@@ -203,7 +203,10 @@ def test_a_server_whose_sampled_texts_nobody_looked_at_is_not_certified() -> Non
     empty = replace(found.checks[0], name="law at T = 1", verdict=NOTHING, summary="no token varies")
     one = replace(empty, name="calibration at T = 1", verdict=PASS)
     assert not replace(found, checks=(empty, one)).passed
-    assert replace(found, checks=(empty, one)).verdict == "not certified: nothing to check for law at T = 1: no token varies"
+    assert (
+        replace(found, checks=(empty, one)).verdict
+        == "not certified: nothing to check for law at T = 1: no token varies"
+    )
     assert replace(found, checks=(one,)).passed
 
 

@@ -73,7 +73,9 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
     wheel = built_in(directory, os.environ, ignore=shutil.ignore_patterns("__pycache__"))
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert wheel.stat().st_size < 45e6, "heads of Qwen take 23 MB, that of SmolLM2 5, the bundled target and its draft 13"
+    assert wheel.stat().st_size < 45e6, (
+        "heads of Qwen take 23 MB, that of SmolLM2 5, the bundled target and its draft 13"
+    )
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory / "site")
     return directory / "site"

@@ -10,7 +10,9 @@ PASS, NEAR_TIE, DEFECT, LOSSY, NOTHING = "pass", "near-tie", "DEFECT", "lossy", 
 """Verdicts. NEAR_TIE: something differs, and rounding explains it. LOSSY: measured, never certified."""
 
 DRAWS = "draws"
-REMEDY = "Where nothing was guessed at a temperature above 0, give more or other prompts, longer texts, or another method"
+REMEDY = (
+    "Where nothing was guessed at a temperature above 0, give more or other prompts, longer texts, or another method"
+)
 MAX_FINDINGS = 20
 """Most findings that a check keeps of each verdict."""
 

@@ -195,8 +195,8 @@ class CausalModel(ABC):
         some at a time; of a head with a bias, or that caps its logits, the linear part at zero."""
         size, spec = self.spec.hidden_size, self.spec
         none = self.head(torch.zeros(1, 1, size, dtype=spec.dtype, device=spec.device))[0, :, ids].float()
-        units = torch.eye(size, dtype=spec.dtype, device=spec.device)
-        columns = [self.head(part[None])[0][:, ids].float() - none for part in units.split(256)]
+        units = torch.split(torch.eye(size, dtype=spec.dtype, device=spec.device), 256)
+        columns = [self.head(part[None])[0][:, ids].float() - none for part in units]
         return torch.cat(columns).t().contiguous()
 
 

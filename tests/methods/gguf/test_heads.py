@@ -138,7 +138,9 @@ def test_a_damaged_or_newer_file_is_refused_in_one_line(fault: str, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("model_of", [LeanModel.from_hf, NativeModel.from_hf])
-def test_an_output_head_that_is_the_target_s_is_read_from_there(kind: str | None, model_of: Any, tmp_path: Path) -> None:
+def test_an_output_head_that_is_the_target_s_is_read_from_there(
+    kind: str | None, model_of: Any, tmp_path: Path
+) -> None:
     """As if the file held it; without a target nobody guesses by zeros, and nobody writes them."""
     module = tiny_module("qwen3", num_hidden_layers=5, hidden_size=HIDDEN, head_dim=16)
     target, whole = model_of(module), head_of("eagle3")

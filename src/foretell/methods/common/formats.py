@@ -125,8 +125,8 @@ def save_gguf(
 ) -> None:
     """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``model.gguf.write_heads.vocabulary_of`` the
     target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. lend_output: leave out the output head, which must be
-    the target's own rows, as where it was not trained: they are read from the target when the head is loaded. Raises ConfigError for a head that these do not
-    have, or a path that holds another model."""
+    the target's own rows, as where it was not trained: they are read from the target when the head is loaded. Raises
+    ConfigError for a head that these do not have, or a path that holds another model."""
     from foretell.model.gguf.heads import HeadFile
     from foretell.model.gguf.write_heads import write_head
 

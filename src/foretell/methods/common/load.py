@@ -14,7 +14,12 @@ AnyHead = TypeVar("AnyHead", bound=Head)
 
 
 def load_head(
-    name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.dtype | None = None, target: CausalModel | None = None
+    name: str,
+    spec: ModelSpec,
+    kind: type[AnyHead],
+    *,
+    dtype: torch.dtype | None = None,
+    target: CausalModel | None = None,
 ) -> AnyHead:
     """The head of this name: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
 
@@ -33,7 +38,9 @@ def load_head(
         head.packed = {}  # values of its own: it may be trained
     if head.lent:
         if target is None:
-            raise ModelError(f"{name}: its output head is the target's own rows, which only a loaded target can lend it")
+            raise ModelError(
+                f"{name}: its output head is the target's own rows, which only a loaded target can lend it"
+            )
         head.borrow(target)
     head.to(spec.device).eval().requires_grad_(requires_grad=False)
     for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32

@@ -54,7 +54,9 @@ class Eagle3Config(WindowedMethodConfig, StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle3Head, target=loader.target), loader.target)
+        head = self.limited(
+            load_head(self.head_name, loader.target.spec, Eagle3Head, target=loader.target), loader.target
+        )
         return Eagle3(head, loader.target, acceptance, weights=self.head_weights)
 
 
