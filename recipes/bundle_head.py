@@ -1,14 +1,13 @@
 """Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
 
-    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME] [--bits BITS]
+    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME]
     python -m recipes.bundle_head RUN --target NAME --blocks Q4_0 [--tokens 8192 --responses FILE] [--lend-output]
 
 RUN is a folder that ``foretell train`` wrote. Every number of a card comes from its files. A head of another target than
-the bundled one (``--target smollm2-135m``) lies in a folder of that target's name. With ``--bits`` the numbers of its
-matrices have so few significant bits (bfloat16 has 8), the others 0: of those a wheel keeps nothing. With ``--blocks`` it
-becomes a GGUF file (without a vocabulary, so for this project alone) whose matrices are rounded to these blocks; an output
-head that was not trained may then be cut to the ``--tokens`` that stand most often in the answers. With
-``--lend-output`` such an output head is left out: its rows are read from the target when the head is loaded.
+the bundled one (``--target smollm2-135m``) lies in a folder of that target's name. With ``--blocks`` it becomes a GGUF file
+(without a vocabulary, so for this project alone) whose matrices are rounded to these blocks; an output head that was not
+trained may then be cut to the ``--tokens`` that stand most often in the answers, and with ``--lend-output`` it is left
+out: its rows are read from the target when the head is loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from foretell.methods.common import formats
 from foretell.methods.common.reduced import draft_vocabulary
@@ -206,7 +203,7 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
         if bits := record.get("significant_bits"):
             result += f"\n\nMeasured before its matrices were rounded to {bits} significant bits."
         if blocks := record.get("blocks"):
-            size = record["options"]["draft_vocab_size"]
+            size = record["options"]["draft_vocab_size"] or head.config.vocab_size
             result += f"\n\nMeasured before its matrices were rounded to {blocks}, with a draft vocabulary of {size:,}."
         if record.get("output_of_target"):
             result += (
@@ -218,22 +215,6 @@ def card(folder: Path, losses: str | None, target: str = OWN) -> str:
         data=data, training=training.rstrip(), result=result, target=target,
         source=", as that of its text (`../README.md`)" if target == OWN else ", as the target's",
     )  # fmt: skip
-
-
-def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """The nearest numbers of so many significant bits (2 to 7), of two the even one. numbers: bfloat16, all finite."""
-    lost = 8 - bits
-    whole = numbers.view(torch.uint16).int()
-    return (whole + (1 << lost >> 1) - 1 + (whole >> lost & 1) >> lost << lost).to(torch.uint16).view(torch.bfloat16)
-
-
-def round_matrices(file: Path, bits: int) -> None:
-    """Those of bfloat16 in a file of weights."""
-    with safe_open(file, "pt") as weights:
-        about = weights.metadata()
-        held = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118  # it is no mapping
-    chosen = {name for name, one in held.items() if one.dtype == torch.bfloat16 and one.ndim == 2}
-    save_file({name: rounded(one, bits) if name in chosen else one for name, one in held.items()}, file, about)
 
 
 def cut(head: Eagle3Head, responses: Responses, size: int) -> Eagle3Head:
@@ -252,7 +233,7 @@ def cut(head: Eagle3Head, responses: Responses, size: int) -> Eagle3Head:
 
 
 def put(
-    run: Path, bundled: Path, target: str = OWN, bits: int = 8, blocks: str = "", tokens: int = 0,
+    run: Path, bundled: Path, target: str = OWN, blocks: str = "", tokens: int = 0,
     responses: Path | None = None, *, lend_output: bool = False,
 ) -> Path:  # fmt: skip
     """Copy one run's head and write its card; the folder."""
@@ -279,10 +260,7 @@ def put(
             shutil.copy(file, folder / file.name)
     if target != OWN and not blocks:  # else the name is the one it was trained under
         _rename_target(folder / "config.json", target)
-    for file in folder.glob("*.safetensors") if bits < 8 else ():
-        round_matrices(file, bits)
     if record is not None:
-        record |= {"significant_bits": bits} if bits < 8 else {}
         record |= {"blocks": blocks} if blocks else {}
         record |= {"output_of_target": True} if lend_output else {}
         record |= {"bundled_draft_vocab_size": tokens} if tokens else {}
@@ -305,7 +283,6 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--bundled", type=Path, default=Path("src/foretell/bundled"))
     parser.add_argument("--target", default=OWN, help="whose head it is: a name of 'foretell list'")
-    parser.add_argument("--bits", type=int, default=8, choices=range(2, 9), metavar="BITS", help="2 to 8 (as they are)")
     parser.add_argument("--blocks", default="", choices=("Q4_0", "Q8_0"), help="of a GGUF file")
     parser.add_argument("--tokens", type=int, default=0, help="of its draft vocabulary; it needs --responses")
     parser.add_argument("--lend-output", action="store_true", help="leave out an output head that is the target's")
@@ -314,7 +291,7 @@ def main() -> None:
     for run in args.runs:
         print(
             put(
-                run, args.bundled, args.target, args.bits, args.blocks, args.tokens, args.responses,
+                run, args.bundled, args.target, args.blocks, args.tokens, args.responses,
                 lend_output=args.lend_output,
             )
         )  # fmt: skip

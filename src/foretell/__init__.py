@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CapacityError,
         ConfigError,
         DrafterError,
+        EngineError,
         ForetellError,
         ModelError,
         PromptError,
@@ -67,6 +68,7 @@ __all__ = [
     "DrawMode",
     "DrawnBy",
     "Engine",
+    "EngineError",
     "Evidence",
     "Expander",
     "ForetellError",
@@ -119,6 +121,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "CapacityError": "core.errors",
     "DrafterError": "core.errors",
+    "EngineError": "core.errors",
     "QueueFullError": "core.errors",
     "ServiceClosedError": "core.errors",
     "TrainError": "core.errors",

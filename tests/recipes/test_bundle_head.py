@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes.bundle_head import cut, loss_table, put, round_matrices, rounded
-from safetensors.torch import load_file, save_file
+from recipes.bundle_head import cut, loss_table, put
 
 from foretell.methods.common import formats
 from foretell.methods.common.reduced import draft_vocabulary
@@ -47,6 +46,25 @@ def test_a_head_is_put_where_it_is_found(method: str, tmp_path: Path) -> None:
     assert {file.name for file in folder.iterdir()} - {file.name for file in run.iterdir()} == {"README.md"}
 
 
+def test_an_output_head_that_was_not_trained_may_be_left_out(tmp_path: Path) -> None:
+    source, run = Path(resolve("bundled/eagle3")), tmp_path / "run"
+    shutil.copytree(source, run)
+    folder = put(run, tmp_path, target="some-target", blocks="Q8_0", lend_output=True)
+    head, whole = formats.load(folder / "head.gguf"), formats.load(source)
+    assert head.lent == ("lm_head.weight",)
+    assert torch.equal(head.get_buffer("d2t"), whole.get_buffer("d2t"))
+    assert {matrix.kind for matrix in head.packed.values()} == {"Q8_0"}
+    assert json.loads((folder / "record.json").read_text())["output_of_target"] is True
+    card = (folder / "README.md").read_text()
+    assert "its rows are the target's" in card
+    assert f"{head.num_parameters:,} parameters" in card
+    record = json.loads((run / "record.json").read_text())
+    record["options"]["train_lm_head"] = True
+    (run / "record.json").write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match="was trained"):
+        put(run, tmp_path, target="some-target", blocks="Q8_0", lend_output=True)
+
+
 def test_losses_are_means_of_parts(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps({"loss": float(n)}) + "\n" for n in range(5)))
@@ -80,33 +98,17 @@ def test_a_head_that_goes_on_from_the_one_it_replaces_keeps_that_ones_record(tmp
         assert card.index(f"{earlier['steps']:,} steps") < card.index("Then, from there:") < card.index("4,321 steps")
 
 
-@pytest.mark.parametrize("bits", [3, 6, 7])
-def test_numbers_are_rounded_to_the_nearest_of_few_bits(bits: int) -> None:
-    numbers = torch.randn(2000, generator=torch.Generator().manual_seed(1)).bfloat16()
-    exponents = numbers.double().abs().log2().floor()
-    step = 2 ** (exponents - bits + 1)
-    expected = (numbers.double() / step).round() * step  # of two the even one, as here
-    assert rounded(numbers, bits).double().equal(expected)
-
-
-def test_the_matrices_of_smollm2_s_head_are_rounded_as_its_record_says(tmp_path: Path) -> None:
-    folder = Path(resolve("bundled/smollm2-135m/eagle3"))
-    bits = json.loads((folder / "record.json").read_text())["significant_bits"]
-    held = load_file(folder / "model.safetensors")
-    save_file(held, tmp_path / "head.safetensors")
-    round_matrices(tmp_path / "head.safetensors", bits)
-    assert all(one.equal(held[name]) for name, one in load_file(tmp_path / "head.safetensors").items())
-    assert bits == 6
-    assert "rounded to 6 significant bits" in (folder / "README.md").read_text()
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
-def test_a_head_of_qwen_is_what_its_record_says(name: str) -> None:
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+def test_a_head_of_another_target_is_what_its_record_says(name: str) -> None:
     file = Path(resolve(f"bundled/{name}/eagle3"))
     record = json.loads((file.parent / "record.json").read_text())
     head = formats.load(file)
     assert isinstance(head, Eagle3Head)
-    assert file.stat().st_size < 25e6
+    assert file.stat().st_size < 17e6
+    assert (head.lent == ("lm_head.weight",)) is record["output_of_target"] is (not record["options"]["train_lm_head"])
+    card = (file.parent / "README.md").read_text()
+    assert f"{head.num_parameters:,} parameters, {file.stat().st_size / 1e6:.1f} MB" in card
+    assert "its rows are the target's" in card
     kept = record.get("bundled_draft_vocab_size", record["options"]["draft_vocab_size"])  # where it was cut
     assert head.config.draft_vocab_size == kept == int(head.t2d.sum())
     assert {matrix.kind for matrix in head.packed.values()} == {record["blocks"]}

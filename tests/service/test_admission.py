@@ -16,7 +16,7 @@ def check(
 ) -> None:
     """A request of so many prompt tokens, to a service whose texts have at most 8, of a vocabulary of 5."""
     engine: Any = SimpleNamespace(
-        width=width, model=SimpleNamespace(is_shared=shared, spec=SimpleNamespace(vocab_size=5))
+        width=width, model=SimpleNamespace(is_shared=shared, spec=SimpleNamespace(vocab_size=5, context=str))
     )
     choice: Any = SimpleNamespace(config=SimpleNamespace(method="ngram", max_nodes=4))
     submission = Submission("a", [1] * prompt, SamplingParams(**(params or {})), **more)

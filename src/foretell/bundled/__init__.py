@@ -8,11 +8,8 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "dflash", "acceptance", "judge")
-NAMED = {
-    "smollm2-135m/eagle3": "",
-    **dict.fromkeys(("qwen2.5-coder-0.5b/eagle3", "qwen2.5-coder-1.5b/eagle3"), "head.gguf"),
-}
-"""Heads for models of ``foretell list``, and the file of a folder where it is one."""
+NAMED = {f"{target}/eagle3": "head.gguf" for target in ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")}
+"""Heads for models of ``foretell list``, and the file of a folder. Their output heads are their targets' own rows."""
 _ALIASES = {"eagle2": "eagle1"}  # the same weights on another tree
 _PATHS = {
     "target": _HERE / "target",

@@ -6,13 +6,39 @@ from pydantic import Field, model_validator
 
 from foretell.model.templates import tojson
 from foretell.server.errors import bad
-from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, Returned, Strict, Text
+from foretell.server.protocol.fields import (
+    INT32,
+    MAX_STOPS,
+    MAX_TOOLS,
+    Ignored,
+    JsonObject,
+    NoImages,
+    Off,
+    Returned,
+    Strict,
+    Text,
+    empty,
+)  # fmt: skip
 from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
 from foretell.server.protocol.sampling import Speculative
-from foretell.server.protocol.tools import Tool
-from foretell.server.unsupported import changes_nothing
+from foretell.server.protocol.tools import Function, Tool
+from foretell.server.unsupported import UNSUPPORTED, changes_nothing
 
-NoImages = Annotated[list[Any], Field(max_length=0, description="Images are not read: texts alone are.")]
+
+class OllamaFunctionTool(Function):
+    """A callable function: Ollama's own limits its name to nothing, this server to what a call can be read with."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
+class OllamaTool(Tool):
+    """A function that the model may call."""
+
+    function: OllamaFunctionTool
+
+
+NoText = Annotated[str, Field(max_length=0)] | None
+NO_SCORES = empty("ask /v1/chat/completions for log probabilities")
 
 
 class Options(Strict):
@@ -30,7 +56,7 @@ class Options(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     mirostat_tau: Ignored = None
     mirostat_eta: Ignored = None
     penalize_newline: Ignored = None
@@ -79,7 +105,7 @@ class OllamaMessage(Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = Field(None, description="What was thought: for templates that read it.")
-    images: NoImages | None = None
+    images: NoImages = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
     tool_name: str | None = Field(
         None, description="Of the call that is answered, where there are no ids: of one name they stand in their order."
@@ -97,15 +123,15 @@ class Asked(Strict):
     think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether to think, or how much.")
     keep_alive: float | str | None = Field(None, description="Ignored: the model stays.")
     speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
-    logprobs: Off | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    logprobs: Annotated[Off | None, NO_SCORES] = None
+    top_logprobs: Annotated[Annotated[int, Field(ge=0, le=0)] | None, NO_SCORES] = None
 
 
 class OllamaChatRequest(Asked):
     """A conversation to go on with."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class GenerateRequest(Asked):
@@ -114,10 +140,13 @@ class GenerateRequest(Asked):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = Field(None, description="The prompt is the text itself: no template.")
-    images: NoImages | None = None
-    suffix: Annotated[str, Field(max_length=0)] | None = None
-    template: Annotated[str, Field(max_length=0)] | None = None
-    context: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: NoImages = None
+    suffix: Annotated[NoText, empty(UNSUPPORTED["suffix"].reason)] = None
+    template: Annotated[NoText, empty("the model's own template is used; raw is a text without one")] = None
+    context: Annotated[
+        Annotated[list[Any], Field(max_length=0)] | None,
+        empty("nothing is kept between requests: /api/chat reads a whole conversation"),
+    ] = None
 
 
 class ShowRequest(Strict):
@@ -130,28 +159,23 @@ class ShowRequest(Strict):
 
 def as_chat(body: OllamaChatRequest) -> ChatRequest:
     """A chat as a conversation. Raises ApiError 400."""
-    given = {**_shared(body), "messages": list(map(_message, body.messages or ()))}
-    if body.tools is not None:
-        given["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    return ChatRequest.model_validate(given)
+    return _conversation(body, list(map(_message, body.messages or ()))).model_copy(update={"tools": body.tools})
 
 
 def of_prompt(body: GenerateRequest) -> ChatRequest:
     """A prompt as a conversation of one turn. Raises ApiError 400."""
     system = [{"role": "system", "content": body.system}] if body.system else []
-    return ChatRequest.model_validate(
-        {**_shared(body), "messages": [*system, {"role": "user", "content": body.prompt or ""}]}
-    )
+    return _conversation(body, [*system, {"role": "user", "content": body.prompt or ""}])
 
 
-def _shared(body: Asked) -> dict[str, Any]:
+def _conversation(body: Asked, messages: list[dict[str, Any]]) -> ChatRequest:
     options = body.options or Options.model_validate({})
     past, penalty = options.repeat_last_n, options.repeat_penalty
     if past not in (None, -1) and penalty not in (None, 1):
         raise bad("options.repeat_last_n: penalties are over the whole text: give -1, or no repeat_penalty", "options")
     same = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
     given: dict[str, Any] = {"model": body.model, **{name: getattr(options, name) for name in same}}
-    given["repetition_penalty"], given["stop"] = penalty, options.stop or None
+    given["messages"], given["repetition_penalty"] = messages, penalty
     if options.num_predict is not None and options.num_predict >= 0:
         given["max_tokens"] = options.num_predict
     if body.speculative is not None:
@@ -166,7 +190,7 @@ def _shared(body: Asked) -> dict[str, Any]:
     else:
         given["enable_thinking"] = body.think
     given["stream"] = body.stream is not False
-    return given
+    return ChatRequest.model_validate(given).model_copy(update={"stop": options.stop or None})
 
 
 def _message(message: OllamaMessage) -> dict[str, Any]:
