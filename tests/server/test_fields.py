@@ -524,6 +524,9 @@ TABLE: dict[str, list[Row]] = {
                       {"role": "tool", "content": "found it"}), "prompt", '"name": "look"')],
     "OllamaMessage.tool_call_id": [
         (OLLAMA, talk(USER, {"role": "tool", "content": "b", "tool_call_id": "c1"}), "error", "c1")],
+    "OllamaCall.id": [
+        (OLLAMA, talk({"role": "assistant", "tool_calls": [{"id": "c9", "function": {"name": "look", "arguments": {}}}]},
+                      {"role": "tool", "content": "b", "tool_call_id": "c1"}), "status", 400)],
     "OllamaCall.function": [
         (OLLAMA, talk({"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {"q": 1}}}]},
                       {"role": "tool", "content": "found it"}), "prompt", '"name": "look"')],
@@ -571,10 +574,11 @@ TABLE: dict[str, list[Row]] = {
 }  # fmt: skip
 WITHOUT_EFFECT = {
     "StreamOptions.include_obfuscation", "JsonSchema.name", "JsonSchema.description", "NamedSchema.name",
-    "NamedSchema.description", "ResponseStreamOptions.include_usage", "ToolMessage.name", "OllamaMessage.tool_name",
+    "NamedSchema.description", "ResponseStreamOptions.include_usage", "ToolMessage.name",
 }  # fmt: skip
 """The document says so, or they stand for what is known otherwise: of a result, its call."""
 ELSEWHERE = {
+    "OllamaMessage.tool_name": "test_turns.py",
     **{f"EmbeddingRequest.{name}": "test_reading.py" for name in (
         "model", "input", "pooling", "encoding_format", "dimensions")},
     **{f"ExplainRequest.{name}": "test_explain.py" for name in (
