@@ -15,9 +15,9 @@ _WORD = re.compile("zq([a-p]+)qz")
 def untold(turns: Messages, text: str, write: Callable[[Messages], str]) -> str | None:
     """What of the turns a template has left out of its text, in words; None where all is there.
 
-    A text that stands there as it is, in its turn, has not been lost. Where one does not (it is short, changed, or a thought
-    of another turn was cut from it), the template is asked once more, with a word of its own in the place of each text.
-    What is thought may be left out. write: renders turns as the text was rendered.
+    A text that stands there as it is, in its turn, has not been lost. Where one does not (it is short, changed, or a
+    thought of another turn was cut from it), the template is asked once more, with a word of its own in the place of each
+    text. What is thought may be left out. write: renders turns as the text was rendered.
     """
     if not all(isinstance(turn, Mapping) for turn in turns):
         return None
