@@ -14,6 +14,7 @@ import pytest
 
 from foretell import Engine, Service, ServiceOptions
 from foretell.server.app import build_app
+from foretell.server.protocol.requests import ChatRequest
 from tests.server.live import live
 from tests.stress import differ, doors, minutes, size
 
@@ -139,13 +140,18 @@ def test_conversations(more: list[str]) -> None:
     assert doors.main(["--cases", str(cases), "--seed", "2", *more]) == 0
 
 
+def without_options(messages: list[dict[str, Any]]) -> ChatRequest:
+    """A conversation as ``/api/chat`` would read it if it looked at its messages alone."""
+    return ChatRequest.model_validate({"messages": messages})
+
+
 @pytest.mark.parametrize(
     ("name", "fault", "door"),
     [
         ("protocol.anthropic.tojson", lambda given: "{}", doors.MESSAGES),
         ("protocol.responses._text", lambda content: "", doors.RESPONSES),
         ("protocol.ollama.tojson", lambda given: json.dumps(given, sort_keys=True), doors.OLLAMA),
-        ("protocol.ollama._shared", lambda body: {"stream": body.stream}, doors.OLLAMA),
+        ("protocol.ollama._conversation", lambda body, messages: without_options(messages), doors.OLLAMA),
         ("chat._delta", lambda one: {"content": ""}, f"{doors.CHAT}, streamed"),
         ("ollama._ending", lambda answer, completion: {"done_reason": "never"}, doors.OLLAMA),
     ],
