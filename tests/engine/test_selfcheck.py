@@ -18,7 +18,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.engine import selfcheck
 from foretell.engine.prefix import Prefix
-from foretell.engine.selfcheck import check_passes, self_check
+from foretell.engine.selfcheck import SelfCheck, check_passes, self_check
 from foretell.model.cache import KVCache
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.native import NativeModel
@@ -228,6 +228,9 @@ def test_what_cannot_be_checked_changes_nothing(sound: Any) -> None:
     found = check_passes(Faulty(sound, refuse))
     assert str(found) == "whether guesses keep the text could not be checked here: RuntimeError: no trees of three rows"
     assert found.fault == ""
+    assert (
+        str(SelfCheck((), 0.0)) == "whether guesses keep the text could not be checked here: nothing could be compared"
+    )
 
 
 def test_what_was_seen_is_kept_and_faults_are_not(sound: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

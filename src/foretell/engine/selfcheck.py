@@ -59,8 +59,9 @@ class SelfCheck:
         """One line for the user."""
         if self.fault:
             return f"guesses do not keep the text here: {self.fault}. {LEFT}"
-        if self.error:
-            return f"whether guesses keep the text could not be checked here: {self.error}"
+        if self.error or not self.paths:
+            reason = self.error or "nothing could be compared"
+            return f"whether guesses keep the text could not be checked here: {reason}"
         how = "bit-identical" if self.largest == 0 else f"logits within {self.largest:.0e} of the largest: rounding"
         return f"guesses keep the text: checked here, {len(self.paths)} paths, {how}"
 

@@ -131,8 +131,8 @@ def kth_logit(z, vocab_size, k, BLOCK: tl.constexpr):
         for start in range(0, vocab_size, BLOCK):
             x = load_logits(z, start, vocab_size, BLOCK)
             bits = x.to(tl.uint32, bitcast=True)
-            # Ordered as the floats are: negative ones turned over, the others above them.
-            order = tl.where(bits >= 0x80000000, ~bits, bits | 0x80000000)
+            # Ordered as the floats are: negative ones turned over (not by ~, which Triton 3.7 interprets with an overflow).
+            order = tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
             inside = start + tl.arange(0, BLOCK) < vocab_size
             if shift < 24:
                 inside = inside & ((order >> (shift + 8)) == (prefix >> (shift + 8)))
@@ -141,7 +141,7 @@ def kth_logit(z, vocab_size, k, BLOCK: tl.constexpr):
         digit = tl.max(tl.where(at_least >= k, digits, 0), 0)
         k -= tl.sum(tl.where(digits > digit, counts, 0), 0)
         prefix = prefix | (digit.to(tl.uint32) << shift)
-    bits = tl.where(prefix >= 0x80000000, prefix & 0x7FFFFFFF, ~prefix)
+    bits = tl.where(prefix >= 0x80000000, prefix & 0x7FFFFFFF, prefix ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
