@@ -117,7 +117,6 @@ class State(Context):
             tokens = [tokens[node] for node in path[1:]] + [bonus]
             row.num_steps += 1
             row.steps.append((drafted, count - 1))
-            row.num_drafts += drafted > 0
             _count(row.drafted_per_pos, drafted)
             _count(row.accepted_per_pos, count - 1, len(row.drafted_per_pos))
             taken = row.emit(tokens, source)

@@ -46,7 +46,6 @@ class Row:
     draft_error: str = ""  # why it is no longer guessed for: its drafter failed, or its method rests
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0
-    num_drafts: int = 0  # steps that proposed anything
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafted_per_pos: list[int] = field(default_factory=list)  # steps that proposed at least k + 1 tokens in a line
