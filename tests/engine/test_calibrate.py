@@ -85,7 +85,8 @@ def test_the_widest_passes_that_a_lookup_asks_for_are_measured(monkeypatch: pyte
     plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
     costs = Calibration(model, plain, [], [choice], max_batch=1, time_limit_s=20.0).measure()
     assert {(1, 1), (1, 7)} == costs.verify_cells.keys()
-    assert texts == [{"suffix": 6}]
+    assert {"suffix": 6} in texts
+    assert all(one == {"suffix": 6} for one in texts)  # a busy machine is measured twice
 
 
 def test_what_was_measured_on_a_quiet_machine_is_kept_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
