@@ -48,7 +48,7 @@ _REFUSED = re.compile(
 words, such a keyword is left out and named."""
 _OLD = re.compile(r"json-schema\.org/(draft-0[3-7]|draft/2019-09)/")
 _DEEPEST, _MOST_PAIRS = 8, 50_000  # of schemas that are compared
-_REMEMBERED = 1 << 14  # characters of a schema
+_REMEMBERED = 1 << 17  # characters of a schema: reading so many takes a fifth of a second
 
 
 def reduced(schema: Schema) -> Reduced:
@@ -63,7 +63,7 @@ def reduced(schema: Schema) -> Reduced:
     return _reduced(text) if len(text) <= _REMEMBERED else _Reader(json.loads(text)).read()
 
 
-@lru_cache(256)
+@lru_cache(64)
 def _reduced(text: str) -> Reduced:
     return _Reader(json.loads(text)).read()
 
