@@ -526,6 +526,8 @@ def differ(doors: Doors, seed: int, numbers: range, tally: Counter[str], *, each
     wrong = []
     for number in numbers:
         one = case(seed, number)
+        if not doors.service.engine.model.loras:
+            one = replace(one, model="")
         tally[f"template {one.template}"] += 1
         for line in differences(doors, one, tally, answered=number % each == 0):
             wrong.append(f"--seed {seed} --only {number}, {one.template}, {line}")
