@@ -32,7 +32,18 @@ def test_the_longest_shared_beginning_is_found_token_by_token() -> None:
         assert (memory[0, :, 45:] < 0.5).all()
     assert store.find(list(range(300, 340)), ()) is None
     assert store.find(ids[: BLOCK - 1], ()) is None
+    assert (store.num_queries, store.num_hits) == (47 + 40 + BLOCK - 1, 45), "tokens that were asked for, and had"
     store.check_integrity()
+
+
+def test_what_one_request_had_stored_stays_to_be_stored() -> None:
+    """A request that is not to be stored repeats the text of one that is."""
+    store, ids = PrefixStore(1 << 20), list(range(32))
+    store.add(ids, row(1.0), (), None, store=False)
+    assert not store.to_store()
+    for stored in (True, False):
+        store.add(ids, row(1.0), (), None, store=stored)
+        assert [one.ids for one in store.to_store()] == [ids]
 
 
 def test_a_text_that_goes_on_replaces_its_beginning() -> None:

@@ -78,3 +78,25 @@ def test_memory_in_flight_is_capped() -> None:
     engine.generate_batch([[1, 2, 3]] * 6, SamplingParams(max_new_tokens=20, ignore_eos=True, seed=1), batch_size=6)
     assert max(held) <= 4 * VOCAB * 2
     assert recorder.capture.num_skipped >= 2
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "error", "stop"])
+def test_requests_that_ended_without_a_step_hold_nothing(reason: str) -> None:
+    recorder = Recorder()
+    rows: list[Any] = []
+    engine = Engine(table(1), ToyTokenizer(), speculative="none")
+
+    def cut(event: StepEvent) -> None:
+        if event.rows[0].finish_reason is not None:
+            return
+        rows.extend(event.rows)
+        assert recorder.capture.held_bytes > 0
+        rows[0].finish_reason = reason
+        recorder.capture.sweep()
+        assert recorder.capture.held_bytes == 0
+        assert not recorder.capture._open
+        rows[0].finish_reason = None
+
+    engine.observers += [recorder, cut]
+    engine.generate([1, 2, 3], SamplingParams(max_new_tokens=2, ignore_eos=True, seed=1))
+    assert rows

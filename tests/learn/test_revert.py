@@ -40,6 +40,18 @@ def publish(trainer: Any, scale: float) -> Version:
     return made
 
 
+def test_a_version_that_was_reverted_is_watched_no_more() -> None:
+    session, learner, served, trainer = session_of()
+    served.watch._quick, served.watch._seen = 0.5, 1
+    learner._result((served.name, publish(trainer, 1.01)))
+    learner.swap()
+    assert served.since_swap == 0
+    assert served.fell(kept=False, steps=9, fall=0.1) is None
+    served.revert()
+    assert [served.fell(kept=False, steps=2, fall=0.1) for _ in range(4)] == [None] * 4
+    session.close()
+
+
 def test_a_version_on_its_way_does_not_undo_a_revert() -> None:
     session, learner, served, trainer = session_of()
     learner._result((served.name, publish(trainer, 1.01)))

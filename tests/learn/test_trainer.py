@@ -1,7 +1,7 @@
 """The state machine of one adapter, with a student whose scores are given: what the gate compares, and when it rests."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -154,3 +154,23 @@ def test_an_adapter_may_be_opened_while_another_learns() -> None:
     assert not pool.has_work
     assert not pool.piece()
     assert pool.num_bytes == len(pool.trainers) == 4
+
+
+def test_work_of_a_closed_adapter_is_not_gone_on_with() -> None:
+    pool = TrainerPool(LearnOptions(where="inline"))
+
+    class Working:
+        num_bytes, is_due = 1, True
+
+        def work(self) -> Iterator[None]:
+            while True:
+                yield None
+
+    pool.trainers["a"], pool.trainers["b"] = Working(), Working()  # type: ignore[assignment]
+    assert pool.piece()
+    pool.close("a")
+    pool.trainers["b"].is_due = False  # type: ignore[misc]
+    assert {name for name, _ in pool._turns} == {"b"}
+    pool.close("b")
+    assert not pool.has_work
+    assert not pool.piece()

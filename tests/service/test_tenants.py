@@ -170,6 +170,14 @@ def test_stores_of_tenants_are_bounded() -> None:
     assert tenants.choice(made.default, "first").method is not first.method, "the least recently used is dropped"
 
 
+def test_each_adapter_of_a_tenant_has_a_store() -> None:
+    """Another adapter writes other texts."""
+    made, tenants = choices(), Tenants("key")
+    stores = {id(tenants.choice(made.default, tenant, lora).method) for tenant in "ab" for lora in (None, "x", "y")}
+    assert len(stores) == tenants.num_stores == 6
+    assert tenants.choice(made.default, "a", "x").method is tenants.choice(made.default, "a", "x").method
+
+
 def test_requests_that_share_nothing_form_one_team() -> None:
     made, tenants = choices(), Tenants("off")
     for config in ("suffix", "recycling", "ngram"):
