@@ -38,13 +38,13 @@ from benchmarks.figures import said
 
 from foretell import Engine, SamplingParams
 from foretell.engine.request.result import Completion
+from foretell.learn.allowance import Allowance
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
 from foretell.learn.training.export import export
 from foretell.learn.training.student import Origin, Student
 from foretell.learn.training.texts import Text
-from foretell.planner.account import Allowance
 
 PARTS = 4  # of a domain's requests: the first and the last are compared
 

@@ -8,7 +8,7 @@ noise, starts from no knowledge of acceptance, and sees drawn acceptances and no
 over true seconds, against plain decoding and against the best constant depth in hindsight: over the whole run, and
 over the first 300 steps; and the host's time for plan and observe. Last line: JSON.
 
---layered: methods of which a part guesses for nothing (``LayeredPlanner``), by machine and second method. The best fixed
+--layered: methods of which a part guesses for nothing (``Planner``), by machine and second method. The best fixed
 choice is then the best of plain decoding, the light part and the whole method, at the best depth of each; reported with
 and without what whole steps tell of the light part (``RowStep.light``).
 """
@@ -24,7 +24,6 @@ import numpy as np
 
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.measure import StepSeconds, measure
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
@@ -193,7 +192,7 @@ def simulate(machine: Machine, text: Text, batch: int, steps: int, seed: int) ->
     rate, start = done / seconds, at_start[0] / at_start[1]
     return Outcome(
         rate / plain_rate, rate / best(False), start / plain_rate, start / best(True), host / step * 1e6,
-        planner.trial_seconds / seconds,
+        planner.state["trial_seconds"] / seconds,
     )  # fmt: skip
 
 
@@ -274,7 +273,7 @@ class MixedRun:
             return StepSeconds(draft * noise[0], machine.verify(batch * (1 + depth)) * noise[1], 0.0)
 
         costs = measure(step, {"whole": DEPTH, "light": DEPTH}, 2, time_limit_s=1e9, weightless=("light",))
-        planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
+        planner = Planner(costs, Acceptance(DEPTH), {"whole": "light"})
         done = seconds = 0.0
         work = 2.0 * steps
         while done < work:

@@ -28,7 +28,6 @@ from foretell.engine.structured.thoughts import Thoughts
 from foretell.methods.common.rope import RopeScaling
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import PASS, CostTable, Surface, TextCosts
-from foretell.planner.ledger import Ledger
 from foretell.planner.observations import RowView
 from foretell.planner.offers import Offers
 from tests.engine.harness import PIECES, ToyTokenizer

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from foretell.analysis.theory.headroom import least_costs
+from foretell.analysis.theory.run_costs import mean_costs, step_costs
 from foretell.bench.headroom import headroom, possible_costs
 from foretell.bench.report import BenchReport, Session, assemble
 from foretell.bench.suite import Item
@@ -12,7 +13,6 @@ from foretell.bench.trace import DecodedRun, cut, identical
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime
-from foretell.planner.run_costs import mean_costs, step_costs
 
 UNIQUE = list(range(1000))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from foretell.analysis.theory.run_costs import step_costs
 from foretell.doctor.predict import (
     TextAcceptance,
     TextTimes,
@@ -16,7 +17,6 @@ from foretell.doctor.predict import (
     predictions,
     step_cost_of,
 )
-from foretell.planner.run_costs import step_costs
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
+from foretell.planner.planner import Planner
 from tests.engine.harness import table
 
 
@@ -82,7 +82,7 @@ def test_any_method_may_declare_a_light_part() -> None:
     assert light_choices([choice, asked]) == [], "it is measured already"
     costs = CostTable({(1, 1): 1.0}, {"draft_model": {(1, 1): 0.3}, "ngram": {(1, 1): 0.0}})
     planner = plan_with(costs, Acceptance(6), light_parts([choice]))
-    assert isinstance(planner, LayeredPlanner)
+    assert isinstance(planner, Planner)
     assert planner.parts == {"draft_model": "ngram"}
 
 

@@ -36,7 +36,7 @@ from foretell.methods.hybrid.size import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel
-from foretell.planner.layered import LayeredPlanner
+from foretell.planner.planner import Planner
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, own, plain, table
 from tests.model.tiny import tiny_module
 
@@ -429,7 +429,7 @@ def test_auto_plans_both_parts_and_keeps_the_text() -> None:
     assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=4)] == expected
     planning = running._planning
     assert planning is not None
-    assert isinstance(planning._planner, LayeredPlanner)
+    assert isinstance(planning._planner, Planner)
     assert planning._planner.parts == {"hybrid": "suffix"}
 
 

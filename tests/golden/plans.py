@@ -20,7 +20,6 @@ from typing import Any
 from foretell.planner import decisions
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -105,11 +104,11 @@ def table(machine: Machine, told: float) -> CostTable:
     return CostTable(verify, draft, dict.fromkeys(draft, machine.lag) | {"light": 0.0})
 
 
-def planner_of(machine: Machine) -> Planner | LayeredPlanner:
+def planner_of(machine: Machine) -> Planner:
     """As an engine or a service makes it."""
     costs = table(machine, machine.told)
     if machine.light:
-        return LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
+        return Planner(costs, Acceptance(DEPTH), {"whole": "light"})
     return Planner(costs, Acceptance(DEPTH), mode=machine.mode)
 
 
@@ -118,7 +117,7 @@ class Run:
     """700 steps of a machine."""
 
     machine: Machine
-    planner: Planner | LayeredPlanner = field(init=False)
+    planner: Planner = field(init=False)
     plans: list[str] = field(default_factory=list)
     seconds: float = 0.0
     plain_seconds: float = 0.0  # what plain decoding would have taken for the same tokens
@@ -140,7 +139,7 @@ class Run:
             if self.machine.new_table and step == STEPS // 2:
                 self.planner.use(table(self.machine, 1.0))
             self._step(step)
-        self.planner._waiting.flush()
+        self.planner._flush()
         return self
 
     def _step(self, step: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretell.planner import corrections, decisions
-from foretell.planner.account import BUDGET, PROMISE, START_CREDIT_PASSES
+from foretell.planner.budget import BUDGET, PROMISE, START_CREDIT_PASSES
 from tests.golden import plans
 from tests.golden.plans import MACHINES, PATH, STEPS, Machine, Run, steps_of
 

@@ -3,11 +3,11 @@
 import random
 
 import pytest
+from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.learn.options import LearnOptions
-from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount
 
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 0.1))

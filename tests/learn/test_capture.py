@@ -8,10 +8,10 @@ import torch
 
 from foretell import Engine, SamplingParams
 from foretell.engine.event import StepEvent
+from foretell.learn.allowance import Allowance
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.training.texts import RawText
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.planner.account import Allowance
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, prompts, table
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from foretell.analysis.theory.length import expected_tokens, walltime_factor
+from foretell.analysis.theory.pass_costs import PassCosts
+from foretell.analysis.theory.run_costs import MeanCosts, mean_costs
 from foretell.analysis.theory.shape import choose_size
 from foretell.core.errors import ConfigError
 from foretell.planner.cost_model import speedup, step_cost
-from foretell.planner.costs import CostTable, PassCosts
-from foretell.planner.run_costs import MeanCosts, mean_costs
+from foretell.planner.costs import CostTable
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import pytest
 from foretell.core.params import SamplingParams
 from foretell.planner.acceptance import LENT_WEIGHT, PRIOR_RATE, Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
 
@@ -162,14 +161,14 @@ def test_a_planner_whose_new_kind_of_row_is_unknown_plans_every_step() -> None:
 
 def test_light_parts_learn_by_heat_too() -> None:
     costs = CostTable({(1, 1): 1.0, (1, 5): 1.1}, {"whole": {(1, 4): 1.0}, "light": {(1, 4): 0.0}})
-    planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"})
+    planner = Planner(costs, Acceptance(DEPTH), {"whole": "light"})
     for _ in range(20):
         plan = planner.plan([RowView("a", "whole", DEPTH, 99, heat=DRAWN)])
         (cap,) = plan.caps
         row = RowStep("a", "whole", cap, cap, cap, light=(cap, cap, cap), heat=DRAWN)
         planner.observe(plan, StepObservation(1, [row], 0.0, 1.1, 0.0))
-    assert planner.light.acceptance.seen("light", DRAWN) > 0.0
-    assert planner.light.acceptance.seen("light", GREEDY) == planner.whole.acceptance.seen("whole", GREEDY) == 0.0
+    assert planner.acceptance.seen("light", DRAWN) > 0.0
+    assert planner.acceptance.seen("light", GREEDY) == planner.acceptance.seen("whole", GREEDY) == 0.0
 
 
 def test_heats_are_temperatures_that_are_alike() -> None:

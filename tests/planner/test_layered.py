@@ -9,11 +9,10 @@ import pytest
 
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.account import BUDGET
 from foretell.planner.allocation import Allocation
+from foretell.planner.budget import BUDGET
 from foretell.planner.costs import CostTable
 from foretell.planner.decisions import Decision, Decisions
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -41,7 +40,7 @@ class Text:
     ) -> None:  # fmt: skip
         """tells: whole steps say what the light part would have done, as a drafter's ``light_steps``."""
         costs, self.tells = table(guess, node), tells
-        self.planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"})
+        self.planner = Planner(costs, Acceptance(4), {"whole": "light"})
         self.costs, self.found, self.light, self.second = costs, found, light, second
         self.rng = np.random.default_rng(seed)
         self.kinds: list[str] = []
@@ -108,16 +107,16 @@ def test_where_neither_pays_both_try_within_their_budgets(seed: int) -> None:
 def test_each_step_teaches_the_planner_that_planned_it() -> None:
     text = Text(0.25, found=0.4, light=0.8, second=0.6)
     for _ in range(1500):
-        text.planner._waiting.flush()
-        whole, light = text.planner.whole.acceptance.seen("whole"), text.planner.light.acceptance.seen("light")
+        text.planner._flush()
+        whole, light = text.planner.acceptance.seen("whole"), text.planner.acceptance.seen("light")
         text.step()
         if text.kinds[-1] == "whole":
-            assert text.planner.light.acceptance.seen("light") <= light
+            assert text.planner.acceptance.seen("light") <= light
         else:
-            assert text.planner.whole.acceptance.seen("whole") <= whole
+            assert text.planner.acceptance.seen("whole") <= whole
     assert {"whole", "light"} <= set(text.kinds)
-    assert text.planner.whole.acceptance.seen("light") == 0.0
-    assert text.planner.light.acceptance.seen("whole") == 0.0
+    assert text.planner.acceptance.seen("light") == 0.0
+    assert text.planner.acceptance.seen("whole") == 0.0
 
 
 def test_rows_that_ask_to_guess_always_guess_with_all_they_have() -> None:
@@ -131,7 +130,7 @@ def test_a_method_without_a_light_part_is_planned_as_ever() -> None:
     costs = CostTable(
         {(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 0.4}, "light": {(1, 4): 0.0}}, {"m": 0.0, "light": 0.0}
     )
-    planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"})
+    planner = Planner(costs, Acceptance(4), {"whole": "light"})
     caps = []
     for _ in range(200):
         plan = planner.plan([RowView("row", "m", 4, 99)])
@@ -147,11 +146,11 @@ def test_the_speedup_counts_the_steps_of_both() -> None:
     assert text.planner.speedup == pytest.approx(text.speedup(), rel=0.15)
     assert text.planner.state["guessing"] is True
     text.planner.use(table(0.6))
-    assert text.planner.light.corrections is text.planner.whole.corrections
+    assert text.planner.corrections is text.planner.corrections
     assert text.planner.light.costs is text.planner.whole.costs is text.planner.costs
 
 
-def asked(planner: LayeredPlanner, seed: int, steps: int) -> Iterator[tuple[StepPlan, list[RowView]]]:
+def asked(planner: Planner, seed: int, steps: int) -> Iterator[tuple[StepPlan, list[RowView]]]:
     """Each step's plan and rows, of members that join, leave and arrive at random; asked as the loop asks: again while the
     members are the same."""
     draw = random.Random(seed)
@@ -190,7 +189,7 @@ def test_every_plan_is_of_the_members_that_it_is_asked_for(monkeypatch: pytest.M
     monkeypatch.setattr(Decisions, "decide", decide)
     monkeypatch.setattr(Planner, "most_skips", 3)
     monkeypatch.setattr(Planner, "_period", lambda *_, **__: 12)
-    planners = [LayeredPlanner(table(0.2), Acceptance(4), {"whole": "light"}) for _ in range(60)]
+    planners = [Planner(table(0.2), Acceptance(4), {"whole": "light"}) for _ in range(60)]
     seen = [
         (seed, step)
         for seed, planner in enumerate(planners)
@@ -203,7 +202,7 @@ def test_every_plan_is_of_the_members_that_it_is_asked_for(monkeypatch: pytest.M
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_so_it_is_with_what_is_learned(seed: int) -> None:
-    planner = LayeredPlanner(table((0.02, 0.2, 0.6)[seed % 3]), Acceptance(4), {"whole": "light"})
+    planner = Planner(table((0.02, 0.2, 0.6)[seed % 3]), Acceptance(4), {"whole": "light"})
     draw = random.Random(seed)
     for plan, views in asked(planner, seed, size(300, 1500)):
         assert not wrong(plan, views)
@@ -228,11 +227,11 @@ def test_whole_steps_teach_what_the_light_part_would_do(seed: int) -> None:
     """A cheap second method guesses in nearly every step, and the light part is known as well as if it had."""
     told = Text(0.02, found=0.5, light=0.7, second=0.8, seed=seed, tells=True).steps(600)
     assert told.share("whole", 600) > 0.9
-    kept, _, hope = told.planner.light.acceptance.curve("light", "row", 2)
+    kept, _, hope = told.planner.acceptance.curve("light", "row", 2)
     assert kept == pytest.approx([0.5 * 0.7, 0.5 * 0.7 * 0.7], abs=0.08)
     assert hope[0] < 0.55, "nothing is left to be found out by trials"
     silent = Text(0.02, found=0.5, light=0.7, second=0.8, seed=seed).steps(600)
-    assert silent.planner.light.acceptance.seen("light") < told.planner.light.acceptance.seen("light") / 3
+    assert silent.planner.acceptance.seen("light") < told.planner.acceptance.seen("light") / 3
 
 
 @pytest.mark.parametrize("tells", [False, True])
@@ -271,7 +270,7 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(found: float,
     quick = Quick(resting.planner)
     resting.steps(800)
     for text in (planned, resting):
-        text.planner._waiting.flush()
+        text.planner._flush()
     assert resting.kinds == planned.kinds
     assert resting.planner.state == planned.planner.state
     assert resting.planner.speedup == planned.planner.speedup
@@ -293,9 +292,9 @@ def test_a_plan_that_goes_on_is_what_would_have_been_planned(found: float, secon
         assert going.plan.paid == planned.plan.paid
     assert going.kinds == planned.kinds
     for text in (planned, going):
-        text.planner._waiting.flush()
+        text.planner._flush()
     assert going.planner.state == planned.planner.state
-    assert going.planner.whole.acceptance.curve("whole", "row", 4) == planned.planner.whole.acceptance.curve(
+    assert going.planner.acceptance.curve("whole", "row", 4) == planned.planner.acceptance.curve(
         "whole", "row", 4
     )
     if planned.kinds.count("whole") > 400:
@@ -307,7 +306,7 @@ def test_the_light_part_is_asked_as_deep_as_there_is_room_and_counted_apart(monk
     cost time. Allowed in the counts is what was planned, or what the light part made of its room."""
     text = Text(0.05, found=0.3, light=0.7, second=0.8).steps(300)
     planner, whole = text.planner, text.planner.whole
-    planner._waiting.flush()
+    planner._flush()
     monkeypatch.setattr(Planner, "plan", lambda self, rows, arriving=0: StepPlan([2] if self is whole else [0]))
     whole.standing = Decision([2], guessing=True)
     plan = planner.plan([RowView("row", "whole", 4, 99)])
@@ -329,14 +328,14 @@ def test_learning_from_a_few_steps_together_changes_no_plan(
     guess: float, second: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = Text(guess, found=0.3, light=0.7, second=second, tells=True).steps(1200)
-    waited = [*together.planner._waiting._steps]
-    together.planner._waiting.flush()
+    waited = [*together.planner._waiting]
+    together.planner._flush()
     monkeypatch.setattr(planner_module, "TOGETHER", 1)
     each = Text(guess, found=0.3, light=0.7, second=second, tells=True)
     longest = 0
     for _ in range(1200):
         each.step()
-        longest = max(longest, len(each.planner._waiting._steps))
+        longest = max(longest, len(each.planner._waiting))
     assert longest == 0
     assert waited or together.planner._lit
     assert together.kinds == each.kinds
@@ -347,11 +346,11 @@ def test_learning_from_a_few_steps_together_changes_no_plan(
 
 def test_a_request_that_ended_is_forgotten_with_the_steps_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(0.05, found=0.1, light=0.3, second=0.85, tells=True).steps(300)
-    while not text.planner._waiting._steps:
+    while not text.planner._waiting:
         text.step()
     text.planner.forget("row")
-    assert not text.planner._waiting._steps
-    assert "row" not in text.planner.whole.acceptance._slots
+    assert not text.planner._waiting
+    assert "row" not in text.planner.acceptance._slots
 
 
 class Cold(Text):
@@ -385,9 +384,9 @@ def test_passes_that_a_drafter_slows_down_are_its_own_cost() -> None:
 
 def test_a_light_parts_steps_bring_the_targets_weights_back_as_plain_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two passes after a drafter's are slow, whoever guesses in them: the ones after those say what passes take."""
-    planner = LayeredPlanner(table(0.5), Acceptance(4), {"whole": "light"})
+    planner = Planner(table(0.5), Acceptance(4), {"whole": "light"})
     told: list[float] = []
-    monkeypatch.setattr(planner.whole.corrections, "observe", lambda kind, seconds, predicted: told.append(seconds))
+    monkeypatch.setattr(planner.corrections, "observe", lambda kind, seconds, predicted: told.append(seconds))
     whole, light = StepPlan([4], [2], inner=StepPlan([2])), StepPlan([4], [0], inner=StepPlan([4]), light=True)
     planner.learn(whole, StepObservation(1, [RowStep("row", "whole", 4, 2, 1)], 1.0, 1.3, 0.0))
     for seconds in (1.5, 1.4, 1.3, 1.2, 1.1):

@@ -13,10 +13,9 @@ from foretell.core.errors import ConfigError
 from foretell.planner import decisions as decisions_module
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.account import BUDGET
 from foretell.planner.allocation import Problem, price, search
+from foretell.planner.budget import BUDGET
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -337,7 +336,7 @@ def test_a_machine_that_stood_still_is_not_the_speed_of_the_next_thousand_steps(
     plan = run.planner.plan([RowView("0", "m", 4, 99)])
     (cap,) = plan.caps
     run.planner.observe(plan, StepObservation(1, [RowStep("0", "m", cap, cap, cap)], 0.1, 3600.0, 0.0))
-    run.planner._waiting.flush()
+    run.planner._flush()
     after = run.planner.speedup
     assert after is not None
     assert 0.85 * before < after < before
@@ -499,7 +498,7 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(rates: list[f
             run.step()
     assert not unlike(resting.caps, planned.caps)
     for run in (planned, resting):
-        run.planner._waiting.flush()
+        run.planner._flush()
     assert resting.planner.state == planned.planner.state
     if planned.share(600) < 0.2:
         assert quick.asked[0] > 400
@@ -508,7 +507,7 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(rates: list[f
 class Quick:
     """Asks a planner to go on where it can, and ``plan`` elsewhere; ``asked`` counts both."""
 
-    def __init__(self, of: AnyPlanner) -> None:
+    def __init__(self, of: Planner) -> None:
         self.planner, self.whole = of, of.plan
         self.asked = [0, 0]
         of.plan = self.plan  # type: ignore[method-assign]
@@ -533,7 +532,7 @@ def test_a_plan_that_goes_on_is_what_would_have_been_planned(rate: float, guess:
             run.step(limit, unread)
     assert not unlike(going.caps, planned.caps)
     for run in (planned, going):
-        run.planner._waiting.flush()
+        run.planner._flush()
     assert going.planner.state == planned.planner.state
     assert going.planner.acceptance.curve("m", "0", 4) == planned.planner.acceptance.curve("m", "0", 4)
     if planned.share(800) > 0.5:
@@ -547,7 +546,7 @@ def test_a_step_is_learned_from_with_its_own_plan(monkeypatch: pytest.MonkeyPatc
         run = Run(planner(0.05), [0.9], table(0.1))
         for step in range(400):
             run.step(num_unread=4 * (step % 2))
-        run.planner._waiting.flush()
+        run.planner._flush()
         return run.planner.corrections.draft["m"]
 
     together = drafting()

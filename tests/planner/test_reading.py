@@ -5,10 +5,10 @@ import random
 import pytest
 
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.account import PROMISE
+from foretell.planner.budget import PROMISE
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
 
 DEPTH, LENGTH, PROMPT = 6, 64, 80
 GUESS, NODE, READ, LOOKUP = 0.15, 0.06, 0.05, 0.005  # in plain steps: reading a prompt takes four
@@ -27,7 +27,7 @@ class Requests:
     with a chance of 0.6; in the others a draft model makes a line of guesses, kept with the chances ``sure``."""
 
     def __init__(self, sure: tuple[float, float], *, found: float, seed: int = 0) -> None:
-        self.planner = LayeredPlanner(table(), Acceptance(DEPTH, weighed=("whole", "light")), {"whole": "light"})
+        self.planner = Planner(table(), Acceptance(DEPTH, weighed=("whole", "light")), {"whole": "light"})
         self.sure, self.found, self.rng = sure, found, random.Random(seed)
         self.kinds: list[str] = []  # of each request's last step
         self.seconds: list[float] = []  # of each request
@@ -96,7 +96,7 @@ def test_a_draft_that_pays_is_found_within_a_few_short_requests(found: float, ga
 def test_a_poor_draft_is_left_alone_again(sure: tuple[float, float], found: float) -> None:
     """With lookups that pay, and where nothing does."""
     run = Requests(sure, found=found).serve(30)
-    assert run.planner.whole.acceptance.knows("whole"), "it was tried"
+    assert run.planner.acceptance.knows("whole"), "it was tried"
     assert run.speed() > 0.98 * by_lookups_alone(sure, found=found).speed()
     assert run.least > 1.0 - 1.5 * PROMISE
 

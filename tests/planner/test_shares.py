@@ -7,9 +7,9 @@ import pytest
 
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance, Curves
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
+from foretell.planner.planner import Planner
 from foretell.planner.shares import FIRST, LightShares, mixed
 from tests.planner.test_layered import Text, table
 
@@ -81,9 +81,9 @@ def test_steps_by_the_light_part_teach_neither_the_own_guesses_nor_their_cost() 
     for seed in range(8):
         text = Told(0.05, found=0.5, light=0.9, second=0.4, seed=seed, tells=True).steps(600)
         planner = text.planner
-        (own,) = planner.whole.acceptance.curve("whole", "row", 1)[0]
+        (own,) = planner.acceptance.curve("whole", "row", 1)[0]
         shares = planner._shares.of("row", "whole", 0)
-        found.append((text.share("whole", 600), own, *shares, planner.whole.corrections.draft["whole"]))
+        found.append((text.share("whole", 600), own, *shares, planner.corrections.draft["whole"]))
     guessing, own, share, kept, nodes, drafting = np.mean(found, axis=0)
     assert guessing > 0.7
     assert own == pytest.approx(0.4, abs=0.06), "of its own guesses alone"
@@ -119,23 +119,23 @@ def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:
     planner = text.planner
 
     def expected() -> float:
-        question = planner.whole._offers.of([RowView("row", "whole", 4, 99)], 1.0)
+        question = planner._offers.of([RowView("row", "whole", 4, 99)], 1.0)
         assert question is not None
         return float(question.problem.kept[0].sum())
 
-    before, seen = expected(), planner.whole.acceptance.seen("whole")
+    before, seen = expected(), planner.acceptance.seen("whole")
     for _ in range(120):
         row = RowStep("row", "whole", 4, 4, 3, light=(4, 4, 3), by_light=True)
         planner.learn(StepPlan([4], [0], inner=StepPlan([4]), light=True), StepObservation(1, [row], 0.0, 1.0, 0.0))
     assert before < 2.0
     assert expected() > 0.75 * 3, "three in each, and little beside"
-    assert planner.whole.acceptance.seen("whole") == seen
+    assert planner.acceptance.seen("whole") == seen
 
 
 def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
     """Of two rows one follows its light part in most steps: drafting is counted as often as the rows guess by themselves,
     and each row's expected tokens are its own. Alone, each row's problem is the same as in the batch."""
-    planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"})
+    planner = Planner(table(0.1), Acceptance(4), {"whole": "light"})
     for step in range(200):
         rows = []
         for name, by_light in (("often", step % 4 > 0), ("never", False)):
@@ -143,19 +143,19 @@ def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
             rows.append(RowStep(name, "whole", 4, drafted, kept, light=(4, 0, 0), by_light=by_light))
         planner.learn(StepPlan([4, 4]), StepObservation(2, rows, 0.2, 1.1, 0.1))
     views = [RowView(name, "whole", 4, 99) for name in ("often", "never")]
-    both = planner.whole._offers.of(views, 1.0)
+    both = planner._offers.of(views, 1.0)
     assert both is not None
     tokens = 1.0 + both.problem.kept.sum(axis=1)
     assert tokens[0] > 1.0 + 0.7 * 3 > tokens[1] + 0.8
     for row, view in enumerate(views):
-        alone = planner.whole._offers.of([view], 1.0)
+        alone = planner._offers.of([view], 1.0)
         assert alone is not None
         assert alone.problem.kept[0] == pytest.approx(both.problem.kept[row])
         own = 1.0 - planner._shares.of(view.request_id, "whole", 0)[0]
-        grid = planner.whole._offers._grid("whole", 1)[:, 1] * planner.whole.corrections.draft["whole"]
+        grid = planner._offers._grid("whole", 1)[:, 1] * planner.corrections.draft["whole"]
         assert alone.problem.draft[0, :, 1] == pytest.approx(grid[: len(alone.problem.draft[0])] * own)
     own = [1.0 - planner._shares.of(view.request_id, "whole", 0)[0] for view in views]
-    grid = planner.whole._offers._grid("whole", 2) * planner.whole.corrections.draft["whole"]
+    grid = planner._offers._grid("whole", 2) * planner.corrections.draft["whole"]
     assert both.problem.draft[0] == pytest.approx(grid[: both.problem.draft.shape[1]] * np.mean(own))
     planner.forget("often")
     assert planner._shares.of("often", "whole", 0)[0] == pytest.approx(planner._shares.of("another", "whole", 0)[0])
@@ -164,7 +164,7 @@ def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
 @pytest.mark.parametrize("found", [0.0, 0.6])
 def test_learning_from_a_few_told_steps_together_changes_no_plan(found: float, monkeypatch: pytest.MonkeyPatch) -> None:
     together = Told(0.05, found=found, light=0.7, second=0.6, tells=True).steps(800)
-    together.planner._waiting.flush()
+    together.planner._flush()
     monkeypatch.setattr(planner_module, "TOGETHER", 1)
     each = Told(0.05, found=found, light=0.7, second=0.6, tells=True).steps(800)
     assert together.kinds == each.kinds
@@ -174,7 +174,7 @@ def test_learning_from_a_few_told_steps_together_changes_no_plan(found: float, m
 
 def test_a_view_alone_tells_nothing() -> None:
     """Before a method has told anything, its curves are those of its own guesses, to the last bit."""
-    planner = LayeredPlanner(table(0.1), Acceptance(4), {"whole": "light"})
-    question = planner.whole._offers.of([RowView("row", "whole", 4, 99)], 1.0)
+    planner = Planner(table(0.1), Acceptance(4), {"whole": "light"})
+    question = planner._offers.of([RowView("row", "whole", 4, 99)], 1.0)
     assert question is not None
-    assert np.array_equal(question.problem.kept, planner.whole.acceptance.curves(["row"], ["whole"]).kept)
+    assert np.array_equal(question.problem.kept, planner.acceptance.curves(["row"], ["whole"]).kept)

@@ -6,7 +6,6 @@ import pytest
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import PASS, CostTable, TextCosts
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers, steps_ahead
 from foretell.planner.planner import Planner
@@ -26,7 +25,7 @@ class Runs:
     """Rows of 60 steps. Where they copy, a step in ten finds a run of twelve guesses, nearly all right; all other guesses
     are single ones, right with a chance of 0.15."""
 
-    def __init__(self, planner: LayeredPlanner | Planner, seed: int, *, gates: bool = True) -> None:
+    def __init__(self, planner: Planner, seed: int, *, gates: bool = True) -> None:
         self.planner, self.gates = planner, gates
         self.rng = np.random.default_rng(seed)
         self.tokens = self.seconds = 0.0
@@ -37,7 +36,7 @@ class Runs:
         self.tokens, self.seconds, self.caps = 0.0, 0.0, []
         for number in range(count):
             name = str(number)
-            method = "whole" if isinstance(self.planner, LayeredPlanner) else "light"
+            method = "whole" if isinstance(self.planner, Planner) else "light"
             for _ in range(60):
                 self.step(name, method, runs)
             self.planner.forget(name)
@@ -61,8 +60,8 @@ class Runs:
         return self.tokens / self.seconds
 
 
-def layered(weighed: tuple[str, ...]) -> LayeredPlanner:
-    return LayeredPlanner(table(), Acceptance(DEPTH, weighed=weighed), {"whole": "light"})
+def layered(weighed: tuple[str, ...]) -> Planner:
+    return Planner(table(), Acceptance(DEPTH, weighed=weighed), {"whole": "light"})
 
 
 def best(share: float) -> float:

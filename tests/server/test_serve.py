@@ -28,7 +28,7 @@ from foretell.core.errors import EngineError, ModelError
 from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
+from foretell.planner.planner import Planner
 from foretell.server import run
 from foretell.server.app import build_app
 from foretell.service.service import STATES
@@ -461,7 +461,7 @@ def test_two_suites_of_clients_at_once_get_no_error() -> None:
     assert service._loop is not None
     draws = {name: {(1, depth): 1e-5 * depth for depth in (1, 2, 4)} for name in ("hybrid", "suffix")}
     costs = CostTable({(1, 1): 1e-3, (1, 5): 1.1e-3}, draws, dict.fromkeys(draws, 0.0))
-    planner = LayeredPlanner(costs, Acceptance(16), {"hybrid": "suffix"})
+    planner = Planner(costs, Acceptance(16), {"hybrid": "suffix"})
     service._loop.planner = GuardedPlanner(planner, service._failures)
     answers: list[tuple[int, str]] = []
 

@@ -37,7 +37,6 @@ from foretell.methods.hybrid.drafter import Hybrid, HybridDrafter
 from foretell.model.blocks import BlockCache
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import LayeredPlanner
 from foretell.planner.planner import Planner
 from tests.engine.harness import EOS, ToyTokenizer, restless, table
 from tests.engine.test_traffic import BlockTable
@@ -104,7 +103,7 @@ class Faulty:
         names = ("hybrid", "suffix", "ngram", "recycling")
         draws = {name: {(1, depth): 0.001 for depth in (1, 2, 4)} for name in names}
         costs = CostTable({(1, 1): 1.0, (1, 5): 1.02}, draws, dict.fromkeys(names, 0.0))
-        planner = LayeredPlanner(costs, Acceptance(16), {"hybrid": "suffix"})
+        planner = Planner(costs, Acceptance(16), {"hybrid": "suffix"})
         self.loop.planner = GuardedPlanner(planner, service._failures)
 
     # -- errors ----------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class Faulty:
         drafters = (NgramDrafter, SuffixDrafter, ModelDrafter, HybridDrafter)
         calls = ("propose", "observe", "observe_all", "join", "keep", "catch_up", "num_unread")
         places: list[tuple[Any, str, float]] = [
-            *((LayeredPlanner, name, RATE) for name in ("plan", "again", "observe", "learn", "forget", "will_guess")),
+            *((Planner, name, RATE) for name in ("plan", "again", "observe", "learn", "forget", "will_guess")),
             *((Planner, name, RATE / 4) for name in ("plan", "again", "learn")),
             *((kind, name, RATE / 2) for kind in drafters for name in calls if name in vars(kind)),
             *((PrefixStore, name, RATE) for name in ("find", "add")),

@@ -11,6 +11,7 @@ from typing import Any
 
 from foretell.analysis.observer import RULES, GuessSlot, Record, observe
 from foretell.analysis.theory.headroom import Headroom, MeanStep, advise, replayed
+from foretell.analysis.theory.run_costs import StepCosts
 from foretell.bench.headroom import possible_costs
 from foretell.bench.stats import PairedRuns, bootstrap, first_loop
 from foretell.core.params import SamplingParams
@@ -21,7 +22,6 @@ from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.recorder import StepTime
-from foretell.planner.run_costs import StepCosts
 
 TIMED_TOKENS = 32
 WARM_UP_TOKENS = 4

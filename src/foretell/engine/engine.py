@@ -40,7 +40,7 @@ from foretell.model.lora import read_loras
 from foretell.model.names import check_cuda_graphs
 from foretell.model.prefill import round_up
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import AnyPlanner
+from foretell.planner.planner import Planner
 
 DRAFTER_ERRORS: dict[str, type[Failures]] = {"plain": Failures, "raise": RaisedFailures}
 
@@ -378,7 +378,7 @@ class Engine:
                     raise row.error
             yield ended
 
-    def _loop(self, rows: Sequence[Row], num_rows: int, planner: AnyPlanner | None) -> Loop:
+    def _loop(self, rows: Sequence[Row], num_rows: int, planner: Planner | None) -> Loop:
         """A loop for these requests. Without a planner it reads no clock: its steps are a function of the requests."""
         grown = max(row.choice.num_nodes for row in rows)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from foretell.engine.failures import PLANNER, Failures
-from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
+from foretell.planner.planner import Planner
 
 _T = TypeVar("_T")
 
@@ -15,7 +15,7 @@ class GuardedPlanner:
     """Asks a planner while it works; a plan for other members than the step's is a failure of it. Where it has failed,
     nobody guesses in the next step, and after several failures in a row nobody does for a while (``Failures``)."""
 
-    def __init__(self, inner: AnyPlanner, failures: Failures) -> None:
+    def __init__(self, inner: Planner, failures: Failures) -> None:
         self.inner, self._failures = inner, failures
         self._members: tuple[str, ...] | None = None  # of the last plan; None: it was not the planner's
         self._has_failed = False

@@ -28,9 +28,9 @@ from foretell.engine.speculation import Speculation
 from foretell.engine.threads import thread_limit
 from foretell.model.prefill import PREFILL_CHUNK, round_up
 from foretell.model.target import CausalModel
-from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowView
 from foretell.planner.plan import StepPlan
+from foretell.planner.planner import Planner
 
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
@@ -60,7 +60,7 @@ class Loop:
         self,
         model: CausalModel,
         limits: Limits,
-        planner: AnyPlanner | None,
+        planner: Planner | None,
         *,
         prefixes: PrefixStore | None = None,
         width: int = 0,

@@ -12,7 +12,6 @@ from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
-from foretell.planner.layered import AnyPlanner, LayeredPlanner
 from foretell.planner.measure import grid
 from foretell.planner.planner import Planner
 
@@ -33,10 +32,10 @@ class Planning:
         self._plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
         self._choices: dict[str, Speculation] = {}
         self._max_batch = 0
-        self._planner: AnyPlanner | None = None
+        self._planner: Planner | None = None
         self._hopeless: set[str] = set()
 
-    def planner(self, choices: Sequence[Speculation], num_rows: int) -> AnyPlanner | None:
+    def planner(self, choices: Sequence[Speculation], num_rows: int) -> Planner | None:
         """The planner for these choices, with costs measured (seconds, remembered on disk); None where none guesses."""
         guessing: Mapping[str, Speculation] = {one.config.method: one for one in choices if one.config.guesses}
         if not guessing:
@@ -92,7 +91,7 @@ class ServicePlanning:
         acceptance = acceptance_of(known, told)
         if mode != "auto" or model.is_shared:
             mode = "off" if mode == "auto" else mode
-            self.planner: AnyPlanner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode=mode)
+            self.planner: Planner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode=mode)
             return
         self._calibration = Calibration(
             model, plain, list(map(measured, guessing)), list(map(measured, (*weightless, *light_choices(known)))),
@@ -179,10 +178,9 @@ def acceptance_of(choices: Sequence[Speculation], priors: Mapping[str, float] | 
     return Acceptance(depth_of(choices), priors, weighed)
 
 
-def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> AnyPlanner:
-    """The planner for mode "auto". parts: see ``LayeredPlanner``."""
-    parts = {method: part for method, part in parts.items() if {method, part} <= set(costs.methods)}
-    return LayeredPlanner(costs, acceptance, parts) if parts else Planner(costs, acceptance, mode="auto")
+def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> Planner:
+    """The planner for mode "auto". parts: see ``Planner``."""
+    return Planner(costs, acceptance, {one: part for one, part in parts.items() if {one, part} <= set(costs.methods)})
 
 
 def cannot_pay(costs: CostTable, method: str, parts: Mapping[str, str], max_rows: int, longest: int = 0) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.tapping import Tapping
+from foretell.learn.allowance import Allowance
 from foretell.learn.training.texts import RawText
-from foretell.planner.account import Allowance
 
 
 @dataclass

@@ -24,6 +24,7 @@ from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Speculation
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
+from foretell.learn.allowance import Allowance
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
 from foretell.learn.training.pace import spare_cores
@@ -31,7 +32,6 @@ from foretell.learn.training.pool import Result, TrainerPool
 from foretell.learn.training.process import TrainerProcess
 from foretell.learn.training.texts import RawText
 from foretell.learn.training.trainer import Event, Version
-from foretell.planner.account import Allowance
 from foretell.service.drift import ends_piece
 from foretell.service.learning import ACTIONS, LearnFigures
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from foretell.core.errors import ConfigError
 from foretell.core.settings import setting, settle
-from foretell.planner.account import LEARN_SHARE
+from foretell.planner.budget import LEARN_SHARE
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig

@@ -124,7 +124,7 @@ class BlockCache(KVCache):
         self.num_rows, self.loras = len(order), [self.loras[row] for row in order]
         self._show()
 
-    def open_rows(self, count: int) -> None:
+    def open_rows(self, count: int, kept: int | None = None) -> None:
         """See ``KVCache.open_rows``; they have no blocks yet. Raises CapacityError where the table has no row left."""
         if self.num_rows + count > self.reserve:
             raise CapacityError(f"{self.num_rows + count} rows are to be open, and {self.reserve} were allocated")
@@ -170,7 +170,7 @@ class BlockCache(KVCache):
         view._show()
         return view
 
-    def join(self, other: KVCache, used: int) -> None:
+    def join(self, other: KVCache, used: int, kept: int | None = None) -> None:
         """See ``KVCache.join``; the rows have blocks for their capacity."""
         if used > self.capacity:
             raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")

@@ -183,24 +183,25 @@ class KVCache:
         for row in range(self.num_rows, before):
             self.release(row)
 
-    def join(self, other: "KVCache", used: int) -> None:
-        """Append the other's rows after these, copying slots [0, used) of each. Raises CapacityError where they are too
-        long for this cache."""
+    def join(self, other: "KVCache", used: int, kept: int | None = None) -> None:
+        """Append the other's rows after these, copying slots [0, used) of each. kept: slots of these rows that must survive
+        (None: all). Raises CapacityError where they are too long for this cache."""
         if used > self.capacity:
             raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")
         start = self.num_rows
-        self.open_rows(other.num_rows)
+        self.open_rows(other.num_rows, kept)
         self.loras[start:] = other.loras
         for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
             mine[start:, :, :used] = theirs[:, :, :used]
 
-    def open_rows(self, count: int) -> None:
-        """Take count more rows into use, after the others. Their contents are undefined, but finite."""
+    def open_rows(self, count: int, kept: int | None = None) -> None:
+        """Take count more rows into use, after the others. Their contents are undefined, but finite. kept: see ``join``:
+        where the memory moves, a copy of slots that were never written would allocate their pages."""
         if self.num_rows + count > self.reserve:
             keys, values = self._all_keys, self._all_values
             self._allocate(max(self.num_rows + count, 2 * self.reserve))
             for new, old in zip((*self._all_keys, *self._all_values), (*keys, *values), strict=True):
-                new[: self.num_rows] = old[: self.num_rows]
+                new[: self.num_rows, :, :kept] = old[: self.num_rows, :, :kept]
         self.num_rows += count
         self.loras += [0] * count
         self._show()

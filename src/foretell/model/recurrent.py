@@ -253,16 +253,16 @@ class RecurrentCache(KVCache):
         self.states.reorder(rows.tolist())
         super().keep(rows, used)
 
-    def join(self, other: KVCache, used: int) -> None:
+    def join(self, other: KVCache, used: int, kept: int | None = None) -> None:
         """See ``KVCache.join``."""
         assert isinstance(other, RecurrentCache)
         start = self.num_rows
-        super().join(other, used)
+        super().join(other, used, kept)
         self.states.take(other.states, other.first, other.first + other.num_rows, start)
 
-    def open_rows(self, count: int) -> None:
+    def open_rows(self, count: int, kept: int | None = None) -> None:
         """See ``KVCache.open_rows``; the rows have read nothing."""
-        super().open_rows(count)
+        super().open_rows(count, kept)
         self.states.grow(self.reserve)
         self.states.reset(self.num_rows - count, self.num_rows)
 

@@ -76,7 +76,7 @@ class Acceptance:
         self._priors: dict[int, float] = {}
         self._given = dict(priors or {})
         self.max_depth = depth = max(max_depth, 1)
-        self._slots: dict[str, int] = {}
+        self._slots: dict[tuple[str, str], int] = {}  # by request and method: of one step it may have guesses by two
         self._free: list[int] = []
         self._rows = _Counts(8, depth)
         self._pool_places: dict[tuple[str, int], int] = {}
@@ -113,17 +113,18 @@ class Acceptance:
             return
         most = self.max_depth
         seen = (min(cap, most), min(drafted, most), min(accepted, most), drafted if nodes is None else nodes)
-        self._queue.append((self._slot(request_id), self._pool_of(method, heat), *seen))
+        self._queue.append((self._slot(request_id, method), self._pool_of(method, heat), *seen))
         if len(self._queue) > 16 * len(self._slots):  # fading counts proposals, not turns: they must not pile up
             self._count()
 
     def forget(self, request_id: str) -> None:
         """Drop a request. Its contribution to its pool's rates stays."""
-        if request_id in self._slots:
-            self._count()
-            slot = self._slots.pop(request_id)
-            self._free.append(slot)
-            self._rows.table[slot] = 0.0
+        for method in self._families:
+            slot = self._slots.pop((request_id, method), None)
+            if slot is not None:
+                self._count()
+                self._free.append(slot)
+                self._rows.table[slot] = 0.0
 
     def memory(self) -> tuple[list[tuple[str, int]], Array]:
         """(method, heat) of each pool, and their counts [R, 6 L + 2]: a row of ``_Counts.table``, then how many steps ago
@@ -177,7 +178,7 @@ class Acceptance:
         """What to expect of these requests, one row each; heats None: all are greedy."""
         heats = heats or [0] * len(methods)
         pools = [self._pool_of(method, heat) for method, heat in zip(methods, heats, strict=True)]
-        slots = [self._slot(request_id) for request_id in request_ids]
+        slots = [self._slot(*row) for row in zip(request_ids, methods, strict=True)]
         self._count()
         for pool in set(pools) - self._pool_rates.keys():
             self._pool_rates[pool] = self._pool(pool)
@@ -197,7 +198,7 @@ class Acceptance:
         self, request_id: str, method: str, heat: int
     ) -> tuple[list[float], list[float], list[float], list[float]]:
         """The same for one row, in plain Python: see ``single.py``. In the order of ``Curves``."""
-        pool, slot = self._pool_of(method, heat), self._slot(request_id)
+        pool, slot = self._pool_of(method, heat), self._slot(request_id, method)
         self._count()
         if pool not in self._pool_rates:
             self._pool_rates[pool] = self._pool(pool)
@@ -229,11 +230,12 @@ class Acceptance:
             before = more
         return kept, drafted, hopes, nodes
 
-    def _slot(self, request_id: str) -> int:
-        slot = self._slots.get(request_id)
+    def _slot(self, request_id: str, method: str) -> int:
+        key = request_id, method
+        slot = self._slots.get(key)
         if slot is None:
             slot = self._free.pop() if self._free else len(self._slots)
-            self._slots[request_id] = slot
+            self._slots[key] = slot
             if slot >= len(self._rows.last):
                 self._rows.grow(2 * slot)
             self._rows.last[slot] = self._step

@@ -1,21 +1,20 @@
-"""What guesses of some rows would bring and cost, from measured costs and acceptance: the input of a search."""
+"""What guesses of some rows would bring and cost, from measured costs and acceptance."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
-from foretell.planner.acceptance import Acceptance, Curves
+from foretell.planner.acceptance import Acceptance, Array
 from foretell.planner.allocation import Problem
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import PASS, CostTable
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.plan import Option
+from foretell.planner.several import Offer, Several
 from foretell.planner.shares import LightShares, mixed
 from foretell.planner.single import Single
-
-Array = NDArray[np.float64]
 
 MIN_BEST_CASE_GAIN = 0.05  # least gain of perfect guesses over plain decoding for guessing to be tried
 CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags behind is written off
@@ -27,28 +26,14 @@ def steps_ahead(row: RowView, kept: float) -> float:
     return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / (1.0 + kept)))
 
 
-@dataclass(frozen=True)
-class Question:
-    """One allocation to make, and the estimates it rests on, row by row."""
-
-    problem: Problem
-    curves: Curves
-
-
 def _mean_length(rows: Sequence[RowView]) -> float:
     return fmean(row.length for row in rows)
 
 
 class Offers:
-    """Builds allocation problems with the corrected costs. Caches what depends on the table alone."""
+    """Builds offers with the corrected costs. Caches what depends on the table alone."""
 
-    def __init__(
-        self,
-        costs: CostTable,
-        acceptance: Acceptance,
-        corrections: Corrections,
-        shares: LightShares | None = None,
-    ) -> None:
+    def __init__(self, costs: CostTable, acceptance: Acceptance, corrections: Corrections, shares: LightShares) -> None:
         """shares: of steps in which methods propose what their light parts guess; ``acceptance`` is of the others."""
         self.costs = costs
         self.shares = shares
@@ -67,17 +52,25 @@ class Offers:
         """The same of these rows."""
         return self.plain(len(rows), _mean_length(rows) if rows else 0.0)
 
-    def of(self, rows: Sequence[RowView], plain: float) -> Question | None:
-        """The allocation problem of these rows; None where no row can gain. plain: seconds of their step without
-        guesses."""
+    def of(self, rows: Sequence[RowView], plain: float, option: Option = Option.WHOLE) -> Offer | None:
+        """What guesses of these rows would bring; None where no row can gain. plain: seconds of their step without
+        guesses. option: by which the rows are seen."""
+        offer = self.single(rows[0], plain) if len(rows) == 1 else self.several(rows, plain)
+        return None if offer is None else replace(offer, option=option)
+
+    def _is_blind(self, row: RowView, entry: float, plain: float) -> bool:
+        """See ``Offer``; entry: seconds a step."""
+        return entry * steps_ahead(row, 0.0) > plain and not self.acceptance.knows(row.method)
+
+    def several(self, rows: Sequence[RowView], plain: float) -> Several | None:
+        """``of`` in arrays."""
         able = [self._may_guess(row, len(rows)) for row in rows]
         if not any(able):
             return None
         requests, methods, heats = zip(*[(row.request_id, row.method, row.heat) for row in rows], strict=True)
-        curves, own = self.acceptance.curves(requests, methods, heats), [1.0] * len(rows)
+        curves = self.acceptance.curves(requests, methods, heats)
         found = curves.drafted
-        if self.shares is not None:
-            curves, own = mixed(curves, [self.shares.of(*row) for row in zip(requests, methods, heats, strict=True)])
+        curves, own = mixed(curves, [self.shares.of(*row) for row in zip(requests, methods, heats, strict=True)])
         batch, depth = curves.kept.shape
         names = sorted({row.method for row, can in zip(rows, able, strict=True) if can})
         place = {name: index for index, name in enumerate(names)}
@@ -119,10 +112,11 @@ class Offers:
             guess_factor=factors.guess,
             weighed=weighed if weighed.any() else None,
         )
-        return Question(problem, curves)
+        steps = np.array([steps_ahead(row, most) for row, most in zip(rows, kept.sum(axis=1).tolist(), strict=True)])
+        return Several(problem, curves, requests, steps, any(map(self._is_blind, rows, entry, [plain] * batch)))
 
     def single(self, row: RowView, plain: float) -> Single | None:
-        """``of`` this row alone; None where it cannot gain."""
+        """``of`` one row."""
         method = row.method
         if not self._may_guess(row, 1):
             return None
@@ -133,14 +127,13 @@ class Offers:
         draft = self._columns[method]
         if is_weighed:  # as in ``of``
             draft = [cost * made for cost, made in zip(draft, [1.0, *drafted[1:]], strict=False)]
-        if self.shares is not None:
-            light, by_light, more = self.shares.of(row.request_id, method, row.heat)
-            if light:  # as in ``mixed``
-                own = 1.0 - light
-                kept, drafted, optimistic, nodes = (
-                    [line[0] * own + first, *(value * own for value in line[1:])]
-                    for line, first in ((kept, by_light), (drafted, light), (optimistic, by_light), (nodes, more))
-                )
+        light, by_light, more = self.shares.of(row.request_id, method, row.heat)
+        if light:  # as in ``mixed``
+            own = 1.0 - light
+            kept, drafted, optimistic, nodes = (
+                [line[0] * own + first, *(value * own for value in line[1:])]
+                for line, first in ((kept, by_light), (drafted, light), (optimistic, by_light), (nodes, more))
+            )
         depth = min(row.max_depth, row.depth_limit, len(kept))
         if self._points is None:
             xs, ys = self.costs.verify_curve(1)
@@ -153,10 +146,12 @@ class Offers:
             took = [seconds + added for seconds in took]
             first, level = beyond * factor * text.once, beyond * factor * text.each
             node = beyond * self.costs.text(PASS).each
+        most = sum(kept[:depth])
+        entry = self._entry(row, most) if row.num_unread > 1 else 0.0
         return Single(
-            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], draft, factor,
-            self._entry(row, sum(kept[:depth])) if row.num_unread > 1 else 0.0, first, level, node, (nodes_at, took), plain,
-            self.corrections.guess, is_weighed,
+            row.request_id, kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth], draft, factor, entry, first,
+            level, node, (nodes_at, took), plain, self.corrections.guess, is_weighed, steps_ahead(row, most),
+            self._is_blind(row, entry, plain),
         )  # fmt: skip
 
     def least_chance(self, rows: Sequence[RowView]) -> float:

@@ -1,6 +1,15 @@
 """What a planner says of one step."""
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Option(IntEnum):
+    """Who guesses in a step. Each pays only where it brings more than those before it."""
+
+    PLAIN = 0  # nobody
+    LIGHT = 1  # the parts of methods that guess for next to nothing (``Method.light``)
+    WHOLE = 2  # methods with all that they have
 
 
 @dataclass(slots=True)
@@ -10,13 +19,12 @@ class StepPlan:
 
     caps: list[int]  # by row; 0: no guess
     paid: list[int] | None = None  # the same of guesses that cost time, where that is another
+    option: Option = Option.WHOLE
     lagging: bool = False  # a drafter has more than two tokens to read: what it takes is not what guesses cost
     least: float = 0.0  # chance to be kept below which a guess that costs nothing to look up does not pay its node
     trial: bool = False
     charged: float | None = None  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once
-    inner: "StepPlan | None" = None  # of the planner that a layered one asked ...
-    light: bool = False  # ... and whether that plans its light parts
     members: tuple[str, ...] = ()  # ids of the requests that it was made for, by row: it is of no use to others
 
     def fits(self, members: tuple[str, ...]) -> bool:

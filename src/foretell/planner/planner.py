@@ -1,24 +1,28 @@
 """How deep each row may guess in the next step, so that speculation never costs time.
 
-Before a step the planner compares the expected tokens of guesses with their expected seconds, for the whole batch;
-plain decoding is one of the choices. Unknown choices are tried within a budget (``account.py``): every trial is charged
-its expected loss.
+Before a step the planner compares the expected tokens of guesses with their expected seconds, for the whole batch, by each
+option: nobody guesses, light parts do (``hybrid``: suffix), whole methods do. What is not known is tried within a budget
+(``budget.py``): every trial is charged its expected loss. Where steps say whose guess a whole method proposes, its own
+guesses and its light part's are known apart (``shares.py``), so that text which repeats itself speaks for both, whichever
+guessed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foretell.core.errors import ConfigError
 from foretell.planner.acceptance import Acceptance
+from foretell.planner.budget import Budget
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
-from foretell.planner.decisions import SETTLING, Decision, Decisions
-from foretell.planner.ledger import Ledger, Waiting
+from foretell.planner.decisions import Decision, Decisions
+from foretell.planner.live_speed import LiveSpeed
 from foretell.planner.measure import grid
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
 from foretell.planner.outlook import Cell, Factors, lengths_to, outlook
-from foretell.planner.plan import StepPlan
+from foretell.planner.plan import Option, StepPlan
+from foretell.planner.several import Offer
 from foretell.planner.shares import LightShares
 
 MODES = ("auto", "on", "off")
@@ -32,6 +36,7 @@ ENOUGH_PROPOSALS = 24.0  # of a method at one heat, after which its rates no lon
 WELL_KNOWN = 0.07  # of the log of a plain step's seconds: where it is known so well ...
 PLAIN_SKIPPED = 7  # ... so many of eight plain steps say nothing new
 SKIPS = 7  # steps of a settled rest in which nobody asks whether it still stands, at most
+SETTLING = 2  # plain steps after a drafter's pass that take longer than others, where a cache holds the target
 HEAVY_DRAFT = 0.15  # of a pass: guesses that take longer read weights of their own
 
 
@@ -39,80 +44,52 @@ class Planner:
     """Plans steps and learns from them. Not thread-safe: used by the engine's thread only."""
 
     def __init__(
-        self,
-        costs: CostTable,
-        acceptance: Acceptance,
-        *,
-        mode: str = "auto",
-        ledger: Ledger | None = None,
-        shares: LightShares | None = None,
+        self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str] | None = None, *, mode: str = "auto"
     ) -> None:
-        """ledger: shared with another planner of the same steps. shares: see ``Offers``; of methods with light parts,
-        whose steps have passes of their own."""
+        """parts: of each method that has one, the name of its light part; ``costs`` knows both."""
         if mode not in MODES:
             raise ConfigError(f"speculation is one of {', '.join(MODES)}; given {mode!r}")
-        self.acceptance, self.mode = acceptance, mode
-        self._shares, self._has_light = shares, shares is not None
-        self._waiting = Waiting(self.learn)
+        self.acceptance, self.mode, self.parts = acceptance, mode, dict(parts or {})
+        self._shares = LightShares()
+        self._budget, self._speed = Budget(), LiveSpeed()
+        self._waiting: list[tuple[StepPlan, StepObservation]] = []  # steps to learn from, a few at a time
         self._last = StepPlan([])
         self.members: tuple[str, ...] = ()  # of the last plan
         self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
-        self.standing = Decision([])
-        self.age, self._patience = 0, 1  # plans for the same rows since the last decision, and when the next one is due
+        self._widest: list[int] = []  # of these rows: how deep their light parts may guess beside the whole methods
+        self._age, self._patience = (
+            0,
+            1,
+        )  # plans for the same rows since the last decision, and when the next one is due
         self._known = 0  # steps of these rows before the last decision
-        self.skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
-        self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
+        self._skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
+        self._plain_skip = self._plain_skipped = 0  # plain steps that corrections are not told of, and those so far
         self._least = 0.0  # of plans while the decision stands
-        self._decisions = Decisions()
-        self._begin(costs, ledger or Ledger(costs.methods))
+        self._begin(costs)
 
-    def _begin(self, costs: CostTable, ledger: Ledger) -> None:
-        self.costs, self._ledger, self._purse = costs, ledger, ledger.account.open()
-        self._offers = Offers(costs, self.acceptance, ledger.corrections, self._shares)
-        self._decisions.use(self._offers, ledger, self._purse)
-
-    @property
-    def acceptances(self) -> dict[str, Acceptance]:
-        """What is known of guesses that were kept, by part of the planner."""
-        return {"whole": self.acceptance}
-
-    @property
-    def corrections(self) -> Corrections:
-        """Of the cost table."""
-        return self._ledger.corrections
+    def _begin(self, costs: CostTable) -> None:
+        self.costs, self.corrections = costs, Corrections(costs.methods)
+        self._offers = Offers(costs, self.acceptance, self.corrections, self._shares)
+        self._decisions = Decisions(self.corrections, self._budget)
+        self.standing = Decision([])
+        self._unsettled = (
+            0  # steps to come that take longer than others: a drafter's weights displaced the target's ...
+        )
+        self._tried = False  # ... in a trial
+        self.replan()
 
     @property
     def guessing(self) -> bool:
         """Whether guesses are expected to pay, for the rows of the last plan."""
-        return self.standing.guessing
-
-    @property
-    def floor(self) -> float:
-        """Tokens a second that can be had without these guesses, where plain decoding has less; 0: plain decoding it is."""
-        return self._decisions.floor
-
-    @floor.setter
-    def floor(self, rate: float) -> None:
-        self._decisions.floor = rate
+        return self.standing.stands != Option.PLAIN
 
     @property
     def speedup(self) -> float | None:
         """Tokens a second over those of plain decoding, up to a few steps ago. A plain step counts 1, and no step more than
         its tokens a row. None before any step, where no plain step was seen for long, and in the modes that measure no
         costs."""
-        speed = self._ledger.speed
-        known = self.mode == "auto" and (not speed.guessed or self._decisions.knows_plain)
-        return speed.ratio if known else None
-
-    @property
-    def trials(self) -> int:
-        """Trials so far."""
-        return self._ledger.account.trials
-
-    @property
-    def trial_seconds(self) -> float:
-        """Seconds that trials were charged."""
-        return self._ledger.account.seconds
+        known = self.mode == "auto" and (not self._speed.guessed or self._decisions.knows_plain)
+        return self._speed.ratio if known else None
 
     @property
     def state(self) -> dict[str, float | int | str | bool | None]:
@@ -123,8 +100,8 @@ class Planner:
             "guessing": self.guessing,
             "mean_depth": sum(caps) / len(caps) if caps else 0.0,
             "speedup": self.speedup,
-            "trials": self.trials,
-            "trial_seconds": self.trial_seconds,
+            "trials": self._budget.trials,
+            "trial_seconds": self._budget.seconds,
             "correction_plain": self.corrections.plain,
             "correction_guess": self.corrections.guess,
             **{f"correction_draft_{method}": factor for method, factor in self.corrections.draft.items()},
@@ -156,37 +133,39 @@ class Planner:
         """What live steps say against the cost table; None where they agree with it."""
         return self.corrections.contradiction() if self.mode == "auto" else None
 
-    def use(self, costs: CostTable, ledger: Ledger | None = None) -> None:
-        """Plan by another table from now on: corrections of the one before are dropped, acceptance is kept."""
-        self._waiting.flush()
-        self._begin(costs, ledger or Ledger(costs.methods, self._ledger.speed))
-        self.replan()
-        self.standing = Decision([])
+    def use(self, costs: CostTable) -> None:
+        """Plan by another table from now on: corrections of the one before are dropped, what is known of guesses and what
+        trials have cost is kept."""
+        self._flush()
+        self._begin(costs)
 
     def replan(self) -> None:
         """Decide anew at the next plan, however young the decision that stands is."""
-        self._ids, self.skips = [], 0
+        self._ids, self._skips = [], 0
 
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
-        self._waiting.flush()
-        self._purse.forget(request_id)
+        self._flush()
+        self._budget.forget(request_id)
         self.acceptance.forget(request_id)
+        self._shares.forget(request_id)
         self.replan()
         if request_id in self.members:
             self.members, self._last = (), replace(self._last, members=())
 
     def will_guess(self, rows: Sequence[RowView]) -> bool:
-        """Whether guessing is on, beyond a trial, and would be for these rows too: then preparing drafters is
+        """Whether whole methods guess, beyond a trial, and would for these rows too: then preparing drafters is
         worthwhile."""
         if self.mode != "auto":
             return self.mode == "on"
         if all_ask(rows):
             return True
-        if not self.guessing:
+        if self.standing.stands != Option.WHOLE:
             return False
-        self._waiting.flush()
-        return self._decisions.pays(rows)
+        self._flush()
+        plain = self._offers.plain_of(rows)
+        offers = self._offers_of(rows, plain)
+        return self._decisions.choose(len(rows), plain, offers, Option.WHOLE).stands == Option.WHOLE
 
     # -- before a step -----------------------------------------------------------------------------------------------
 
@@ -196,41 +175,77 @@ class Planner:
         arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them. Where all
         rows ask to guess always, they do: a loss is theirs alone.
         """
-        self.skips, self.members = 0, tuple(row.request_id for row in rows)
+        self._skips, self.members = 0, tuple(row.request_id for row in rows)
+        limits = [row.depth_limit for row in rows]
         lagging = any(row.num_unread > 2 for row in rows)
         if self.mode != "auto" or all_ask(rows):
             caps = [max(min(row.max_depth, row.depth_limit), 0) if self.mode != "off" else 0 for row in rows]
-            self._ids, self.standing = [], Decision([], any(caps))
-            self._last = StepPlan(caps, lagging=lagging, members=self.members)
+            option = Option.WHOLE if any(caps) else Option.PLAIN
+            self._ids, self.standing = [], Decision([], option, option)
+            self._last = StepPlan(caps, option=option, lagging=lagging, members=self.members)
             return self._last
         if arriving > MAX_ARRIVING_SHARE * len(rows) and not self.guessing:
-            self._ids, self._last = [], StepPlan([0] * len(rows), members=self.members)
+            self._ids, self._last = [], StepPlan([0] * len(rows), option=Option.PLAIN, members=self.members)
             return self._last
         ids = [(row.request_id, row.method, row.max_depth) for row in rows]
-        self.age += 1
-        if ids != self._ids or self.age >= self._patience or (not self.guessing and self._purse.is_due):
-            self._waiting.flush()
-            was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
-            self._known = self._known + self.age if ids == self._ids else 0
-            self._ids, self.age = [], 0  # where deciding fails, nothing stands
-            self.standing = standing = self._decisions.decide(rows, self.standing)
-            if self.acceptance.weighed and any(standing.caps):
-                self._least = self._offers.least_chance(rows)
-            self._patience = standing.num_steps if standing.trial else self._period(rows, was_idle=was_idle)
-            self._ids = ids
-        standing, limits = self.standing, [row.depth_limit for row in rows]
+        self._age += 1
+        if ids != self._ids or self._age >= self._patience or (not self.guessing and self._budget.is_due):
+            self._decide(rows, ids)
+        self._last = self._planned(limits, lagging)
+        return self._last
+
+    def _decide(self, rows: Sequence[RowView], ids: list[tuple[str, str, int]]) -> None:
+        self._flush()
+        was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
+        self._known = self._known + self._age if ids == self._ids else 0
+        self._ids, self._age = [], 0  # where deciding fails, nothing stands
+        plain = self._offers.plain_of(rows)
+        offers = self._offers_of(rows, plain)
+        self.standing = standing = self._decisions.decide(
+            len(rows), plain, offers, self.standing, unsettled=self._unsettled
+        )
+        if self.acceptance.weighed and any(standing.caps):
+            self._least = self._offers.least_chance(rows)
+        self._widest = [row.max_depth if row.method in self.parts else 0 for row in rows]
+        self._patience = standing.num_steps if standing.trial else self._period(rows, was_idle=was_idle)
+        self._ids = ids
+
+    def _offers_of(self, rows: Sequence[RowView], plain: float) -> dict[Option, Offer]:
+        """What guesses of these rows would bring, by each option by which they can gain."""
+        views = {Option.LIGHT: [self._light_view(row) for row in rows]} if self.parts else {}
+        views[Option.WHOLE] = list(rows)
+        offers = {option: self._offers.of(seen, plain, option) for option, seen in views.items()}
+        return {option: offer for option, offer in offers.items() if offer is not None}
+
+    def _light_view(self, row: RowView) -> RowView:
+        part = self.parts.get(row.method)
+        if part is None:  # it has no light part
+            return replace(row, max_depth=0, num_unread=0)
+        return replace(row, method=part, num_unread=0)
+
+    def _planned(self, limits: Sequence[int], lagging: bool) -> StepPlan:
+        """The standing decision's plan for rows with so much room. Where whole methods guess as deep as planned (``paid``),
+        their light parts, which are asked in the same step and preferred only where they promise more, guess as deep as
+        there is room."""
+        standing = self.standing
         caps = [cap if cap <= most else max(most, 0) for cap, most in zip(standing.caps, limits, strict=True)]
-        together = self._together if standing.guessing and not standing.trial else 1
-        self._last = StepPlan(
+        paid: list[int] | None = None
+        if standing.option == Option.LIGHT:
+            paid = [0] * len(caps)
+        elif standing.option == Option.WHOLE and any(self._widest):
+            rows, paid = zip(caps, self._widest, limits, strict=True), caps
+            caps = [max(cap, min(most, limit)) if cap else 0 for cap, most, limit in rows]
+        return StepPlan(
             caps,
-            least=self._least,
+            paid,
+            standing.option,
             lagging=lagging,
+            least=self._least,
             trial=standing.trial,
             charged=standing.charged,
-            together=together,
+            together=self._together,
             members=self.members,
         )
-        return self._last
 
     def again(self, depth_limit: int, *, lagging: bool) -> StepPlan | None:
         """What ``plan`` would say now for the rows that it was asked for last, where none arrives: for any rows while none
@@ -239,49 +254,46 @@ class Planner:
 
         depth_limit: of the one row. lagging: whether its drafter has more than two tokens to read.
         """
-        if self.skips:
-            self.skips -= 1
-            self.age += 1
+        if self._skips:
+            self._skips -= 1
+            self._age += 1
             return self._last
-        if not self.stands:
+        if not self._stands:
             return None
-        caps, together = self.standing.caps, 1 if self._ledger.unsettled else RESTS_TOGETHER
-        if self.standing.guessing:
-            if len(caps) != 1:
+        if self.guessing:
+            if len(self.standing.caps) != 1:
                 return None
-            caps, together = [max(min(caps[0], depth_limit), 0)], self._together
-        elif together > 1:
-            self.skips = self.most_skips
-        self.age += 1
-        self._last = StepPlan(caps, least=self._least, lagging=lagging, together=together, members=self.members)
+            self._last = self._planned([depth_limit], lagging)
+        else:
+            # So many that neither the next decision nor a trial is late.
+            self._skips = max(min(SKIPS, self._patience - self._age - 3, self._budget.rests - 1), 0)
+            together = self._together
+            self._last = self._planned([0] * len(self.standing.caps), lagging=False)
+            self._skips = self._skips if together > 1 else 0
+        self._age += 1
         return self._last
 
     @property
-    def stands(self) -> bool:
+    def _stands(self) -> bool:
         """Whether the next plan for the same rows is that of the decision that stands."""
-        if not self._ids or self.standing.trial or self.age + 1 >= self._patience:
+        if not self._ids or self.standing.trial or self._age + 1 >= self._patience:
             return False
-        return self.standing.guessing or not self._purse.is_due
-
-    @property
-    def most_skips(self) -> int:
-        """What ``skips`` may be now, so that neither the next decision nor a trial is late."""
-        return max(min(SKIPS, self._patience - self.age - 3, self._purse.rests - 1), 0)
-
-    def stands_for(self, rows: Sequence[RowView]) -> bool:
-        """Whether the next plan for these rows is."""
-        return self.stands and self._ids == [(row.request_id, row.method, row.max_depth) for row in rows]
+        return self.guessing or not self._budget.is_due
 
     @property
     def _together(self) -> int:
-        """Steps to learn from at once while a decision to guess stands."""
+        """Steps to learn from at once while the decision stands."""
+        if self.standing.trial or self._unsettled:
+            return 1
+        if not self.guessing:
+            return RESTS_TOGETHER
         return min(TOGETHER, self._patience) if PERIOD_WEIGHED <= self._patience <= PERIOD else 1
 
     def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
         if not self.guessing:
-            # Where another planner's guesses are the choice, these are weighed as often as before.
-            return 2 * PERIOD_PLAIN if was_idle and not self._decisions.floor else PERIOD_PLAIN
-        pools = {(row.method, row.heat) for row in rows}
+            return 2 * PERIOD_PLAIN if was_idle else PERIOD_PLAIN
+        light = self.standing.stands == Option.LIGHT
+        pools = {(self.parts.get(row.method, row.method) if light else row.method, row.heat) for row in rows}
         unknown = {method for method, heat in pools if self.acceptance.seen(method, heat) < ENOUGH_PROPOSALS}
         # Such a method risks little in a step: less than planning takes, after a pass.
         if unknown:
@@ -293,58 +305,93 @@ class Planner:
 
     def observe(self, plan: StepPlan, step: StepObservation) -> None:
         """To be called after every step, with its plan and its measurements; where no row may guess, rows are left out.
-        While a decision stands that much is known for, a few steps are learned from together."""
+        While a decision stands that much is known for, a few steps are learned from together: after a pass code and data
+        are cold, and the first costs more than those after it."""
         if step.batch > 0 and step.seconds > 0.0:
-            self._ledger.account.earn(step.seconds)
-            self._waiting.add(plan, step)
+            self._budget.earn(step.seconds)
+            self._waiting.append((plan, step))
+            if len(self._waiting) >= plan.together:
+                self._flush()
 
-    def learn(self, plan: StepPlan, step: StepObservation) -> None:
-        """Learn from a step now."""
-        ledger, seconds = self._ledger, step.seconds
+    def _flush(self) -> None:
+        """Learn from all steps that wait."""
+        steps, self._waiting = self._waiting, []
+        for plan, step in steps:
+            self._learn(plan, step)
+
+    def _learn(self, plan: StepPlan, step: StepObservation) -> None:
         self.acceptance.tick()
-        ledger.corrections.tick()
+        self.corrections.tick()
         # Rest, in which most steps pass where guessing does not pay.
-        if not step.rows and plan.charged is None and not ledger.unsettled:
-            self._decisions.since_plain, ledger.speed.guessed = 0, False
+        if not step.rows and plan.charged is None and not self._unsettled:
+            self._decisions.since_plain, self._speed.guessed = 0, False
             self._learn_plain(step)
-            ledger.speed.count(seconds, seconds)
+            self._speed.count(step.seconds, step.seconds)
             return
+        if self.parts and step.rows:
+            step = replace(step, rows=self._own_rows(plan, step.rows))
         drafted = any(row.drafted for row in step.rows)
         self._decisions.since_plain = self._decisions.since_plain + 1 if drafted else 0
-        ledger.speed.guessed = drafted
+        self._speed.guessed = drafted
         heavy = drafted and step.seconds_draft > HEAVY_DRAFT * step.seconds_target
-        settled = heavy or not ledger.unsettled
+        settled = heavy or not self._unsettled
         if not settled:
-            ledger.unsettled -= 1
-            if not drafted and ledger.tried:  # the first steps after a trial that displaced weights are its cost
+            self._unsettled -= 1
+            if not drafted and self._tried:  # the first steps after a trial that displaced weights are its cost
                 plain = self._offers.plain(step.batch, step.length)
-                ledger.tried.charge_extra(seconds, plain, plain)
+                self._budget.charge_extra(step.seconds, plain, plain)
         accepted = self._learn_rows(plan, step, settled=settled, heavy=heavy)
-        plain = self._offers.plain(step.batch, step.length)
-        if not drafted:
-            ledger.speed.count(seconds, seconds)
-            if plan.charged is not None:
-                self._purse.charge_extra(seconds - plain, plan.charged, plain)
-            return
         if heavy:
-            ledger.unsettled, ledger.tried = SETTLING, self._purse if plan.trial else None
-        served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
-        ledger.account.win(served - seconds)
+            self._unsettled, self._tried = SETTLING, plan.trial
+        self._learn_gain(plan, step, drafted, accepted)
+
+    def _learn_gain(self, plan: StepPlan, step: StepObservation, drafted: bool, accepted: int) -> None:
+        """What the step has won or lost."""
+        plain, seconds = self._offers.plain(step.batch, step.length), step.seconds
+        if not drafted:
+            self._speed.count(seconds, seconds)
+            if plan.charged is not None:
+                self._budget.charge_extra(seconds - plain, plan.charged, plain)
+            return
+        tokens = step.batch + accepted
+        served = tokens / step.batch * plain  # what plain decoding would have taken for these tokens
+        self._budget.won += served - seconds
         if plan.charged is not None and all(row.by_light for row in step.rows if row.cap):
-            self._purse.refund(plan.charged)
+            self._budget.refund(plan.charged)
         elif plan.charged is not None:
-            self._purse.charge_extra(seconds - served, plan.charged, plain)
+            self._budget.charge_extra(seconds - served, plan.charged, plain)
         elif self.guessing:
-            self._purse.repay(min(served, (step.batch + accepted) / max(self.floor, 1e-300)) - seconds)
+            self._budget.repay(min(served, tokens / max(self.standing.without, 1e-300)) - seconds)
         if self._decisions.knows_plain:
             # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
-            ledger.speed.count(min(served, seconds * (step.batch + accepted) / step.batch), seconds)
+            self._speed.count(min(served, seconds * tokens / step.batch), seconds)
+
+    def _own_rows(self, plan: StepPlan, rows: Sequence[RowStep]) -> list[RowStep]:
+        """The rows of a step by those who guessed: light parts as methods of their own. Where whole methods did, and rows
+        say what their light parts would have done, those are counted too: so a light part is known though the whole method
+        guesses, and is not tried in its place to find out."""
+        found: list[RowStep] = []
+        for index, row in enumerate(rows):
+            if row.by_light is not None and row.cap:
+                nodes, accepted = (row.num_nodes, row.accepted) if row.by_light else (0, 0)
+                self._shares.observe(row.request_id, row.method, row.heat, nodes, accepted)
+            part = self.parts.get(row.method)
+            if plan.option == Option.LIGHT:
+                found.append(replace(row, method=part or row.method, by_light=None))
+                continue
+            if part is not None and row.light is not None:
+                self.acceptance.observe(row.request_id, part, *row.light, heat=row.heat)
+            if plan.paid is not None:  # deeper ones are the light part's, and its own
+                row = replace(row, cap=max(plan.paid[index], row.drafted) if row.cap else 0)
+            found.append(row)
+        return found
 
     def _learn_plain(self, step: StepObservation) -> None:
-        self._skipped += 1
-        if self._skipped > self._skip:  # where they are known well, one of a few plain steps says enough
+        self._plain_skipped += 1
+        if self._plain_skipped > self._plain_skip:  # where they are known well, one of a few plain steps says enough
             self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch, step.length))
-            self._skipped, self._skip = 0, PLAIN_SKIPPED if self.corrections.plain_spread <= WELL_KNOWN else 0
+            known = self.corrections.plain_spread <= WELL_KNOWN
+            self._plain_skipped, self._plain_skip = 0, PLAIN_SKIPPED if known else 0
 
     def _learn_rows(self, plan: StepPlan, step: StepObservation, *, settled: bool, heavy: bool) -> int:
         """Count accepted guesses and correct the costs. Returns the number of accepted guesses. settled: whether the step
@@ -366,11 +413,11 @@ class Planner:
             if settled:
                 self._learn_plain(step)
             return accepted
-        self._skip = 0
+        self._plain_skip = 0
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
         predicted, drafting = self._offers.pass_seconds(step), step.seconds_draft
-        if heavy and self._has_light:
+        if heavy and self.parts and plan.option == Option.WHOLE:
             # What a pass takes longer here than after a light part's guesses is a part of what drafting costs.
             drafting = max(step.seconds - predicted * self.corrections.guess, drafting)
         elif settled:

@@ -23,7 +23,7 @@ from foretell.engine.prefix import Prefix, PrefixStore
 from foretell.engine.prefix_files import PrefixFiles
 from foretell.engine.speculation import Speculation
 from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
-from foretell.planner.layered import AnyPlanner
+from foretell.planner.planner import Planner
 from foretell.service.options import ServiceOptions
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Keeper:
                 made[self._name(choice, owner)] = {"kind": method.name}, memory
         return made
 
-    def recall_rates(self, planner: AnyPlanner, settings: Mapping[str, str]) -> None:
+    def recall_rates(self, planner: Planner, settings: Mapping[str, str]) -> None:
         """Give a planner the rates of acceptance that an earlier one has learned, of methods with the same settings."""
         if self._state is None:
             return
@@ -123,22 +123,20 @@ class Keeper:
         about = self._state.entries[name].about
         try:
             was = json.loads(about["settings"])
-            for part, acceptance in planner.acceptances.items():
-                pools = [(str(method), int(heat)) for method, heat in json.loads(about.get(part, "[]"))]
-                same = [at for at, (method, _) in enumerate(pools) if was.get(method) == settings.get(method)]
-                if same:
-                    acceptance.recall([pools[at] for at in same], found[part][same].numpy())
+            pools = [(str(method), int(heat)) for method, heat in json.loads(about["pools"])]
+            same = [at for at, (method, _) in enumerate(pools) if was.get(method) == settings.get(method)]
+            if same:
+                planner.acceptance.recall([pools[at] for at in same], found["counts"][same].numpy())
         except (ValueError, KeyError) as error:
             logger.warning("state_dir: rates of acceptance are learned anew (%s)", error)
 
-    def rates(self, planner: AnyPlanner, settings: Mapping[str, str]) -> dict[str, Content]:
+    def rates(self, planner: Planner, settings: Mapping[str, str]) -> dict[str, Content]:
         """The rates of acceptance of a planner, by the name of their file."""
         if self._state is None:
             return {}
-        about, tensors = {"kind": RATES, "settings": json.dumps(settings)}, {}
-        for part, acceptance in planner.acceptances.items():
-            pools, counts = acceptance.memory()
-            about[part], tensors[part] = json.dumps(pools), torch.from_numpy(counts)
+        pools, counts = planner.acceptance.memory()
+        about = {"kind": RATES, "settings": json.dumps(settings), "pools": json.dumps(pools)}
+        tensors = {"counts": torch.from_numpy(counts)}
         return {self._state.name_of(RATES): (about, tensors)}
 
     def _name(self, choice: Speculation, owner: str) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from foretell.engine.failures import Failures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
-from foretell.planner.layered import AnyPlanner
 from foretell.planner.outlook import Cell
+from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning
 
@@ -53,7 +53,7 @@ class Snapshot:
 
 def snapshot_of(
     loop: Loop,
-    planner: AnyPlanner,
+    planner: Planner,
     *,
     kv_tokens: int,
     num_inbox: int,

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from foretell.analysis.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
+from foretell.analysis.theory.pass_costs import PassCosts
 from foretell.core.errors import ConfigError
-from foretell.planner.costs import PassCosts
 
 RATES = [0.0, 0.1, 0.5, 0.73, 0.9, 0.999999, 1.0]
 

@@ -10,9 +10,9 @@ from foretell.engine.request.result import Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.traces import trace_of, with_logprobs
-from foretell.planner.layered import AnyPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
+from foretell.planner.planner import Planner
 
 
 @dataclass
@@ -86,7 +86,7 @@ def observation_of(
     )  # fmt: skip
 
 
-def plain_reason(job: Job, planner: AnyPlanner | GuardedPlanner | None) -> str | None:
+def plain_reason(job: Job, planner: Planner | GuardedPlanner | None) -> str | None:
     """Why a request made no guess, where it might have made some."""
     if job.row.num_draft_tokens or not (job.row.submission.note or job.row.choice.config.guesses):
         return None

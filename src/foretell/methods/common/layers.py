@@ -5,7 +5,7 @@ of operations, and training and decoding must compute the same.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,15 @@ def rotary(
     if scaling is not None and scaling.attention_factor != 1.0:
         cos, sin = cos * scaling.attention_factor, sin * scaling.attention_factor
     return cos.to(dtype), sin.to(dtype)
+
+
+@lru_cache(maxsize=8)
+def rotations(capacity: int, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> tuple[Tensor, Tensor]:
+    """float32 cosines and sines [capacity, head_dim / 2] of all positions, on the CPU, shared by all caches of a kind: for
+    long texts they take as long as a pass of a small target. Nobody writes to them."""
+    with torch.inference_mode(mode=False):  # as in ``_frequency``
+        cos, sin = rotary(torch.arange(capacity)[None], head_dim, theta, torch.float32, scaling)
+        return cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
 
 
 @cache

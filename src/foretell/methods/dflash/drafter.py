@@ -74,7 +74,7 @@ class DFlashDrafter(Drafter):
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows of memory, and what waits for it. The last block is forgotten."""
         assert isinstance(other, DFlashDrafter)
-        self.cache.join(other.cache, other.features.num_taken)
+        self.cache.join(other.cache, other.features.num_taken, self.features.num_taken)
         self.features.join(other.features)
         self.anchor = context.pending
         self.fed.clear()

@@ -14,7 +14,7 @@ from foretell.core.tree import DrawnBy, TokenTree
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import draw_block
-from foretell.methods.common.layers import rotary
+from foretell.methods.common.layers import rotations
 from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretell.methods.dflash.descendants import BlockConv
 from foretell.methods.dflash.head import DFlashHead
@@ -71,8 +71,7 @@ class NativeFlash:
         """See ``DFlashHead.new_cache``."""
         config = self.head.config
         shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        cos, sin = rotary(torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32)
-        rope = cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
+        rope = rotations(capacity, config.head_dim, config.rope_theta)
         return BoundCache(num_rows, capacity, shapes, self.head.dtype, rope)
 
     def fuse(self, taps: Tensor) -> Tensor:

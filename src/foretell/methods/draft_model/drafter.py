@@ -219,7 +219,7 @@ class ModelDrafter(Drafter):
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows to the cache, as far as it holds their text."""
         assert isinstance(other, ModelDrafter)
-        self.target.cache.join(other.target.cache, max(other.filled, default=0))
+        self.target.cache.join(other.target.cache, max(other.filled, default=0), max(self.filled, default=0))
         self.filled += other.filled
         self.limits += other.limits
         self.slots = self.hidden = self.tokens = None

@@ -266,7 +266,7 @@ class EagleDrafter(Drafter):
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows to the cache and to the waiting features."""
         assert isinstance(other, EagleDrafter)
-        self.cache.join(other.cache, max(other.filled, default=0))
+        self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
         self.buffer.join(other.buffer)
         self._outputs = self._outputs.new_zeros(context.num_rows, *self._outputs.shape[1:])
         self.filled += other.filled

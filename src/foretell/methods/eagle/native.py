@@ -14,7 +14,7 @@ from foretell.core.tree import DrawnBy, Plan, TokenTree
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
-from foretell.methods.common.layers import rotary
+from foretell.methods.common.layers import rotations
 from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretell.methods.common.pair import FamilyLayer, PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
@@ -117,14 +117,11 @@ class NativePair:
         """See ``PairHead.new_cache``."""
         if self._family is not None:
             own = self._family.shape
-            sizes, rotations = [(own.num_kv_heads, own.head_dim)], self._family.rotations(capacity)
-            return BoundCache(num_rows, capacity, sizes, self.head.dtype, rotations)
+            sizes, rope = [(own.num_kv_heads, own.head_dim)], self._family.rotations(capacity)
+            return BoundCache(num_rows, capacity, sizes, self.head.dtype, rope)
         config = self.head.config
-        cos, sin = rotary(
-            torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32, config.rope_scaling
-        )
         shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        rope = cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
+        rope = rotations(capacity, config.head_dim, config.rope_theta, config.rope_scaling)
         return BoundCache(num_rows, capacity, shapes, self.head.dtype, rope)
 
     def features(self, taps: Tensor) -> Tensor:

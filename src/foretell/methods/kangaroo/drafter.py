@@ -290,7 +290,7 @@ class KangarooDrafter(EarlyExitDrafter):
         """More rows. Where only some lack the last position, the states of the others are undefined."""
         super().join(other, context)
         assert isinstance(other, KangarooDrafter)
-        self.cache.join(other.cache, max(other.filled, default=0))
+        self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
         if self.last is not None or other.last is not None:
             some = self.last if self.last is not None else other.last
             assert some is not None

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from foretell.core.tree import Plan
 from foretell.kernels import structures
 from foretell.kernels.functions import check
-from foretell.methods.common.layers import rotary, turn
+from foretell.methods.common.layers import rotary, rotations, turn
 from foretell.methods.common.native import Memory, layer_of, refusal, rounding
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.bound import BoundCache
@@ -37,8 +37,7 @@ class NativeAdapter:
     def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
         """See ``KangarooHead.new_cache``."""
         config = self.head.config
-        cos, sin = rotary(torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32)
-        rope = cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
+        rope = rotations(capacity, config.head_dim, config.rope_theta)
         return BoundCache(num_rows, capacity, [(config.num_kv_heads, config.head_dim)], self.head.dtype, rope)
 
     def logits(self, features: Tensor) -> Tensor:

@@ -282,7 +282,13 @@ class NativeModel(CausalModel):
 
     def rotations(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [rotations, capacity, head_dim / 2] of the layers' different rotations: those of keys, and
-        after them those of queries that differ."""
+        after them those of queries that differ. All caches of a capacity share them: for long texts they take as long as
+        a pass of a small model."""
+        if capacity not in self._turned:
+            self._turned = {capacity: self._tables(capacity)}  # the latest alone: a loop asks for one
+        return self._turned[capacity]
+
+    def _tables(self, capacity: int) -> tuple[Tensor, Tensor]:
         device = self.spec.device
         tables = [llama.rope_table(rope, capacity, device) for rope in self._ropes]
         tables += [llama.rope_table(rope, capacity, device, of_queries=True) for rope in self._growing]
@@ -455,6 +461,7 @@ class NativeModel(CausalModel):
 
         traits = shape.traits
         self._ropes = list(dict.fromkeys(shape.ropes))
+        self._turned: dict[int, tuple[Tensor, Tensor]] = {}  # by capacity
         self._growing = [rope for rope in self._ropes if rope.growth is not None]
 
         layers = (structures.Layer * shape.num_layers)()

@@ -1,7 +1,6 @@
 """The account of trials: a share of the time served, never overdrawn by what was foreseen."""
 
 import pytest
-
 from foretell.planner.account import (
     ASKED_AGAIN,
     BUDGET,

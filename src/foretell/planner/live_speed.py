@@ -1,0 +1,27 @@
+"""Tokens a second over those of plain decoding, of the last steps."""
+
+SPEED_DECAY = 1.0 / 200.0  # of the live speedup, per step
+STALLED = 20.0  # usual steps: one that took longer counts as so many
+
+
+class LiveSpeed:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._plain_seconds = self._seconds = self._known = 0.0
+        self.guessed = False  # in the last step
+
+    @property
+    def ratio(self) -> float | None:
+        """None before any step."""
+        return self._plain_seconds / self._seconds if self._seconds else None
+
+    def count(self, worth: float, seconds: float) -> None:
+        """A step took so long, for tokens that are worth so many seconds of plain decoding. The machine may have stood
+        still in it: its ratio counts, its length only so far."""
+        most = STALLED * self._seconds
+        if seconds * self._known > most > 0.0:
+            worth, seconds = worth * most / (seconds * self._known), most / self._known
+        self._known += SPEED_DECAY * (1.0 - self._known)
+        self._plain_seconds += SPEED_DECAY * (worth - self._plain_seconds)
+        self._seconds += SPEED_DECAY * (seconds - self._seconds)
