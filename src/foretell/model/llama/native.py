@@ -110,6 +110,7 @@ class NativeModel(CausalModel):
         self._low_rank: list[Any] = []  # the same
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._turned: dict[int, tuple[Tensor, Tensor]] = {}  # ``rotations`` by capacity
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
         self._view = self._read(source, dtype, weights, kv, name)
@@ -461,7 +462,6 @@ class NativeModel(CausalModel):
 
         traits = shape.traits
         self._ropes = list(dict.fromkeys(shape.ropes))
-        self._turned: dict[int, tuple[Tensor, Tensor]] = {}  # by capacity
         self._growing = [rope for rope in self._ropes if rope.growth is not None]
 
         layers = (structures.Layer * shape.num_layers)()
