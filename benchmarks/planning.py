@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foretell.costs.measure import StepSeconds, measure
+from foretell.costs.table import CostTable
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
-from foretell.planner.measure import StepSeconds, measure
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
 

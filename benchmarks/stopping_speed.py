@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretell.analysis.theory.pass_costs import check_cost
 from foretell.core.errors import ConfigError
-from foretell.planner.cost_model import speedup, step_cost
+from foretell.costs.cost_model import speedup, step_cost
 
 TargetCost = Callable[[int], float]
 

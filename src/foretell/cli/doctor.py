@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from foretell import Engine
     from foretell.bench import Item
+    from foretell.costs.outlook import Cell
     from foretell.doctor.checkup import Checkup, Progress
     from foretell.doctor.diagnosis import HeadDiagnosis
     from foretell.doctor.examine import Examined
-    from foretell.planner.outlook import Cell
 
 UNHEALTHY = 3
 """Exit status where a head has a fault."""

@@ -130,7 +130,7 @@ def _first_kept(figures: "Figures") -> float:
 
 def best_depth(figures: "Figures") -> int:
     """How many guesses a step pay best, by the cost model: 1 to as many as were made. The pass grows evenly with them."""
-    from foretell.planner.cost_model import speedup, step_cost
+    from foretell.costs.cost_model import speedup, step_cost
 
     kept = figures.conditional_acceptance_per_pos
     wide, guess, beside = figures.verify_cost or 1.0, figures.draft_cost or 0.0, figures.overhead_cost or 0.0

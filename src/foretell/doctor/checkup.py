@@ -11,6 +11,8 @@ from typing import Any
 
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.params import SamplingParams
+from foretell.costs.measure import grid
+from foretell.costs.outlook import Cell, lengths_to, outlook
 from foretell.doctor.candidates import Candidate
 from foretell.doctor.examine import Examination, Examined, examination
 from foretell.doctor.machine import Machine, look
@@ -18,8 +20,6 @@ from foretell.doctor.recommend import command_of, recommend, undecided
 from foretell.doctor.warn import Warned, about_choice, about_method, about_run
 from foretell.engine.engine import Engine, Request
 from foretell.model.bandwidth import dram_read_bandwidth
-from foretell.planner.measure import grid
-from foretell.planner.outlook import Cell, lengths_to, outlook
 
 TIME_LIMIT_S = 60.0
 JUDGED = (3, 5, 7)

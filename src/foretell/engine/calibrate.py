@@ -1,4 +1,4 @@
-"""Costs of real steps: what ``planner.measure`` times, on rows made up for it."""
+"""Costs of real steps: what ``costs.measure`` times, on rows made up for it."""
 
 import itertools
 import logging
@@ -12,15 +12,15 @@ import torch
 from foretell.core.measured import TOO_SLOW
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
+from foretell.costs.files import discard, identity, load, save
+from foretell.costs.measure import PLAIN, StepSeconds, measure, measure_texts
+from foretell.costs.table import CostTable, TextCosts
 from foretell.engine.batch import Batch
 from foretell.engine.request.row import Row
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
-from foretell.planner.costs import CostTable, TextCosts
-from foretell.planner.files import discard, identity, load, save
-from foretell.planner.measure import PLAIN, StepSeconds, measure, measure_texts
 
 logger = logging.getLogger(__name__)
 CHECK_STEPS = 6  # of each kind, before a table from an earlier start is used; the first does not count

@@ -12,6 +12,7 @@ from foretell.core.params import SamplingParams, check_speculation, params_of
 from foretell.core.places import tells_places
 from foretell.core.progress import Lines, Listener, listening
 from foretell.core.settings import check_keys, field_kinds, value_of
+from foretell.costs.table import CostTable
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.captured import graphs_of
@@ -39,7 +40,6 @@ from foretell.model.load import LoraGiven, ModelInMemory, as_model, load_model, 
 from foretell.model.lora import read_loras
 from foretell.model.names import check_cuda_graphs
 from foretell.model.prefill import round_up
-from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 
 DRAFTER_ERRORS: dict[str, type[Failures]] = {"plain": Failures, "raise": RaisedFailures}

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
+from foretell.costs.measure import grid
+from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.config import speculative_config
@@ -11,8 +13,6 @@ from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
-from foretell.planner.measure import grid
 from foretell.planner.planner import Planner
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from foretell.core.params import SamplingParams
+from foretell.costs.table import CostTable
 from foretell.engine.engine import Engine
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.request.result import Completion, Update
@@ -19,7 +20,6 @@ from foretell.learn.learner import Learner
 from foretell.learn.options import LearnOptions
 from foretell.model.prefill import round_up
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 
 MARGIN = 64

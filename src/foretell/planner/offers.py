@@ -6,10 +6,10 @@ from statistics import fmean
 
 import numpy as np
 
+from foretell.costs.table import PASS, CostTable
 from foretell.planner.acceptance import Acceptance, Array
 from foretell.planner.allocation import Problem
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import PASS, CostTable
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import Option
 from foretell.planner.several import Offer, Several

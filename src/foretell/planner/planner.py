@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foretell.core.errors import ConfigError
+from foretell.costs.measure import grid
+from foretell.costs.outlook import Cell, Factors, lengths_to, outlook
+from foretell.costs.table import CostTable
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.budget import Budget
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import CostTable
 from foretell.planner.decisions import Decision, Decisions
 from foretell.planner.live_speed import LiveSpeed
-from foretell.planner.measure import grid
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
-from foretell.planner.outlook import Cell, Factors, lengths_to, outlook
 from foretell.planner.plan import Option, StepPlan
 from foretell.planner.several import Offer
 from foretell.planner.shares import LightShares

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from foretell.costs.outlook import Cell
 from foretell.engine.failures import Failures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
-from foretell.planner.outlook import Cell
 from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning

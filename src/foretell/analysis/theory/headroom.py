@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from foretell.analysis.theory.length import check_rates
 from foretell.core.errors import ConfigError
-from foretell.planner.cost_model import speedup
+from foretell.costs.cost_model import speedup
 
 LEAST_GAIN = 1.03
 """Parts that would bring less, each by itself, are not worth a sentence."""

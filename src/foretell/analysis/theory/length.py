@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from foretell.analysis.theory.pass_costs import PassCosts, check_cost
 from foretell.core.errors import ConfigError
-from foretell.planner.cost_model import speedup, step_cost
+from foretell.costs.cost_model import speedup, step_cost
 
 Acceptance = float | Sequence[float]
 MAX_LENGTH = 32

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretell.core.errors import ConfigError
-from foretell.planner.costs import Surface
+from foretell.costs.table import Surface
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from foretell.planner.cost_model import speedup, step_cost
+from foretell.costs.cost_model import speedup, step_cost
 
 LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
 LEAST_STEPS = 3  # of one number of guesses; fewer say nothing, unless no number has more

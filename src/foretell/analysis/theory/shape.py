@@ -14,7 +14,7 @@ from foretell.analysis.theory.length import check_rates
 from foretell.analysis.theory.pass_costs import PassCosts, check_cost
 from foretell.analysis.theory.race import Array, Integers
 from foretell.core.errors import ConfigError
-from foretell.planner.cost_model import speedup, step_cost
+from foretell.costs.cost_model import speedup, step_cost
 
 Parent = tuple[int, ...]
 DEEPEST = 500

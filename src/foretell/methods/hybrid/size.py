@@ -10,9 +10,9 @@ from torch import Tensor
 
 from foretell.core.measured import measured_now, of_passes
 from foretell.core.tree import chain_parent, layout
+from foretell.costs.table import isotonic
 from foretell.kernels.build import loaded_files
 from foretell.model.target import CausalModel
-from foretell.planner.costs import isotonic
 
 TOKENS = {2: 1.0, 3: 1.05, 4: 1.08, 6: 1.125}
 """Tokens a step by the guesses of an opt_tree, three deep; the smallest tree's are 1: SmolLM2-135M with its EAGLE-3 head

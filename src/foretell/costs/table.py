@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell.core.errors import ConfigError
-from foretell.planner.cost_model import speedup, step_cost
+from foretell.costs.cost_model import speedup, step_cost
 
 _FAR = 1e6
 MAX_SPREAD = 1.5

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretell.planner.costs import PASS, Cell, CostTable, TextCosts
+from foretell.costs.table import PASS, Cell, CostTable, TextCosts
 
 log = logging.getLogger(__name__)
 

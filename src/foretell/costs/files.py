@@ -9,7 +9,7 @@ from typing import Any
 from foretell.core.errors import ConfigError
 from foretell.core.measured import file_of, machine, read, write
 from foretell.core.provenance import accelerator, source_digest
-from foretell.planner.costs import CostTable
+from foretell.costs.table import CostTable
 
 log = logging.getLogger(__name__)
 FORMAT = 4

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from foretell.planner.cost_model import speedup
-from foretell.planner.costs import CostTable
+from foretell.costs.cost_model import speedup
+from foretell.costs.table import CostTable
 
 LENGTHS = (256, 1024, 4096, 16_384, 65_536)
 """Of texts, in tokens, as far as the context reaches."""
