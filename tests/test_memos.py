@@ -21,13 +21,13 @@ from foretell import SamplingParams
 from foretell.bench.quality import Check, Judge
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy
+from foretell.costs.table import PASS, CostTable, Surface, TextCosts
 from foretell.draft.recycling import CandidateTree
 from foretell.draft.shapes import Chain, Delayed, Sequoia, Static
 from foretell.engine.request.text import TextStream
 from foretell.engine.structured.thoughts import Thoughts
 from foretell.methods.common.rope import RopeScaling
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import PASS, CostTable, Surface, TextCosts
 from foretell.planner.observations import RowView
 from foretell.planner.offers import Offers
 from tests.engine.harness import PIECES, ToyTokenizer

@@ -8,9 +8,9 @@ import pytest
 from foretell.cli.doctor import flags_of
 from foretell.cli.options import Models
 from foretell.core.errors import ConfigError
+from foretell.costs.table import CostTable, TextCosts
 from foretell.doctor import head
 from foretell.engine.calibrate import Calibration
-from foretell.planner.costs import CostTable, TextCosts
 from tests.cli.conftest import Invoke
 from tests.cli.test_bench import suite  # noqa: F401 (a fixture)
 from tests.cli.test_errors import one_line

@@ -6,6 +6,7 @@ import pytest
 
 from foretell import LightStep
 from foretell.core.errors import ConfigError
+from foretell.costs.table import CostTable
 from foretell.draft.ngram import Ngram
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.config import speculative_config
@@ -13,7 +14,6 @@ from foretell.engine.planning import light_choices, light_parts, plan_with
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 from tests.engine.harness import table
 

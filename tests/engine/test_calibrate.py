@@ -11,6 +11,9 @@ import pytest
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.measured import MAX_AGE_S, file_of
+from foretell.costs.files import load
+from foretell.costs.measure import StepSeconds
+from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
@@ -18,9 +21,6 @@ from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import CostTable
-from foretell.planner.files import load
-from foretell.planner.measure import StepSeconds
 from tests.engine.harness import ToyTokenizer, table
 from tests.service.test_service import Mailbox
 

@@ -7,12 +7,12 @@ import pytest
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
+from foretell.costs.table import CostTable
 from foretell.engine import planning
 from foretell.engine.calibrate import Calibration
 from foretell.engine.engine import Engine, Request
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.table import TableLM
-from foretell.planner.costs import CostTable
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 

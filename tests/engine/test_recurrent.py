@@ -12,6 +12,7 @@ import torch
 import foretell.model.recurrent as memory
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.errors import ConfigError
+from foretell.costs.table import CostTable
 from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.shapes import parse_shape
@@ -26,7 +27,6 @@ from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.recurrent import rewind
-from foretell.planner.costs import CostTable
 from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
 from tests.engine.harness import ToyTokenizer
 from tests.engine.traffic import Traffic

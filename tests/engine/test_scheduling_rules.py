@@ -9,6 +9,7 @@ import torch
 
 import foretell.engine.loop as loop_module
 from foretell import Engine, SamplingParams, Submission, Update, speculative_config
+from foretell.costs.table import CostTable
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import HEADROOM, Limits, Loop
 from foretell.engine.prefix import PrefixStore
@@ -16,7 +17,6 @@ from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretell import Engine, Request, SamplingParams, speculative_config
+from foretell.costs.table import CostTable
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
 from foretell.engine.event import StepEvent
@@ -27,7 +28,6 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner

@@ -17,9 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from foretell.costs.table import CostTable
 from foretell.planner import decisions
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from foretell.costs.table import CostTable
 from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance, private
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
 from foretell.planner.offers import Offers
 

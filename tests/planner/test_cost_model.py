@@ -9,8 +9,8 @@ from foretell.analysis.theory.pass_costs import PassCosts
 from foretell.analysis.theory.run_costs import MeanCosts, mean_costs
 from foretell.analysis.theory.shape import choose_size
 from foretell.core.errors import ConfigError
-from foretell.planner.cost_model import speedup, step_cost
-from foretell.planner.costs import CostTable
+from foretell.costs.cost_model import speedup, step_cost
+from foretell.costs.table import CostTable
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from foretell.core.params import SamplingParams
+from foretell.costs.table import CostTable
 from foretell.planner.acceptance import LENT_WEIGHT, PRIOR_RATE, Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
 

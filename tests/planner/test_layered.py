@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foretell.costs.table import CostTable
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import Allocation
 from foretell.planner.budget import BUDGET
-from foretell.planner.costs import CostTable
 from foretell.planner.decisions import Decision, Decisions
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan

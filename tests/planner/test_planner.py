@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.costs.table import CostTable
 from foretell.planner import decisions as decisions_module
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import Problem, price, search
 from foretell.planner.budget import BUDGET
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from foretell.costs.table import CostTable
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.budget import PROMISE
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
 

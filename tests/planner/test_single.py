@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from foretell.costs.table import PASS, CostTable, TextCosts
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import price, search
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import PASS, CostTable, TextCosts
 from foretell.planner.decisions import GAIN_TO_CONTINUE, GAIN_TO_START
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers

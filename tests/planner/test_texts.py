@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from foretell.costs.measure import StepSeconds, measure_texts
+from foretell.costs.table import PASS, CostTable, TextCosts
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import PASS, CostTable, TextCosts
-from foretell.planner.measure import StepSeconds, measure_texts
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from foretell.costs.table import PASS, CostTable, TextCosts
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.corrections import Corrections
-from foretell.planner.costs import PASS, CostTable, TextCosts
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers, steps_ahead
 from foretell.planner.planner import Planner

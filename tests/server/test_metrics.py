@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foretell.core.energy import Energy
+from foretell.costs.outlook import Cell
 from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.result import Completion
-from foretell.planner.outlook import Cell
 from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
 from foretell.service.learning import LearnFigures
 from foretell.service.snapshot import Snapshot

@@ -25,9 +25,9 @@ from typer.testing import CliRunner
 from foretell import Engine, Service, ServiceOptions
 from foretell.cli.errors import explain
 from foretell.core.errors import EngineError, ModelError
+from foretell.costs.table import CostTable
 from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 from foretell.server import run
 from foretell.server.app import build_app

@@ -11,6 +11,7 @@ import pytest
 
 from foretell import Engine, SamplingParams, Service, Submission
 from foretell.core.errors import EngineError, ForetellError, ServiceClosedError
+from foretell.costs.table import CostTable
 from foretell.engine import batch as passes
 from foretell.engine import failures as policy
 from foretell.engine.batch import Batch
@@ -20,7 +21,6 @@ from foretell.engine.prompts import PromptReader
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.scoring import Scoring
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner

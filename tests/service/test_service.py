@@ -11,9 +11,9 @@ import torch
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
 from foretell.core.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
+from foretell.costs.table import CostTable
 from foretell.engine.event import StepEvent
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.planner.costs import CostTable
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 

@@ -23,6 +23,7 @@ import torch
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
 from foretell.core.errors import EngineError, ModelError
 from foretell.core.shelf import Shelf
+from foretell.costs.table import CostTable
 from foretell.draft.ngram import NgramDrafter
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
@@ -36,7 +37,6 @@ from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.hybrid.drafter import Hybrid, HybridDrafter
 from foretell.model.blocks import BlockCache
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
 from foretell.planner.planner import Planner
 from tests.engine.harness import EOS, ToyTokenizer, restless, table
 from tests.engine.test_traffic import BlockTable

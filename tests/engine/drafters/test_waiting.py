@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foretell import Engine, Request, SamplingParams
+from foretell.costs.table import CostTable
 from foretell.draft.base import Commit
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.engine.batch import Batch
@@ -14,7 +15,6 @@ from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.engine.failures import Failures
 from foretell.engine.integrity import check_batch
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
-from foretell.planner.costs import CostTable
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.draft.test_join import tiny
