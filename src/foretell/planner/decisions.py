@@ -1,4 +1,4 @@
-"""Who guesses and how deep: the choice of most tokens a second, or a trial of another while the budget covers it.
+"""Chooses the option and the depths that bring most tokens a second, or a trial of others while the budget covers it.
 
 ``Option`` orders the choices like a ladder: nobody guesses, light parts do, whole methods do. A rung stands where it brings
 more than the one below it, by ``GAIN_TO_START`` or, where it stood before, ``GAIN_TO_CONTINUE``. Rungs that do not stand

@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class Option(IntEnum):
-    """Who guesses in a step. Each pays only where it brings more than those before it."""
+    """Guesses are made by nobody, by light parts or by whole methods. Each pays where it brings more than those before it."""
 
     PLAIN = 0  # nobody
     LIGHT = 1  # the parts of methods that guess for next to nothing (``Method.light``)
