@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class Option(IntEnum):
-    """Guesses are made by nobody, by light parts or by whole methods. Each pays where it brings more than those before it."""
+    """Nobody guesses, light parts do, or whole methods do. Each pays where it brings more than those before it."""
 
     PLAIN = 0  # nobody
     LIGHT = 1  # the parts of methods that guess for next to nothing (``Method.light``)
