@@ -8,6 +8,7 @@ from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance, pri
 from foretell.planner.corrections import Corrections
 from foretell.planner.observations import RowView
 from foretell.planner.offers import Offers
+from foretell.planner.shares import LightShares
 
 DEPTH = 4
 
@@ -213,10 +214,10 @@ def test_a_problem_of_one_row_is_a_row_of_a_problem_of_many(batch: int) -> None:
     acceptance = Acceptance(6)
     for depth in (4, 2, 0):
         acceptance.observe("a", "m", 4, depth, depth // 2)
-    offers = Offers(costs, acceptance, Corrections(["m"]))
+    offers = Offers(costs, acceptance, Corrections(["m"]), LightShares())
     row = RowView("a", "m", 9, 3, num_unread=7)
     idle = RowView("x", "m", 0, 0)
-    found = offers.of([row] + [idle] * (batch - 1), 1.1)
+    found = offers.several([row] + [idle] * (batch - 1), 1.1)
     assert found is not None
     problem = found.problem
     assert problem.kept.shape == (batch, 3), "no deeper than the row can use"

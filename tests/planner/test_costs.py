@@ -12,11 +12,11 @@ import pytest
 from foretell.analysis.theory.run_costs import step_costs
 from foretell.core.errors import ConfigError
 from foretell.core.measured import MAX_AGE_S, file_of
+from foretell.costs import files
 from foretell.costs.files import identity, load, save
 from foretell.costs.measure import PLAIN, StepSeconds, depths, grid, measure
 from foretell.costs.table import CostTable, isotonic
 from foretell.engine.recorder import StepTime
-from foretell.planner import files
 from foretell.planner.corrections import Corrections
 
 

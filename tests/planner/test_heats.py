@@ -147,7 +147,7 @@ def test_a_planner_whose_new_kind_of_row_is_unknown_plans_every_step() -> None:
     planner = Planner(table(), Acceptance(DEPTH))
     planned, rows = [], [RowView("a", "m", DEPTH, 99)]
     decisions, decide = planner._decisions, planner._decisions.decide
-    decisions.decide = lambda given, *more: planned.append(given[0].heat) or decide(given, *more)  # type: ignore[method-assign, func-returns-value]
+    decisions.decide = lambda *given, **more: planned.append(rows[0].heat) or decide(*given, **more)  # type: ignore[method-assign, func-returns-value]
     for step in range(160):
         if step == 120:
             rows = [RowView("b", "m", DEPTH, 99, heat=DRAWN)]

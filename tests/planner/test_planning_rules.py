@@ -8,7 +8,6 @@ import pytest
 
 from foretell.planner.allocation import price
 from foretell.planner.observations import RowView
-from foretell.planner.planner import Planner
 from tests.planner.test_layered import Text
 from tests.planner.test_planner import Run, planner, problem
 
@@ -47,9 +46,9 @@ def test_nothing_changes_where_a_planner_is_looked_at() -> None:
     """Its properties, and those of what it has learned, may be read at any time."""
     layered = Text(0.3, found=0.3, light=0.6, second=0.5).steps(100).planner
     for made in (Run(planner(), [0.8]).steps(100).planner, Run(planner(0.4), [0.2]).steps(93).planner, layered):
-        looked_at = [made, made._ledger, made._ledger.corrections, made._ledger.speed]
-        if isinstance(made, Planner):
-            looked_at += [made._decisions, made._purse, made.costs, made.standing]
+        looked_at = [
+            made, made.corrections, made._speed, made._decisions, made._budget, made.costs, made.standing
+        ]  # fmt: skip
         before, count = pickle.dumps(looked_at), 0
         for one in looked_at:
             for name in [name for name, what in vars(type(one)).items() if isinstance(what, property)]:

@@ -8,6 +8,7 @@ from foretell.costs.table import CostTable
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.budget import PROMISE
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.plan import Option
 from foretell.planner.planner import Planner
 
 DEPTH, LENGTH, PROMPT = 6, 64, 80
@@ -77,7 +78,10 @@ class Requests:
 def by_lookups_alone(sure: tuple[float, float], *, found: float, seed: int = 0) -> Requests:
     """The same requests where the draft model is never asked."""
     run = Requests(sure, found=found, seed=seed)
-    run.planner.whole._decisions.decide = lambda rows, before: type(before)([0] * len(rows))  # type: ignore[method-assign]
+    real = run.planner._offers_of
+    run.planner._offers_of = lambda *given: {  # type: ignore[method-assign]
+        option: offer for option, offer in real(*given).items() if option != Option.WHOLE
+    }
     return run.serve(30)
 
 
@@ -104,15 +108,15 @@ def test_a_poor_draft_is_left_alone_again(sure: tuple[float, float], found: floa
 def test_a_trial_in_which_a_lookup_stood_in_costs_nothing() -> None:
     """Nothing was read, so that the next one can be paid."""
     planner = Requests(SURE, found=0.0).planner
-    whole, charged = planner.whole, 0.0
+    charged = before = 0.0
     for _ in range(2000):
-        before, plan = whole.trial_seconds, planner.plan([RowView("row", "whole", DEPTH, LENGTH, PROMPT)])
+        before, plan = planner._budget.seconds, planner.plan([RowView("row", "whole", DEPTH, LENGTH, PROMPT)])
         (cap,) = plan.caps
-        charged = 0.0 if plan.light or plan.inner is None else plan.inner.charged or 0.0
+        charged = 0.0 if plan.option != Option.WHOLE else plan.charged or 0.0
         found = 2 if charged else 0
         row = RowStep("row", "whole", cap, found, found, light=(cap, found, found), by_light=found > 0)
         planner.observe(plan, StepObservation(1, [row] if cap else [], LOOKUP, 1.0 + NODE * found, 0.0))
         if charged:
             break
     assert charged > 1.0
-    assert whole.trial_seconds < before + 0.1
+    assert planner._budget.seconds < before + 0.1

@@ -8,7 +8,7 @@ import pytest
 from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance, Curves
 from foretell.planner.observations import RowStep, RowView, StepObservation
-from foretell.planner.plan import StepPlan
+from foretell.planner.plan import Option, StepPlan
 from foretell.planner.planner import Planner
 from foretell.planner.shares import FIRST, LightShares, mixed
 from tests.planner.test_layered import Text, table
@@ -119,14 +119,14 @@ def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:
     planner = text.planner
 
     def expected() -> float:
-        question = planner._offers.of([RowView("row", "whole", 4, 99)], 1.0)
+        question = planner._offers.several([RowView("row", "whole", 4, 99)], 1.0)
         assert question is not None
         return float(question.problem.kept[0].sum())
 
     before, seen = expected(), planner.acceptance.seen("whole")
     for _ in range(120):
         row = RowStep("row", "whole", 4, 4, 3, light=(4, 4, 3), by_light=True)
-        planner.learn(StepPlan([4], [0], inner=StepPlan([4]), light=True), StepObservation(1, [row], 0.0, 1.0, 0.0))
+        planner._learn(StepPlan([4], [0], Option.LIGHT), StepObservation(1, [row], 0.0, 1.0, 0.0))
     assert before < 2.0
     assert expected() > 0.75 * 3, "three in each, and little beside"
     assert planner.acceptance.seen("whole") == seen
@@ -141,14 +141,14 @@ def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
         for name, by_light in (("often", step % 4 > 0), ("never", False)):
             drafted, kept = (4, 3) if by_light else (2, step % 2)
             rows.append(RowStep(name, "whole", 4, drafted, kept, light=(4, 0, 0), by_light=by_light))
-        planner.learn(StepPlan([4, 4]), StepObservation(2, rows, 0.2, 1.1, 0.1))
+        planner._learn(StepPlan([4, 4]), StepObservation(2, rows, 0.2, 1.1, 0.1))
     views = [RowView(name, "whole", 4, 99) for name in ("often", "never")]
-    both = planner._offers.of(views, 1.0)
+    both = planner._offers.several(views, 1.0)
     assert both is not None
     tokens = 1.0 + both.problem.kept.sum(axis=1)
     assert tokens[0] > 1.0 + 0.7 * 3 > tokens[1] + 0.8
     for row, view in enumerate(views):
-        alone = planner._offers.of([view], 1.0)
+        alone = planner._offers.several([view], 1.0)
         assert alone is not None
         assert alone.problem.kept[0] == pytest.approx(both.problem.kept[row])
         own = 1.0 - planner._shares.of(view.request_id, "whole", 0)[0]
@@ -175,6 +175,6 @@ def test_learning_from_a_few_told_steps_together_changes_no_plan(found: float, m
 def test_a_view_alone_tells_nothing() -> None:
     """Before a method has told anything, its curves are those of its own guesses, to the last bit."""
     planner = Planner(table(0.1), Acceptance(4), {"whole": "light"})
-    question = planner._offers.of([RowView("row", "whole", 4, 99)], 1.0)
+    question = planner._offers.several([RowView("row", "whole", 4, 99)], 1.0)
     assert question is not None
     assert np.array_equal(question.problem.kept, planner.acceptance.curves(["row"], ["whole"]).kept)

@@ -10,10 +10,10 @@ from foretell.costs.table import PASS, CostTable, TextCosts
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import price, search
 from foretell.planner.corrections import Corrections
-from foretell.planner.decisions import GAIN_TO_CONTINUE, GAIN_TO_START
+from foretell.planner.decisions import Decision
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
-from foretell.planner.plan import StepPlan
+from foretell.planner.plan import Option, StepPlan
 from foretell.planner.planner import Planner
 from foretell.planner.shares import LightShares
 
@@ -51,11 +51,11 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
         table, acceptance, shares = costs(rng), Acceptance(5, weighed=weighed), LightShares()
         corrections = Corrections(["m"])
         learned(rng, acceptance, corrections, shares)
-        offers = Offers(table, acceptance, corrections, shares if with_shares else None)
+        offers = Offers(table, acceptance, corrections, shares if with_shares else LightShares())
         asked, length = map(int, rng.integers(0, 9, 2)), int(rng.integers(1, 2000)) if seed % 2 else 0
         row = RowView("a", "m", *asked, int(rng.integers(0, 40)), heat=1, length=length)
         plain = offers.plain_of([row])
-        single, question = offers.single(row, plain), offers.of([row], plain)
+        single, question = offers.single(row, plain), offers.several([row], plain)
         assert (single is None) == (question is None)
         if single is None or question is None:
             continue
@@ -73,24 +73,31 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
         best, other = single.best(single.kept), search(problem)
         assert best is not None
         assert other is not None
-        assert best[1] / best[2] >= other.rate * (1 - 1e-12), "a search of all depths, the other may leave some out"
+        assert best.rate >= other.rate * (1 - 1e-12), "a search of all depths, the other may leave some out"
         hopes = np.array([single.optimistic])
         hoped = search(replace(problem, kept=hopes, guess_factor=problem.guess_factor * 0.8))
         mine = single.best(single.optimistic, doubt=0.8)
         assert hoped is not None
         assert mine is not None
-        assert mine[1] / mine[2] >= hoped.rate * (1 - 1e-12)
+        assert mine.rate >= hoped.rate * (1 - 1e-12)
     assert found > 90
 
 
 def test_a_depth_that_is_not_allowed_ends_the_search() -> None:
-    offers = Offers(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]))
+    offers = Offers(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]), LightShares())
     single = offers.single(RowView("a", "m", 5, 9), 1.0)
     assert single is not None
     assert single.best([0.0] * 5) is None
     first = single.best([0.9, 0.0, 0.9, 0.9, 0.9])
     assert first is not None
-    assert first[0] == 1
+    assert first.caps == [1]
+
+
+def decided(planner: Planner, row: RowView, way: str) -> Decision:
+    plain = planner._offers.plain_of([row])
+    offer = planner._offers.single(row, plain) if way == "single" else planner._offers.several([row], plain)
+    offers = {Option.WHOLE: offer} if offer is not None else {}
+    return planner._decisions.decide(1, plain, offers, planner.standing, unsettled=planner._unsettled)
 
 
 def test_one_row_is_decided_as_a_batch_of_one() -> None:
@@ -103,19 +110,22 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
         for _ in range(60):
             row = RowView("a", "m", 5, int(rng.integers(1, 30)), int(rng.integers(0, 9)))
             twin = copy.deepcopy(made)
-            gain = GAIN_TO_CONTINUE if made.guessing else GAIN_TO_START
-            mine, theirs = made._decisions._decide_one(row, gain), twin._decisions._decide_all([row], gain)
+            mine, theirs = decided(made, row, "single"), decided(twin, row, "several")
             # (A proposal that is made in 999 of 1,000 steps counts there as made in all.)
             assert (mine.caps, mine.trial, mine.num_steps) == (theirs.caps, theirs.trial, theirs.num_steps)
             assert mine.charged == (
                 None if theirs.charged is None else pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
             )
-            assert made._purse._credit == pytest.approx(twin._purse._credit, rel=1e-3, abs=1e-3)
-            assert made._purse._needed == pytest.approx(twin._purse._needed, rel=1e-3, abs=1e-3)
-            assert mine.guessing == theirs.guessing
+            assert made._budget._credit == pytest.approx(twin._budget._credit, rel=1e-3, abs=1e-3)
+            asked, other = ({option: tuple(one) for option, one in of._budget._asked.items()} for of in (made, twin))
+            assert asked.keys() == other.keys()
+            for option in asked:
+                assert asked[option] == pytest.approx(other[option], rel=1e-3, abs=1e-3)
+            assert (mine.stands, mine.option) == (theirs.stands, theirs.option)
+            assert mine.without == theirs.without
             if mine.expected is not None and theirs.expected is not None:
                 assert mine.expected.rate == pytest.approx(theirs.expected.rate, rel=1e-3)
-            kind = mine.guessing, mine.trial, bool(mine.caps[0])
+            kind = mine.stands == Option.WHOLE, mine.trial, bool(mine.caps[0])
             kinds[kind] = kinds.get(kind, 0) + 1
             made.standing, cap = mine, mine.caps[0]
             kept = int(np.argmin([*(rng.random(cap) < rate), False]))
@@ -124,7 +134,7 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
                 1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
                 noise * made.costs.verify(1, 1 + cap), 0.0,
             )  # fmt: skip
-            made._ledger.account.earn(step.seconds)
-            made.learn(StepPlan(mine.caps, trial=mine.trial, charged=mine.charged), step)
+            made._budget.earn(step.seconds)
+            made._learn(StepPlan(mine.caps, option=mine.option, trial=mine.trial, charged=mine.charged), step)
     assert {(True, False, True), (False, False, False), (False, True, True), (True, True, False)} <= set(kinds)
     assert min(kinds.values()) >= 5

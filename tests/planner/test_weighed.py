@@ -9,6 +9,7 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers, steps_ahead
 from foretell.planner.planner import Planner
+from foretell.planner.shares import LightShares
 
 DEPTH = 12
 NODE, LOOKUP = 0.1, 0.01
@@ -36,7 +37,7 @@ class Runs:
         self.tokens, self.seconds, self.caps = 0.0, 0.0, []
         for number in range(count):
             name = str(number)
-            method = "whole" if isinstance(self.planner, Planner) else "light"
+            method = "whole" if self.planner.parts else "light"
             for _ in range(60):
                 self.step(name, method, runs)
             self.planner.forget(name)
@@ -93,9 +94,11 @@ def test_a_planner_of_one_such_method_does_the_same() -> None:
 def test_a_new_text_is_planned_again_soon_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the method is well known: its first steps show what lookups find in it."""
     planner, steps = layered(("light",)), []
-    run, decisions = Runs(planner, 0).rows(20, 0.3), planner.light._decisions
+    run, decisions = Runs(planner, 0).rows(20, 0.3), planner._decisions
     decide = decisions.decide
-    monkeypatch.setattr(decisions, "decide", lambda *given: steps.append(len(run.caps)) or decide(*given))
+    monkeypatch.setattr(
+        decisions, "decide", lambda *given, **more: steps.append(len(run.caps)) or decide(*given, **more)
+    )
     run.caps = []
     for _ in range(60):
         run.step("new", "whole", 0.3)
@@ -110,7 +113,7 @@ def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, leng
     corrections = Corrections(costs.methods)
     for _ in range(50):
         corrections.observe("guess", 1.3, 1.0)
-    offers = Offers(costs, Acceptance(DEPTH, weighed=("light",)), corrections)
+    offers = Offers(costs, Acceptance(DEPTH, weighed=("light",)), corrections, LightShares())
     rows = [RowView(str(row), "light", DEPTH, 99, length=length) for row in range(batch)]
     plain, least = offers.plain_of(rows), offers.least_chance(rows)
     more = (costs.verify(batch, batch + 1, length) - costs.verify(batch, batch, length)) * corrections.guess
@@ -125,7 +128,7 @@ def test_a_line_that_stops_is_priced_as_far_as_it_goes() -> None:
     acceptance = Acceptance(DEPTH, weighed=("whole",))
     for _ in range(100):
         acceptance.observe("row", "whole", DEPTH, 3, 2)
-    offers = Offers(costs, acceptance, Corrections(costs.methods))
+    offers = Offers(costs, acceptance, Corrections(costs.methods), LightShares())
     single = offers.single(RowView("row", "whole", DEPTH, 99), 1.0)
     assert single is not None
     assert sum(single.draft[:DEPTH]) == pytest.approx(costs.draft("whole", 1, 3), rel=0.05)
@@ -144,11 +147,11 @@ def test_a_trial_that_finds_nothing_is_charged_what_it_took() -> None:
         planner = Planner(table(), Acceptance(DEPTH, weighed=("light",)))
         for number in range(400):
             plan = planner.plan([RowView("row", "light", DEPTH, 99)])
-            before, found = planner.trial_seconds, [RowStep("row", "light", plan.caps[0], 0, 0)]
+            before, found = planner._budget.seconds, [RowStep("row", "light", plan.caps[0], 0, 0)]
             if plan.charged is not None and number > 50:
                 break
             planner.observe(plan, StepObservation(1, found, LOOKUP, 1.0, 0.0))
         assert plan.trial
         planner.observe(plan, StepObservation(1, found, LOOKUP, seconds, 0.0))
-        charged.append(planner.trial_seconds - before)
+        charged.append(planner._budget.seconds - before)
     assert charged[1] - charged[0] == pytest.approx(0.5, abs=0.1)
