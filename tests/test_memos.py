@@ -28,8 +28,10 @@ from foretell.engine.request.text import TextStream
 from foretell.engine.structured.thoughts import Thoughts
 from foretell.methods.common.rope import RopeScaling
 from foretell.planner.acceptance import Acceptance
+from foretell.planner.corrections import Corrections
 from foretell.planner.observations import RowView
 from foretell.planner.offers import Offers
+from foretell.planner.shares import LightShares
 from tests.engine.harness import PIECES, ToyTokenizer
 from tests.structure import PACKAGE, ROOT
 
@@ -67,6 +69,7 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
     "methods.common.layers._frequency": [
         (4, 1e4, None, CPU), (4, 1e5, None, CPU), (3, 1e4, None, CPU), (4, 1e4, YARN, CPU),
     ],
+    "methods.common.layers.rotations": [(9, 4, 1e4), (8, 4, 1e4), (9, 6, 1e4), (9, 4, 1e5), (9, 4, 1e4, YARN)],
     "methods.hybrid.drafter.shape_of": [
         (Sequoia(depth=4, size=9), 3, 1), (Sequoia(depth=4, size=9), 3, 2), (Sequoia(depth=4, size=9), 2, 1),
         (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
@@ -90,6 +93,8 @@ SEEN: dict[str, str] = {
     "core.settings._adapter": "tests/core/test_settings.py",
     "core.settings._declared": "tests/core/test_settings.py",
     "core.shelf.Shelf.put:self.entries": "tests/core/test_shelf.py",
+    "costs.table.Surface.__call__:self._points": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
+    "costs.table.Surface.curve:self._curves": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
     "draft.automaton.Automaton._point:self.next[at]": "tests/draft/test_suffix.py",
     "engine.calibrate.Bench._open:self._batches": "tests/engine/test_calibrate.py",
     "engine.methods.Methods.choice:self._choices": "tests/engine/drafters/test_groups.py",
@@ -126,8 +131,8 @@ SEEN: dict[str, str] = {
     "planner.acceptance.Acceptance._pool_of:self._pool_places": "tests/planner/test_acceptance.py",
     "planner.acceptance.Acceptance._slot:self._slots": "tests/planner/test_acceptance.py",
     "planner.acceptance.Acceptance.curves_of_one:self._pool_rates": "tests/planner/test_acceptance.py",
-    "planner.costs.Surface.__call__:self._points": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
-    "planner.costs.Surface.curve:self._curves": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
+    "planner.budget.Budget.covers:self._asked": "tests/planner/test_budget.py",
+    "planner.budget.Budget.open:self._credit": "tests/planner/test_budget.py",
     "planner.offers.Offers._grid:self._grids": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers._may_guess:self._able": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
@@ -346,10 +351,10 @@ def test_costs_are_those_of_a_table_that_was_asked_nothing() -> None:
 def test_offers_are_those_of_who_was_asked_nothing() -> None:
     """Of rows of any methods, temperatures, lengths, batches, before and after what is known of their guesses changes."""
     rng, acceptance, costs = random.Random(5), Acceptance(4), table()
-    ledger = Ledger(costs.methods)
-    used, differ = Offers(costs, acceptance, ledger.corrections), set()
+    corrections, shares = Corrections(costs.methods), LightShares()
+    used, differ = Offers(costs, acceptance, corrections, shares), set()
     for step in range(150):
-        fresh = Offers(costs, acceptance, ledger.corrections)
+        fresh = Offers(costs, acceptance, corrections, shares)
         rows = [
             RowView(
                 str(row), rng.choice(("cheap", "dear", "middling")), rng.randint(1, 4), rng.randint(0, 9),
@@ -358,7 +363,7 @@ def test_offers_are_those_of_who_was_asked_nothing() -> None:
             for row in range(rng.randint(1, 9))
         ]  # fmt: skip
         plain = fresh.plain_of(rows)
-        mine, its = used.of(rows, plain), fresh.of(rows, plain)
+        mine, its = used.several(rows, plain), fresh.several(rows, plain)
         assert same(mine, its), step
         one, other = used.single(rows[0], plain), fresh.single(rows[0], plain)
         assert same(one, other), step

@@ -3,32 +3,35 @@
 import random
 
 import pytest
-from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.learn.allowance import Allowance
 from foretell.learn.options import LearnOptions
+from foretell.planner.allocation import Allocation
+from foretell.planner.budget import BUDGET, LEARN_SHARE, PROMISE, Budget, Trial
+from foretell.planner.plan import Option
 
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 0.1))
 def test_trials_and_learning_together_stay_within_what_the_planner_promises(seed: int, plain: float) -> None:
-    """All always spend what they may, whatever a step takes: two planners and a learner. The sum is 2 % of the time served,
-    and what accounts begin with (a plain pass each, and 0.025 s) and may overdraw (the last charge of the learner)."""
+    """All always spend what they may, whatever a step takes: two options and a learner. The sum is 2 % of the time served,
+    and what budgets begin with (a plain pass each, and 0.025 s) and may overdraw (the last charge of the learner)."""
     assert LearnOptions().learn_share == LEARN_SHARE == pytest.approx(PROMISE - BUDGET)
-    r, trials, learning = random.Random(seed), TrialAccount(2), Allowance(LearnOptions().learn_share)
-    purses = trials.open(), trials.open()
+    r, trials, learning = random.Random(seed), Budget(), Allowance(LearnOptions().learn_share)
+    options = Option.LIGHT, Option.WHOLE
     served, largest = 0.0, 0.0
-    for purse in purses:
-        purse.credit(plain)
+    trials.open(plain, options)
     for _ in range(400):
         seconds = plain * r.uniform(0.5, 3.0)
         served += seconds
         trials.earn(seconds)
         learning.earn(seconds)
-        for purse in purses:
-            loss = r.uniform(0.0, 2.0) * plain
-            if purse.credit(plain) >= loss:
-                purse.charge(loss)
+        for option in options:
+            trials.open(plain, options)
+            trial = Trial(option, Allocation([1], 1.0, plain), r.uniform(0.0, 2.0) * plain)
+            if trials.covers(trial):
+                trials.charge(trial)
         work = r.uniform(0.0, 0.01)
         if learning.covers(work):
             learning.charge(work)
