@@ -51,12 +51,12 @@ def test_plans_are_those_that_were_written_down(machine: Machine) -> None:
     "machine", [one for one in MACHINES if one.mode == "auto" and not one.always], ids=lambda machine: machine.name
 )
 def test_no_machine_loses_more_than_is_promised(machine: Machine) -> None:
-    """Trials and wrong guesses together never cost 2 % of plain decoding, and the trials of all planners no more than their
-    one account holds: its share of the time, a pass of each planner at first, and what the last trial overdraws it by."""
+    """Trials and wrong guesses together never cost 2 % of plain decoding, and the trials of all options no more than
+    their budget holds: its share of the time, a pass of each option at first, and what the last trial overdraws it by."""
     run = run_of(machine)
     assert run.seconds - run.plain_seconds <= PROMISE * run.plain_seconds
-    num_planners = 2 if machine.light else 1
-    most = BUDGET * run.seconds + (num_planners * START_CREDIT_PASSES + 1.0) * run.plain_step
+    num_options = 2 if machine.light else 1
+    most = BUDGET * run.seconds + (num_options * START_CREDIT_PASSES + 1.0) * run.plain_step
     assert run.planner.state["trial_seconds"] <= most
 
 
