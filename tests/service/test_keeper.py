@@ -121,7 +121,7 @@ def test_nothing_of_a_request_that_is_not_to_be_stored_is_on_the_disk(
     assert spelled(bytes_in(state), SECRET[5:10]) == (stored and method == "suffix")  # the other holds no texts
     with service(state, shared_drafts="all") as after:
         assert after._costs is not None
-        _, counts = after._costs.planner.acceptances["whole"].memory()
+        _, counts = after._costs.planner.acceptance.memory()
         assert counts[:, -2].any() == stored, "how often its guesses were kept is not counted, either"
         (found,) = seen(after, asked("mine", [5], method, 15, tenant="c"))
         assert (len(guessed(found)) > 2) == stored  # one token of the other request's may be known
@@ -157,7 +157,7 @@ def test_a_store_that_is_dropped_from_memory_comes_back(tmp_path: Path) -> None:
 def test_rates_of_acceptance_are_taken_up(tmp_path: Path) -> None:
     def rates(made: Service) -> Any:
         assert made._costs is not None
-        return made._costs.planner.acceptances["whole"].curve("suffix", "new", 8)
+        return made._costs.planner.acceptance.curve("suffix", "new", 8)
 
     with service(tmp_path) as before:
         fresh = rates(before)
