@@ -1,8 +1,8 @@
 """Several plain passes in one call, where nobody guesses and nobody looks on. What the engine does between two passes of a
 small model takes a tenth of their time, in caches that the pass has emptied.
 
-A run is the steps that would have been made one by one. Its last pass is judged by ``step`` as any other; the tokens before
-are its draws, too, made by the same code within the call.
+A run is the steps that would have been made one by one: the draws are made within the call, by the same code. A draw that
+the logits alone do not decide ends it, and ``step`` judges the last pass as any other.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from foretell.draft.base import Commit, Drafter
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.model.target import Output, Target
-from foretell.verify.base import RowVerifiers, Verifier
+from foretell.verify.base import RowVerifiers, Verdict, Verifier
 from foretell.verify.exact import Exact
 
 
@@ -21,6 +21,7 @@ class Run:
     """What was made before the last pass is judged."""
 
     output: Output  # of the last pass
+    verdict: Verdict | None = None  # on it, where that is known
     num_passes: int = 1
     num_tokens: int = 0  # emitted after those before the last
 
@@ -47,16 +48,17 @@ def most_passes(
 def run(state: State, target: Target, drafter: Drafter, most: int) -> Run:
     """Make at most ``most`` passes in one call, and emit the tokens that all but the last one drew; the state is then
     the one before that. Rows that ended stay in it, and take no further token."""
-    output, tokens, lengths = target.decode(state.pending, state.length, state.processors, state.seeds, most)
-    num_passes = len(tokens)
+    output, tokens, lengths, drawn = target.decode(state.pending, state.length, state.processors, state.seeds, most)
+    num_passes, num_rows = len(tokens), len(state.rows)
+    verdict = None if drawn is None else Verdict.of([[0]] * num_rows, drawn, [True] * num_rows, 1)
     if num_passes == 1:
-        return Run(output)
+        return Run(output, verdict)
     columns = tokens[1:].t().tolist()
     taken = state.emit_plain(columns)
-    none, before = [0] * len(taken), num_passes - 1
+    none, before = [0] * num_rows, num_passes - 1
     commits = [
         Commit(
-            root_tree(tokens[at]), lengths[at], [[0]] * len(taken),
+            root_tree(tokens[at]), lengths[at], [[0]] * num_rows,
             [column[at : at + 1] if at < count else [] for column, count in zip(columns, taken, strict=True)],
             ended=[row.finish_reason is not None and count <= at + 1 for row, count in zip(state.rows, taken, strict=True)],
             guessed=none,
@@ -65,4 +67,4 @@ def run(state: State, target: Target, drafter: Drafter, most: int) -> Run:
     ]  # fmt: skip
     drafter.observe_all(commits)
     state.length, state.pending = lengths[before], tokens[before]
-    return Run(output, num_passes, sum(taken))
+    return Run(output, verdict, num_passes, sum(taken))

@@ -77,7 +77,7 @@ def step(
     assert output.logits is not None
 
     evidence = _evidence(output.logits, state, tree, plan, noise, tapping.for_verifier(output.taps))
-    verdict = draw(verifier, evidence)
+    verdict = ran.verdict or draw(verifier, evidence)
     likely = candidates(output.logits, drafter.num_candidates)
     commit, moves = state.advance(tree, verdict, tapping.for_drafter(output.taps), likely)
     if moves is not None:

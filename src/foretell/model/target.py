@@ -188,13 +188,14 @@ class CausalModel(ABC):
 
     def decode(
         self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int
-    ) -> tuple[Output, Tensor, Tensor]:
+    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
         """Plain decoding of B rows, at most ``most`` passes: each reads the tokens that the stream COUPLED draws, with
         processors and seeds [B], from the logits of the one before, the first the pending ones [B]. The pass behind which a
         row ends, or whose logits alone do not decide a draw, is the last.
 
-        Returns the output of the last pass, and what the n passes read: tokens [n, B], and committed slots before each
-        [n, B]. For processors that read no history and have no bias.
+        Returns the output of the last pass; what the n passes read: tokens [n, B], and committed slots before each [n, B];
+        and what each row draws after the last, if the logits alone decide all of that. For processors that
+        read no history and have no bias.
         """
         raise NotImplementedError
 
@@ -295,7 +296,7 @@ class Target:
 
     def decode(
         self, pending: Tensor, length: Tensor, processors: Processors, seeds: Tensor, most: int
-    ) -> tuple[Output, Tensor, Tensor]:
+    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
         """See ``CausalModel.decode``; the cache is this target's own."""
         begun = perf_counter()
         made = self.model.decode(pending, length, self.cache, processors, seeds, most)

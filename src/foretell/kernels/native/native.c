@@ -126,8 +126,8 @@ typedef void Walk(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const
                   int64_t stream, int64_t *out);
 
 /* Up to `most` passes of plain decoding, each over one token a row, which `walk` draws from the logits of the pass before:
- * tokens and length [most, batch], of which the caller writes the first rows; drawn [batch, 3]. The pass whose draws are not
- * all decided, or among whose draws is one of `ends`, is the last: the caller draws after it. Returns how many were made, or
+ * tokens and length [most, batch], of which the caller writes the first rows. The pass whose draws are not all decided, or
+ * among whose draws is one of `ends`, is the last: drawn [batch, 3] is what was drawn after it, as walk writes it. Returns how many were made, or
  * what was out of range, negative. columns: of the logits, that are drawn from. */
 int64_t foretell_decode(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t most, int64_t *tokens,
                          int64_t *length, Walk *walk, const void *warps, const uint64_t *table, int64_t columns,
@@ -139,14 +139,15 @@ int64_t foretell_decode(const Model *m, const Cache *cache, int64_t threads, int
                                               0, NULL, 0, m->num_layers, residual, NULL, 0, NULL, logits, scratch, loras,
                                               shared);
     if (problem) return -problem;
-    if (made == most) return made;
     walk(batch, 1, columns, logits, m->vocab, m->vocab, warps, table, tokens, 1, tokens, 1, seeds, length, stream, drawn);
+    int is_last = made == most;
     for (int64_t b = 0; b < batch; b++) {
-      const int64_t token = drawn[3 * b + 1];
-      if (!drawn[3 * b]) return made;
-      for (int64_t i = 0; i < num_ends; i++)
-        if (token == ends[i]) return made;
-      tokens[batch + b] = token;
+      is_last |= !drawn[3 * b];
+      for (int64_t i = 0; i < num_ends; i++) is_last |= drawn[3 * b + 1] == ends[i];
+    }
+    if (is_last) return made;
+    for (int64_t b = 0; b < batch; b++) {
+      tokens[batch + b] = drawn[3 * b + 1];
       length[batch + b] = length[b] + 1;
     }
   }

@@ -278,7 +278,7 @@ class NativeModel(CausalModel):
 
     def decode(
         self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int
-    ) -> tuple[Output, Tensor, Tensor]:
+    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
         """See ``CausalModel.decode``."""
         assert isinstance(cache, NativeCache)
         num_rows, vocab_size = len(pending), self.shape.vocab_size
@@ -287,20 +287,20 @@ class NativeModel(CausalModel):
         tokens, lengths = torch.empty(2, most, num_rows, dtype=torch.int64).unbind()
         tokens[0], lengths[0] = pending, length
         residual, logits = torch.empty(num_rows, 1, self.shape.hidden_size), torch.empty(num_rows, 1, vocab_size)
-        ends = processors.all_ends
+        ends, drawn = processors.all_ends, (ctypes.c_int64 * (3 * num_rows))()
         seeds = seeds.contiguous()
         with self._lock:
             made = self.native.decode(
                 self.address, cache.address, threads, num_rows, most, tokens.data_ptr(), lengths.data_ptr(),
                 draws.foretell_walk, processors.warps, token_table(processors.vocab_size, pending.device).data_ptr(),
                 min(vocab_size, processors.vocab_size), seeds.data_ptr(), int(Stream.COUPLED), _numbers(ends), len(ends),
-                (ctypes.c_int64 * (3 * num_rows))(), residual.data_ptr(), logits.data_ptr(),
+                drawn, residual.data_ptr(), logits.data_ptr(),
                 self._scratch_address(num_rows, threads, cache),
                 _numbers(tuple(cache.loras)) if any(cache.loras) else None,
                 _numbers(_flat(cache.shared)) if cache.shared else None,
             )  # fmt: skip
         check(-min(made, 0))
-        return Output(logits, residual, None), tokens[:made], lengths[:made]
+        return Output(logits, residual, None), tokens[:made], lengths[:made], drawn[1::3] if all(drawn[::3]) else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.logits``."""
