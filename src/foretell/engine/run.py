@@ -1,5 +1,5 @@
-"""Several plain passes in one call, where no row guesses and no pass is observed. What the engine does between two passes of
-a small model takes a tenth of their time, in caches that the pass has emptied.
+"""Several plain passes in one call, where no row guesses and no pass is observed. What the engine does between two passes
+of a small model takes a tenth of their time, in caches that the pass has emptied.
 
 A run is the steps that would have been made one by one: the draws are made within the call, by the same code. A draw that
 the logits alone do not decide ends it, and ``step`` judges the last pass as any other.
