@@ -208,7 +208,7 @@ def audit(state: State, target: Target, drafter: Drafter, report: StepEvent) -> 
     check_state(state)
     report.commit.tree.check()
     for row, path, tokens in zip(report.rows, report.commit.path, report.commit.tokens, strict=True):
-        assert len(path) == len(tokens) >= 1 or (row.error is not None and not tokens)
+        assert len(path) == len(tokens) >= 1 or ((row.error is not None or report.num_before) and not tokens)
     audit_table(target, state, state.lengths)
     if isinstance(drafter, ModelDrafter) and not any(row.error for row in report.rows):  # a failed row leaves at once
         assert all(0 <= filled <= length for filled, length in zip(drafter.filled, state.lengths, strict=True))

@@ -140,6 +140,11 @@ class Processors:
         return made
 
     @cached_property
+    def all_ends(self) -> tuple[int, ...]:
+        """``end_ids`` of all rows."""
+        return tuple({token for ids in self.end_ids for token in ids})
+
+    @cached_property
     def warp_table(self) -> Tensor:
         """[B, 4] float32: ``warps``, as the draws of an accelerator read them."""
         rows = [(warp.inverse, warp.top_p, warp.min_p, warp.top_k) for warp in self.warps]

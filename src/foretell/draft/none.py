@@ -13,7 +13,7 @@ from foretell.model.target import Target
 class NoDrafter(Drafter):
     """Proposes the root alone."""
 
-    can_join = True
+    can_join = can_wait = True
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """One node a row."""

@@ -299,6 +299,7 @@ class Batch:
             state, self.target, first.drafter if one else grouped, grouped.verifier,
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping, captured=self.captured,
+            can_run=one and not self.width and not self.arrivals,
         )  # fmt: skip
         self.passing = []
         if self._failures is not None:

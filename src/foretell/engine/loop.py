@@ -305,7 +305,10 @@ class Loop:
         if self.planner is not None and plan is not None and not alone:
             lights = () if idle else self.batch.grouped.light_steps
             self._led = any(one is not None and one.proposed for one in lights)
-            self.planner.observe(plan, observation_of(jobs, plan, lights, event, seconds_loop))
+            seen = observation_of(jobs, plan, lights, event, seconds_loop)
+            self.planner.observe(plan, seen)
+            for _ in range(1, event.num_passes):  # of one call: the plan stood for them, too
+                self.planner.observe(self.planner.again(0, lagging=False) or plan, seen)
         self._failures.run("recorder", None, self.recorder.add, event, [job.num_draft_tokens for job in jobs])
         ended = self._hand_over(jobs, event)
         if ended:

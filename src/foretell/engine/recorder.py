@@ -109,11 +109,11 @@ class Recorder:
 
     def add(self, event: StepEvent, num_before: Sequence[int]) -> None:
         """One step. num_before: guesses that each of its rows had made before."""
-        self.num_steps += 1
+        self.num_steps += event.num_passes
         self.seconds_draft += event.seconds_draft
         self.seconds_target += event.seconds_target
         self.seconds_rest += event.seconds_rest
-        self.num_generated_tokens += sum(map(len, event.commit.tokens))
+        self.num_generated_tokens += event.num_before + sum(map(len, event.commit.tokens))
         self.planned = sum(event.depth_limit) / max(1, len(event.depth_limit))
         self.guessed = event.commit.tree.num_nodes > 1
         if self.steps is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
+from foretell.draft.none import NoMethod
 from foretell.draft.shapes import Shape
 from foretell.model.target import ModelSpec
 from foretell.verify.base import Verifier
@@ -29,7 +30,7 @@ class Speculation:
     @property
     def shape_depth(self) -> int:
         """Largest depth without a planner: the depth of the shape."""
-        return self.shape.depth
+        return 0 if self.method.name == NoMethod.name else self.shape.depth
 
     @property
     def shape(self) -> Shape:

@@ -69,6 +69,18 @@ class State(Context):
             paid = self.depth_limit if self.paid_limit is None else self.paid_limit
             self.paid_limit = [min(most, row.trained_room) for most, row in zip(paid, self.rows, strict=True)]
 
+    def emit_plain(self, columns: Sequence[Sequence[int]]) -> list[int]:
+        """Emit row b's tokens columns[b] as those of plain steps, until it ends; how many each row took."""
+        taken: list[int] = []
+        for row, tokens, ids in zip(self.rows, columns, self.history.ids, strict=True):
+            count = row.emit(tokens, ["plain"] * len(tokens))
+            row.num_steps += count
+            row.steps += [(0, 0)] * count
+            ids.extend(tokens[:count])
+            taken.append(count)
+        self.lengths = [len(ids) - 1 for ids in self.history.ids]
+        return taken
+
     def advance(
         self,
         tree: TokenTree,
@@ -90,6 +102,11 @@ class State(Context):
         read = _read(tree, verdict, packed)
         columns = zip(self.rows, *read[:6], strict=True)
         for at, (row, count, bonus, sound, path, tokens, parent) in enumerate(columns):
+            if row.finish_reason is not None:  # with an earlier pass of a run
+                guessed.append(0)
+                paths.append([0])
+                emitted.append([])
+                continue
             path = path[:count]
             drafted = depth_of(parent)
             guessed.append(sum(above >= 0 for above in parent))

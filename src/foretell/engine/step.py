@@ -17,6 +17,7 @@ from foretell.draft.shapes import Shape
 from foretell.engine.candidates import candidates
 from foretell.engine.captured import CapturedSteps, Judged
 from foretell.engine.event import StepEvent
+from foretell.engine.run import Run, most_passes, run
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.kernels.bounds import check_tree
@@ -37,17 +38,22 @@ def step(
     pack: bool = False,
     tapping: Tapping = Tapping(),  # noqa: B008 (frozen)
     captured: CapturedSteps | None = None,
+    can_run: bool = False,
 ) -> StepEvent:
     """Advance every row by at least one token. Returns the ``StepEvent``.
 
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
-    out the padding of ragged rows. captured: what is launched at once from layout to verdict, where a step can be. A batch
+    out the padding of ragged rows. captured: what is launched at once from layout to verdict, where a step can be. can_run:
+    several plain steps may be made in one call (``run``); the event is then that of the last. A batch
     whose rows have several drafters and verifiers comes as a ``GroupedDrafter`` and ``RowVerifiers``, which have the
     interface of a single one.
     """
     begun = perf_counter()
     rows, depth_limit, spec = state.rows, state.depth_limit, target.spec
+    most = most_passes(state, target, drafter, verifier, tapping) if can_run else 1
+    ran = run(state, target, drafter, most) if most > 1 else None
+    started = perf_counter()
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
     if tree.num_nodes > 1:
@@ -64,12 +70,14 @@ def step(
     plan = layout(tree.parent, state.length, state.capacity, span=span, pack=pack, is_line=is_line)
     layers = (tree.hidden_layer, spec.num_layers)
     ready = perf_counter()
-    output = target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden, taps=tapping.layers)
+    if ran is None:
+        ran = Run(target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden, taps=tapping.layers))
+    output = ran.output
     forwarded = perf_counter()
     assert output.logits is not None
 
     evidence = _evidence(output.logits, state, tree, plan, noise, tapping.for_verifier(output.taps))
-    verdict = draw(verifier, evidence)
+    verdict = ran.verdict or draw(verifier, evidence)
     likely = candidates(output.logits, drafter.num_candidates)
     commit, moves = state.advance(tree, verdict, tapping.for_drafter(output.taps), likely)
     if moves is not None:
@@ -77,10 +85,12 @@ def step(
     drafter.observe(commit)
     return StepEvent(
         rows, evidence, output.logits, verdict, commit, depth_limit,
-        seconds_draft=proposed - begun,
+        seconds_draft=proposed - started,
         seconds_draft_model=0.0 if state.probe is None else state.probe.seconds_model,
-        seconds_target=forwarded - ready,
+        seconds_target=(started - begun) + (forwarded - ready),
         seconds_rest=(ready - proposed) + (perf_counter() - forwarded),
+        num_passes=ran.num_passes,
+        num_before=ran.num_tokens,
     )  # fmt: skip
 
 

@@ -33,6 +33,10 @@ class NativeFunctions:
             pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, *[number] * 2, pointer, pointer,
             number, *[pointer] * 5,
         ]  # fmt: skip
+        self.decode: Callable[..., int] = lib.foretell_decode
+        lib.foretell_decode.argtypes = [
+            pointer, pointer, *[number] * 3, *[pointer] * 5, number, pointer, number, pointer, number, *[pointer] * 6,
+        ]  # fmt: skip
         self.scratch: Callable[..., int] = lib.foretell_scratch
         lib.foretell_scratch.argtypes = [pointer, pointer, number, number]
         self.move: Callable[..., int] = lib.foretell_move
@@ -54,7 +58,16 @@ class NativeFunctions:
         self.l2_rows: Callable[[int], int] = lib.foretell_l2_rows
         lib.foretell_l2_rows.argtypes = [number]
         lib.foretell_l2_rows.restype = number
-        for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows, self.finish):
+        for function in (
+            self.forward,
+            self.decode,
+            self.scratch,
+            self.move,
+            self.read,
+            self.product,
+            self.rows,
+            self.finish,
+        ):
             function.restype = number
 
 

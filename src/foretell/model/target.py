@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.params import fresh_seed
+from foretell.core.probs import Processors
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.lora import Lora
@@ -182,6 +183,22 @@ class CausalModel(ABC):
         prefill needs none). Logits of padding nodes are finite and undefined.
         """
 
+    most_passes: int = 1
+    """Passes of plain decoding that one call of ``decode`` is worth; 1: it has none."""
+
+    def decode(
+        self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int
+    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
+        """Plain decoding of B rows, at most ``most`` passes: each reads the tokens that the stream COUPLED draws, with
+        processors and seeds [B], from the logits of the one before, the first the pending ones [B]. The pass behind which a
+        row ends, or whose logits alone do not decide a draw, is the last.
+
+        Returns the output of the last pass; what the n passes read: tokens [n, B], and committed slots before each [n, B];
+        and what each row draws after the last, if the logits alone decide all of that. For processors that
+        read no history and have no bias.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, n, V]: final norm and head on a residual stream [B, n, H]: the exit of ``forward``, and early exits."""
@@ -276,6 +293,15 @@ class Target:
         output = self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
         self.seconds += perf_counter() - begun
         return output
+
+    def decode(
+        self, pending: Tensor, length: Tensor, processors: Processors, seeds: Tensor, most: int
+    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
+        """See ``CausalModel.decode``; the cache is this target's own."""
+        begun = perf_counter()
+        made = self.model.decode(pending, length, self.cache, processors, seeds, most)
+        self.seconds += perf_counter() - begun
+        return made
 
     def commit(self, src: Tensor, dst: Tensor) -> None:
         """Move K and V of each row from slots src [B, D] to slots dst [B, D] (pad with src == dst)."""

@@ -59,6 +59,12 @@ class WaitingDrafter(Forwarding):
         if len(self._commits) >= self._most or True in commit.ended:
             self._call(lambda inner: None, None)
 
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """Steps without guesses, of an inner drafter that ``can_wait``."""
+        self._waits = True
+        for commit in commits:
+            self.observe(commit)
+
     def join(self, other: Drafter, context: Context) -> None:
         """See ``Drafter``: other's rows have just been read, and nothing waits for them."""
         self._call(lambda inner: inner.join(other, context), None)

@@ -65,7 +65,7 @@ def observation_of(
     seconds_loop: float = 0.0,
 ) -> StepObservation:
     """The planner's view of a step that was made: jobs and their light steps, each in the order of its rows; without light
-    steps nobody guessed. seconds_loop: what the loop took around the step.
+    steps nobody guessed. Of steps made in one call it is of each alike. seconds_loop: what the loop took around the step.
 
     Counts in each job the steps in which it might guess (``num_asked``).
     """
@@ -80,8 +80,10 @@ def observation_of(
         rows.append(
             RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light, job.row.length)
         )
+    share = 1 / event.num_passes
     return StepObservation(
-        len(jobs), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop,
+        len(jobs), rows, event.seconds_draft * share, event.seconds_target * share,
+        (event.seconds_rest + seconds_loop) * share,
         sum(job.row.length for job in jobs) / len(jobs),
     )  # fmt: skip
 

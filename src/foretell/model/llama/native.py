@@ -21,12 +21,15 @@ from torch.nn import functional as F
 
 from foretell.core.errors import ModelError
 from foretell.core.measured import measured_now, of_passes
+from foretell.core.noise import Stream, token_table
+from foretell.core.probs import Processors
 from foretell.core.tree import Plan, layout
 from foretell.kernels import structures
 from foretell.kernels.build import loaded_files
 from foretell.kernels.functions import check, native_functions
 from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
+from foretell.kernels.race import race_library
 from foretell.model.cache import KVCache, Shared
 from foretell.model.checkpoint import resolve
 from foretell.model.codes import spread_of
@@ -50,6 +53,11 @@ from foretell.model.windows import DraftWindow
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 NO_ROOM = 7  # what foretell_forward returns where there is no room for the terms of a hybrid's nodes
+MOST_PASSES = 4
+"""Passes of plain decoding in one call at most: so many tokens come at once."""
+BYTES_AT_ONCE = 10**9
+"""Bytes of weights that such a call reads at most. What the engine does between two passes takes as long as reading some
+15 MB, and the text of a call should come within a few hundredths of a second."""
 _SMALL_PASS = 8
 """Rows of a pass up to which reading the weights takes most of its time; with more, threads are worth more too."""
 
@@ -124,6 +132,8 @@ class NativeModel(CausalModel):
             kv=kv,
         )
         self.address = ctypes.addressof(self._view)
+        if not shape.mixers and race_library() is not None:  # a mixer's states cannot be taken back
+            self.most_passes = min(MOST_PASSES, max(1, BYTES_AT_ONCE // self.spec.weight_bytes))
 
     @classmethod
     def load(
@@ -266,6 +276,32 @@ class NativeModel(CausalModel):
                 problem = run()
         check(problem)
         return Output(logits, residual, tapped)
+
+    def decode(
+        self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int
+    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
+        """See ``CausalModel.decode``."""
+        assert isinstance(cache, NativeCache)
+        num_rows, vocab_size = len(pending), self.shape.vocab_size
+        threads, draws = self._threads(num_rows), race_library()
+        assert draws is not None
+        tokens, lengths = torch.empty(2, most, num_rows, dtype=torch.int64).unbind()
+        tokens[0], lengths[0] = pending, length
+        residual, logits = torch.empty(num_rows, 1, self.shape.hidden_size), torch.empty(num_rows, 1, vocab_size)
+        ends, drawn = processors.all_ends, (ctypes.c_int64 * (3 * num_rows))()
+        seeds = seeds.contiguous()
+        with self._lock:
+            made = self.native.decode(
+                self.address, cache.address, threads, num_rows, most, tokens.data_ptr(), lengths.data_ptr(),
+                draws.foretell_walk, processors.warps, token_table(processors.vocab_size, pending.device).data_ptr(),
+                min(vocab_size, processors.vocab_size), seeds.data_ptr(), int(Stream.COUPLED), _numbers(ends), len(ends),
+                drawn, residual.data_ptr(), logits.data_ptr(),
+                self._scratch_address(num_rows, threads, cache),
+                _numbers(tuple(cache.loras)) if any(cache.loras) else None,
+                _numbers(_flat(cache.shared)) if cache.shared else None,
+            )  # fmt: skip
+        check(-min(made, 0))
+        return Output(logits, residual, None), tokens[:made], lengths[:made], drawn[1::3] if all(drawn[::3]) else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.logits``."""

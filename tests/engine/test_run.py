@@ -1,0 +1,157 @@
+"""Several plain passes in one call: whatever ends a row, all is as if they had been made one by one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from foretell import Completion, Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell.kernels.native import library
+from foretell.model.llama.native import MOST_PASSES
+from foretell.model.target import Target
+from tests.service.test_service import Mailbox
+
+pytestmark = pytest.mark.skipif(library()[0] is None, reason="there are no native passes here")
+BASE = SamplingParams(max_new_tokens=40, seed=3)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    made = Engine.load("bundled")
+    assert made.model.most_passes == MOST_PASSES
+    return made
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Passes of each call."""
+    made: list[int] = []
+    decode = Target.decode
+
+    def counted(self: Target, *given: Any) -> Any:
+        found = decode(self, *given)
+        made.append(len(found[1]))
+        return found
+
+    monkeypatch.setattr(Target, "decode", counted)
+    return iter([made])
+
+
+def told(completion: Completion) -> tuple[Any, ...]:
+    """All that a completion says, but for times."""
+    return (
+        completion.token_ids, completion.text, completion.finish_reason, completion.steps, completion.num_steps,
+        completion.pieces,
+    )  # fmt: skip
+
+
+def both(engine: Engine, requests: list[Request], **options: Any) -> list[Completion]:
+    """Of the requests, each as it is one by one."""
+    model: Any = engine.model
+    found = engine.generate_batch(requests, **options)
+    model.most_passes, many = 1, model.most_passes
+    try:
+        slow = engine.generate_batch(requests, **options)
+    finally:
+        model.most_passes = many
+    assert list(map(told, found)) == list(map(told, slow))
+    return found
+
+
+KINDS = [
+    BASE,
+    replace(BASE, temperature=0.0),
+    replace(BASE, temperature=0.6, top_k=20, top_p=0.9),
+    replace(BASE, temperature=1.2, min_p=0.05, ignore_eos=True),
+    *(replace(BASE, max_new_tokens=count, ignore_eos=True) for count in (1, 2, 3, 4, 5, 6, 9)),
+]
+
+
+@pytest.mark.parametrize("params", KINDS)
+def test_the_text_is_that_of_single_steps(engine: Engine, runs: Iterator[list[int]], params: SamplingParams) -> None:
+    before = engine.recorder.num_steps, engine.recorder.num_generated_tokens
+    requests = [Request("def add(a, b):\n", replace(params, seed=seed)) for seed in range(6)]
+    found = [both(engine, [request])[0] for request in requests]
+    assert [told(one) for one in found] == list(map(told, both(engine, requests, batch_size=3)))
+    tokens = sum(one.num_tokens for one in found)
+    assert engine.recorder.num_generated_tokens - before[1] == 4 * tokens
+    made = next(runs)
+    assert max(made, default=1) == (4 if params.max_new_tokens > 6 else 2 if params.max_new_tokens > 3 else 1)
+    assert sum(made) <= 3 * tokens + 3 * len(made), "few passes are made in vain"
+
+
+@pytest.mark.parametrize("params", KINDS[:4])
+def test_a_row_ends_at_any_token_of_a_call(engine: Engine, runs: Iterator[list[int]], params: SamplingParams) -> None:
+    """With a stop text or a stop token that a text of single steps has at this place."""
+    ids = engine.generate("def add(a, b):\n", replace(params, ignore_eos=True))
+    for place in range(4, 16):
+        token, text = ids.token_ids[place], "".join(piece.text for piece in ids.pieces[place : place + 2])
+        stops = [replace(params, stop=(text,)), replace(params, stop_token_ids=(token,))]
+        ended = both(engine, [Request("def add(a, b):\n", each) for each in (*stops, params)], batch_size=3)
+        assert ended[0].num_tokens <= place + 2
+        assert ended[1].num_tokens <= place + 1
+    assert max(next(runs)) == MOST_PASSES
+
+
+def test_a_draw_that_the_logits_do_not_decide_ends_the_call(engine: Engine, runs: Iterator[list[int]]) -> None:
+    """top-k above what the kernel takes: no draw is decided in it, and every call is of one pass."""
+    both(engine, [Request("def add(a, b):\n", replace(BASE, top_k=300))])
+    assert set(next(runs)) == {1}
+
+
+def looked_on(engine: Engine) -> list[tuple[str, Engine, SamplingParams]]:
+    """Cases in which something is asked of every pass, or somebody may guess."""
+    observed = engine.with_method("none")
+    observed.observers.append(lambda event: None)
+    return [
+        ("observer", observed, BASE),
+        ("logprobs", engine, replace(BASE, logprobs=1)),
+        ("penalty", engine, replace(BASE, presence_penalty=0.5)),
+        ("bias", engine, replace(BASE, logit_bias={5: 1.0})),
+        ("rule", engine.with_method({"method": "none", "verify": "rejection"}), BASE),
+        ("guesses", engine.with_method("ngram"), BASE),
+    ]
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_who_asks_more_of_a_pass_gets_single_steps(engine: Engine, runs: Iterator[list[int]], case: int) -> None:
+    _, made, params = looked_on(engine)[case]
+    both(made, [Request("def add(a, b):\n", params)])
+    assert not next(runs)
+
+
+@pytest.mark.parametrize("speculation", ["off", "auto"])
+def test_a_service_says_the_same_in_fewer_updates(engine: Engine, runs: Iterator[list[int]], speculation: str) -> None:
+    """Beside each other, some of them cancelled by their limits; where a planner rests it learns of every step."""
+    lengths = [5, 40, 23, 11]
+    made = Service(engine, ServiceOptions(speculation=speculation, max_num_seqs=2, max_model_len=200))
+    box, ids = Mailbox(), engine.tokenizer.encode("def add(a, b):\n")  # type: ignore[union-attr]
+    made.start()
+    try:
+        for index, length in enumerate(lengths):
+            params = replace(BASE, seed=index, max_new_tokens=length, ignore_eos=True)
+            made.submit(Submission(str(index), ids, params), box.hear)
+        ended = [box.last(str(index)).completion for index in range(len(lengths))]
+    finally:
+        made.close()
+    for index, (length, completion) in enumerate(zip(lengths, ended, strict=True)):
+        alone = replace(BASE, seed=index, max_new_tokens=length, ignore_eos=True)
+        assert completion is not None
+        assert told(completion) == told(engine.generate(ids, alone))
+        updates = box.updates[str(index)]
+        assert [piece for update in updates for piece in update.pieces] == completion.pieces
+        assert max(len(update.pieces) for update in updates) <= MOST_PASSES
+        assert len(updates[0].pieces) == 1, "a text begins at once"
+    assert max(next(runs)) == MOST_PASSES
+
+
+def test_nothing_of_dropped_passes_is_left(engine: Engine) -> None:
+    """A text that goes on where another was ended by a stop text reads what is stored of that one."""
+    first = engine.generate("def add(a, b):\n", replace(BASE, ignore_eos=True))
+    stop = "".join(piece.text for piece in first.pieces[5:7])
+    ended = engine.generate("def add(a, b):\n", replace(BASE, stop=(stop,)))
+    prompt = engine.tokenizer.encode("def add(a, b):\n") + ended.token_ids  # type: ignore[union-attr]
+    with torch.inference_mode():
+        both(engine, [Request(prompt, BASE)])
