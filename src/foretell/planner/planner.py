@@ -283,10 +283,10 @@ class Planner:
     @property
     def _together(self) -> int:
         """Steps to learn from at once while the decision stands."""
-        if self.standing.trial or self._unsettled:
+        if self.standing.trial:
             return 1
         if not self.guessing:
-            return RESTS_TOGETHER
+            return 1 if self._unsettled else RESTS_TOGETHER
         return min(TOGETHER, self._patience) if PERIOD_WEIGHED <= self._patience <= PERIOD else 1
 
     def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
