@@ -4,6 +4,8 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -158,13 +160,17 @@ class Run:
             int(np.argmin([*(self.rng.random(cap) < rate), False])) for cap, rate in zip(caps, self.rates, strict=True)
         ]
         draft = self.true.draft("m", sum(cap > 0 for cap in caps), max(caps))
-        verify = self.true.verify(batch, batch + sum(caps))
+        verify = self.true.verify(batch, batch + sum(caps)) * self.slowness(guesses=any(caps))
         rows = [RowStep(str(row), method, cap, cap, kept[row]) for row, cap in enumerate(caps)]
         self.planner.observe(plan, StepObservation(batch, rows, draft, verify * 0.9, verify * 0.1))
         self.caps.append(caps)
         self.seconds += draft + verify
         self.tokens += batch + sum(kept)
         return caps
+
+    def slowness(self, *, guesses: bool) -> float:
+        """How much longer the step's pass takes than by the table."""
+        return 1.0
 
     def steps(self, count: int) -> "Run":
         for _ in range(count):
@@ -248,28 +254,16 @@ def test_prompts_are_read_ahead_where_guessing_stands_with_those_that_join() -> 
 @pytest.mark.parametrize("rate", [0.5, 0.95])
 def test_prompts_are_read_ahead_iff_the_next_decision_would_guess(batch: int, rate: float) -> None:
     """Whatever else can be had: ``floor`` is of a light part, which guesses without a prompt that was read."""
-
-    class Light:
-        """It brings so much, and is not tried."""
-
-        is_blind, rate = False, 0.0
-
-        def best(self) -> Allocation:
-            return Allocation([1] * batch, self.rate, 1.0)
-
-        def hoped(self, doubt: float) -> None: ...
-
-        def idle(self, expected: Allocation) -> None: ...
-
     run = Run(planner(), [rate] * batch).steps(120)
     while run.planner.standing.trial:
         run.step()
     rows, told = [RowView(str(row), "m", 4, 99) for row in range(batch)], []
-    standing, light, real = run.planner.standing.expected, Light(), run.planner._offers_of
+    standing, real = run.planner.standing.expected, run.planner._offers_of
+    light: Any = SimpleNamespace(is_blind=False, hoped=lambda _: None, idle=lambda _: None)  # it is not tried
     assert standing is not None
-    run.planner._offers_of = lambda *given: {Option.LIGHT: light, **real(*given)}  # type: ignore[method-assign, dict-item]
+    run.planner._offers_of = lambda *given: {Option.LIGHT: light, **real(*given)}  # type: ignore[method-assign]
     for floor in (0.0, 0.5, 0.9, 0.96, 0.99, 1.0, 1.03, 2.0):
-        light.rate = floor * standing.rate
+        light.best = partial(Allocation, [1] * batch, floor * standing.rate, 1.0)
         run.planner.replan()
         assert any(run.planner.plan(rows).caps) >= run.planner.guessing
         before, run.planner.standing = run.planner.standing, replace(run.planner.standing, stands=Option.WHOLE)
@@ -586,23 +580,13 @@ def test_where_a_plan_does_not_go_on() -> None:
 
 
 class Cold(Run):
-    """Text whose drafter reads much: ``SETTLING`` plain steps behind its guesses take longer, and so do its passes."""
+    """Text whose drafter reads much: ``SETTLING`` plain steps behind its guesses take longer."""
 
     behind = 99
 
-    def step(self, depth_limit: int = 99, num_unread: int = 0, method: str = "m") -> list[int]:
-        plan = self.planner.plan([RowView("0", method, 4, depth_limit, num_unread)])
-        (cap,) = plan.caps
-        self.behind = 0 if cap else self.behind + 1
-        plain = 1.5 if self.behind in (1, 2) else 1.0
-        verify = 1.6 if cap else plain
-        kept = int(np.argmin([*(self.rng.random(cap) < self.rates[0]), False]))
-        row = RowStep("0", method, cap, cap, kept)
-        self.planner.observe(plan, StepObservation(1, [row], 0.4 if cap else 0.0, verify, 0.0))
-        self.caps.append(plan.caps)
-        self.seconds += verify + (0.4 if cap else 0.0)
-        self.tokens += 1 + kept
-        return plan.caps
+    def slowness(self, *, guesses: bool) -> float:
+        self.behind = 0 if guesses else self.behind + 1
+        return 1.5 if self.behind in (1, 2) else 1.0
 
 
 def test_plain_steps_right_behind_a_drafters_pass_are_not_taken_for_plain_decoding(
@@ -612,13 +596,15 @@ def test_plain_steps_right_behind_a_drafters_pass_are_not_taken_for_plain_decodi
     a cache holds the target again, and in 1.5 right behind a guess. By such steps guessing seems to win (the control), and
     loses 15 %."""
 
+    true = CostTable({(1, 1): 1.0, (1, 2): 1.6, (1, 5): 1.6}, {"m": {(1, 1): 0.4, (1, 4): 0.4}})
+
     def attained(settling: int) -> tuple[float, float]:
         monkeypatch.setattr(planner_module, "SETTLING", settling)
         found = []
         for seed in range(6):
             verify = {(1, 1): 1.0, (1, 2): 1.0, (1, 5): 1.05}
             costs = CostTable(verify, {"m": {(1, 1): 0.1, (1, 4): 0.12}})
-            run = Cold(Planner(costs, Acceptance(4)), [0.8], seed=seed).steps(400)
+            run = Cold(Planner(costs, Acceptance(4)), [0.8], true, seed).steps(400)
             run.rates, run.tokens, run.seconds = [0.42], 0.0, 0.0
             run.steps(2000)
             found.append((run.share(2000), run.tokens / run.seconds))

@@ -1,7 +1,5 @@
 """What steps by the light part tell of the whole method: the estimate, the mixture it makes, and where it decides."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -58,22 +56,7 @@ def test_the_mixture_is_the_mean_over_both_kinds_of_steps() -> None:
 class Told(Text):
     """Each step says whose guess the whole method proposes: its light part's wherever that finds one."""
 
-    tell = True
-
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
-        observe = self.planner.observe
-
-        def telling(plan: StepPlan, step: StepObservation) -> None:
-            (row,) = step.rows
-            by_light = bool(row.drafted) and step.seconds_draft == 0.0
-            told = RowStep(
-                row.request_id, row.method, row.cap, row.drafted, row.accepted, light=row.light,
-                by_light=by_light if self.tell and row.cap else None,
-            )  # fmt: skip
-            observe(plan, StepObservation(1, [told], step.seconds_draft, step.seconds_target, step.seconds_rest))
-
-        self.planner.observe = telling  # type: ignore[method-assign]
+    tells_by_light = True
 
 
 def test_steps_by_the_light_part_teach_neither_the_own_guesses_nor_their_cost() -> None:
@@ -100,7 +83,7 @@ def test_where_the_light_part_finds_much_the_whole_method_is_not_taken_for_what_
     method did, and the whole method more than both. Untold (the control), the planner leaves it in more steps."""
 
     def attained(*, tell: bool) -> float:
-        monkeypatch.setattr(Told, "tell", tell)
+        monkeypatch.setattr(Told, "tells_by_light", tell)
         shares = []
         for seed in range(12):
             text = Told(0.05, found=0.0, light=0.95, second=0.45, seed=seed, tells=True).steps(300)
