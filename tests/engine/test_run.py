@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from foretell import Completion, Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell.engine.batch import Batch
+from foretell.engine.speculation import Speculation
 from foretell.kernels.native import library
 from foretell.model.llama.native import MOST_PASSES
 from foretell.model.target import Target
@@ -32,7 +34,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def counted(self: Target, *given: Any) -> Any:
         found = decode(self, *given)
-        made.append(len(found[1]))
+        made.append(len(found.tokens))
         return found
 
     monkeypatch.setattr(Target, "decode", counted)
@@ -145,6 +147,37 @@ def test_a_service_says_the_same_in_fewer_updates(engine: Engine, runs: Iterator
         assert max(len(update.pieces) for update in updates) <= MOST_PASSES
         assert len(updates[0].pieces) == 1, "a text begins at once"
     assert max(next(runs)) == MOST_PASSES
+
+
+@pytest.mark.parametrize("method", ["eagle3", "suffix"])
+def test_a_drafter_that_rested_guesses_as_after_single_steps(
+    engine: Engine, runs: Iterator[list[int]], method: str
+) -> None:
+    """A head reads the hidden states of each pass of a call: it guesses the same. Single steps guess where calls did."""
+    made, model, found = engine.with_method(method), engine.model, []
+    guessed: set[int] = set()
+    ids = engine.tokenizer.encode("def add(a, b):\n")  # type: ignore[union-attr]
+    for most in (MOST_PASSES, 1):
+        model.most_passes = most
+        try:
+            params = replace(BASE, temperature=0.0, ignore_eos=True, max_new_tokens=60)
+            choice = Speculation(made.speculative, made.method, made.verifier)
+            row = made.row_of(0, Submission("a", ids, params), choice)
+            batch = Batch(model, max_rows=1, capacity=128)
+            with torch.inference_mode():
+                batch.arrive(row)
+                batch.read(64, catch_up=False, whole=True)
+                while row.finish_reason is None:
+                    at = len(row.token_ids)
+                    guesses = at % 30 >= 17 if most > 1 else at in guessed
+                    guessed |= {at} if guesses else set()
+                    batch.step([4 if guesses else 0])
+        finally:
+            model.most_passes = MOST_PASSES
+        found.append((row.token_ids, row.steps, row.num_accepted_tokens))
+    assert max(next(runs)) == MOST_PASSES
+    assert found[0] == found[1]
+    assert found[0][2] > 0
 
 
 def test_nothing_of_dropped_passes_is_left(engine: Engine) -> None:

@@ -283,10 +283,12 @@ class Batch:
         paid: Sequence[int] | None = None,
         probe: Probe | None = None,
         least: float = 0.0,
+        *,
+        can_run: bool = True,
     ) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says. paid:
         the most with guesses that cost time, where they are set apart. probe: what drafters write down of this step.
-        least: see ``Context.least_chance``."""
+        least: see ``Context.least_chance``. can_run: see ``step``."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
         self.passing = self.members
@@ -299,7 +301,7 @@ class Batch:
             state, self.target, first.drafter if one else grouped, grouped.verifier,
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping, captured=self.captured,
-            can_run=one and not self.width and not self.arrivals,
+            can_run=can_run and one and not self.width and not self.arrivals,
         )  # fmt: skip
         self.passing = []
         if self._failures is not None:

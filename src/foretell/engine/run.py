@@ -34,7 +34,7 @@ def most_passes(
     most, processors = target.model.most_passes, state.processors
     if most == 1 or max(state.depth_limit) > 0 or state.probe is not None or not drafter.can_wait:
         return 1
-    if tapping.layers or drafter.num_candidates or not isinstance(verifier, Exact) or not verifier.lazy:
+    if tapping.verifier or drafter.num_candidates or not isinstance(verifier, Exact) or not verifier.lazy:
         return 1
     if processors.reads_history or processors.bias is not None:
         return 1
@@ -45,10 +45,11 @@ def most_passes(
     return max(most, 1)
 
 
-def run(state: State, target: Target, drafter: Drafter, most: int) -> Run:
+def run(state: State, target: Target, drafter: Drafter, tapping: Tapping, most: int) -> Run:
     """Make at most ``most`` passes in one call, and emit the tokens that all but the last one drew; the state is then
     the one before that. Rows that ended stay in it, and take no further token."""
-    output, tokens, lengths, drawn = target.decode(state.pending, state.length, state.processors, state.seeds, most)
+    made = target.decode(state.pending, state.length, state.processors, state.seeds, most, tapping.layers)
+    output, tokens, lengths, drawn = made.output, made.tokens, made.lengths, made.drawn
     num_passes, num_rows = len(tokens), len(state.rows)
     verdict = None if drawn is None else Verdict.of([[0]] * num_rows, drawn, [True] * num_rows, 1)
     if num_passes == 1:
@@ -60,6 +61,7 @@ def run(state: State, target: Target, drafter: Drafter, most: int) -> Run:
         Commit(
             root_tree(tokens[at]), lengths[at], [[0]] * num_rows,
             [column[at : at + 1] if at < count else [] for column, count in zip(columns, taken, strict=True)],
+            None if made.taps is None else tapping.for_drafter(made.taps[at]),
             ended=[row.finish_reason is not None and count <= at + 1 for row, count in zip(state.rows, taken, strict=True)],
             guessed=none,
         )

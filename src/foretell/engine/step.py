@@ -52,7 +52,7 @@ def step(
     begun = perf_counter()
     rows, depth_limit, spec = state.rows, state.depth_limit, target.spec
     most = most_passes(state, target, drafter, verifier, tapping) if can_run else 1
-    ran = run(state, target, drafter, most) if most > 1 else None
+    ran = run(state, target, drafter, tapping, most) if most > 1 else None
     started = perf_counter()
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)

@@ -35,7 +35,8 @@ class NativeFunctions:
         ]  # fmt: skip
         self.decode: Callable[..., int] = lib.foretell_decode
         lib.foretell_decode.argtypes = [
-            pointer, pointer, *[number] * 3, *[pointer] * 5, number, pointer, number, pointer, number, *[pointer] * 6,
+            pointer, pointer, *[number] * 3, *[pointer] * 5, number, pointer, number, pointer, number,
+            *[pointer] * 2, number, *[pointer] * 6,
         ]  # fmt: skip
         self.scratch: Callable[..., int] = lib.foretell_scratch
         lib.foretell_scratch.argtypes = [pointer, pointer, number, number]

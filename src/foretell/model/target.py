@@ -100,6 +100,17 @@ class Output:
     taps: Tensor | None  # [B, n, T * H] outputs of the tapped layers, concatenated in the requested order
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """What ``CausalModel.decode`` returns of n passes over one token of each of B rows."""
+
+    output: Output  # of the last pass
+    tokens: Tensor  # [n, B] what the passes read
+    lengths: Tensor  # [n, B] committed slots before each
+    taps: Tensor | None  # [n, B, 1, T * H]
+    drawn: list[int] | None  # what each row draws after the last pass, where the logits alone decide all of that
+
+
 class CausalModel(ABC):
     """A decoder-only language model that can run any range of its layers over any tree."""
 
@@ -187,15 +198,14 @@ class CausalModel(ABC):
     """Passes of plain decoding that one call of ``decode`` is worth; 1: it has none."""
 
     def decode(
-        self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int
-    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
+        self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int,
+        taps: Sequence[int] = (),
+    ) -> "Decoded":  # fmt: skip
         """Plain decoding of B rows, at most ``most`` passes: each reads the tokens that the stream COUPLED draws, with
         processors and seeds [B], from the logits of the one before, the first the pending ones [B]. The pass behind which a
         row ends, or whose logits alone do not decide a draw, is the last.
 
-        Returns the output of the last pass; what the n passes read: tokens [n, B], and committed slots before each [n, B];
-        and what each row draws after the last, if the logits alone decide all of that. For processors that
-        read no history and have no bias.
+        taps: layers, as for ``forward``. For processors that read no history and have no bias.
         """
         raise NotImplementedError
 
@@ -295,11 +305,17 @@ class Target:
         return output
 
     def decode(
-        self, pending: Tensor, length: Tensor, processors: Processors, seeds: Tensor, most: int
-    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
+        self,
+        pending: Tensor,
+        length: Tensor,
+        processors: Processors,
+        seeds: Tensor,
+        most: int,
+        taps: Sequence[int] = (),
+    ) -> "Decoded":
         """See ``CausalModel.decode``; the cache is this target's own."""
         begun = perf_counter()
-        made = self.model.decode(pending, length, self.cache, processors, seeds, most)
+        made = self.model.decode(pending, length, self.cache, processors, seeds, most, taps)
         self.seconds += perf_counter() - begun
         return made
 

@@ -127,17 +127,19 @@ typedef void Walk(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const
 
 /* Up to `most` passes of plain decoding, each over one token a row, which `walk` draws from the logits of the pass before:
  * tokens and length [most, batch], of which the caller writes the first rows. The pass whose draws are not all decided, or
- * among whose draws is one of `ends`, is the last: drawn [batch, 3] is what was drawn after it, as walk writes it. Returns how many were made, or
- * what was out of range, negative. columns: of the logits, that are drawn from. */
+ * among whose draws is one of `ends`, is the last: drawn [batch, 3] is what was drawn after it, as walk writes it. tapped
+ * [most, batch, num_taps, dim]: outputs of the layers `taps` in each pass. Returns how many were made, or what was out of
+ * range, negative. columns: of the logits, that are drawn from. */
 int64_t foretell_decode(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t most, int64_t *tokens,
                          int64_t *length, Walk *walk, const void *warps, const uint64_t *table, int64_t columns,
                          const int64_t *seeds, int64_t stream, const int64_t *ends, int64_t num_ends, int64_t *drawn,
-                         float *residual, float *logits, char *scratch, const int64_t *loras, const int64_t *shared) {
+                         const int64_t *taps, int64_t num_taps, float *tapped, float *residual, float *logits,
+                         char *scratch, const int64_t *loras, const int64_t *shared) {
   static const uint8_t itself = 1;
   for (int64_t made = 1;; made++, tokens += batch, length += batch) {
     const int64_t problem = foretell_forward(m, cache, threads, batch, 1, 1, tokens, length, length, length, &itself, 0, 0,
-                                              0, NULL, 0, m->num_layers, residual, NULL, 0, NULL, logits, scratch, loras,
-                                              shared);
+                                              0, NULL, 0, m->num_layers, residual, taps, num_taps, tapped, logits,
+                                              scratch, loras, shared);
     if (problem) return -problem;
     walk(batch, 1, columns, logits, m->vocab, m->vocab, warps, table, tokens, 1, tokens, 1, seeds, length, stream, drawn);
     int is_last = made == most;
@@ -146,6 +148,7 @@ int64_t foretell_decode(const Model *m, const Cache *cache, int64_t threads, int
       for (int64_t i = 0; i < num_ends; i++) is_last |= drawn[3 * b + 1] == ends[i];
     }
     if (is_last) return made;
+    if (num_taps) tapped += batch * num_taps * m->hidden;
     for (int64_t b = 0; b < batch; b++) {
       tokens[batch + b] = drawn[3 * b + 1];
       length[batch + b] = length[b] + 1;

@@ -48,7 +48,7 @@ from foretell.model.llama.threads import fewest_threads
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.model.lora import Lora
 from foretell.model.source import open_weights
-from foretell.model.target import CausalModel, Output
+from foretell.model.target import CausalModel, Decoded, Output
 from foretell.model.windows import DraftWindow
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -278,8 +278,9 @@ class NativeModel(CausalModel):
         return Output(logits, residual, tapped)
 
     def decode(
-        self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int
-    ) -> tuple[Output, Tensor, Tensor, list[int] | None]:
+        self, pending: Tensor, length: Tensor, cache: KVCache, processors: Processors, seeds: Tensor, most: int,
+        taps: Sequence[int] = (),
+    ) -> Decoded:  # fmt: skip
         """See ``CausalModel.decode``."""
         assert isinstance(cache, NativeCache)
         num_rows, vocab_size = len(pending), self.shape.vocab_size
@@ -289,19 +290,25 @@ class NativeModel(CausalModel):
         tokens[0], lengths[0] = pending, length
         residual, logits = torch.empty(num_rows, 1, self.shape.hidden_size), torch.empty(num_rows, 1, vocab_size)
         ends, drawn = processors.all_ends, (ctypes.c_int64 * (3 * num_rows))()
+        tapped = torch.empty(most, num_rows, 1, len(taps) * self.shape.hidden_size) if taps else None
         seeds = seeds.contiguous()
         with self._lock:
             made = self.native.decode(
                 self.address, cache.address, threads, num_rows, most, tokens.data_ptr(), lengths.data_ptr(),
                 draws.foretell_walk, processors.warps, token_table(processors.vocab_size, pending.device).data_ptr(),
                 min(vocab_size, processors.vocab_size), seeds.data_ptr(), int(Stream.COUPLED), _numbers(ends), len(ends),
-                drawn, residual.data_ptr(), logits.data_ptr(),
+                drawn, _numbers(tuple(taps)) if taps else None, len(taps), None if tapped is None else tapped.data_ptr(),
+                residual.data_ptr(), logits.data_ptr(),
                 self._scratch_address(num_rows, threads, cache),
                 _numbers(tuple(cache.loras)) if any(cache.loras) else None,
                 _numbers(_flat(cache.shared)) if cache.shared else None,
             )  # fmt: skip
         check(-min(made, 0))
-        return Output(logits, residual, None), tokens[:made], lengths[:made], drawn[1::3] if all(drawn[::3]) else None
+        last = None if tapped is None else tapped[made - 1]
+        return Decoded(
+            Output(logits, residual, last), tokens[:made], lengths[:made], None if tapped is None else tapped[:made],
+            drawn[1::3] if all(drawn[::3]) else None,
+        )  # fmt: skip
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.logits``."""
