@@ -80,18 +80,19 @@ class Loop:
         draft_logits: bool = False,
         recorder: Recorder | None = None,
         failures: Failures | None = None,
+        unplanned: Callable[[int], str] = lambda num_rows: "",
         single_use: bool = False,
         describe: Callable[[Speculation], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width: see ``Batch``. failures: given, what fails beside the target's passes
-        (drafters, planner, recorder, prefix store) is counted there, and decoding goes on; else its error is the caller's.
-        Errors of observers and sinks are the caller's in any case. draft_logits: events carry them. single_use:
-        once all its requests have ended it gets no others. observers are called after every step; recorder sums the steps
-        up. describe returns ``Completion.config``; clock returns seconds."""
+        that share a model run the same steps; unplanned: see ``GuardedPlanner``. width: see ``Batch``. failures: given,
+        what fails beside the target's passes (drafters, planner, recorder, prefix store) is counted there, and decoding
+        goes on; else its error is the caller's. Errors of observers and sinks are the caller's in any case. draft_logits:
+        events carry them. single_use: once all its requests have ended it gets no others. observers are called after every
+        step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
         self._failures = RaisedFailures() if failures is None else failures
-        self.planner = None if planner is None else GuardedPlanner(planner, self._failures)
+        self.planner = None if planner is None else GuardedPlanner(planner, self._failures, unplanned)
         self.limits, self.prefixes = limits, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers, self._draft_logits = list(observers), draft_logits
