@@ -18,8 +18,8 @@ class GuardedPlanner:
     def __init__(
         self, inner: AnyPlanner, failures: Failures, unplanned: Callable[[int], str] = lambda num_rows: ""
     ) -> None:
-        """unplanned: why a step of so many rows cannot be planned yet, in words; "": it can. Meanwhile the planner is not
-        asked, and only those rows guess that ask to guess always."""
+        """unplanned: why a step with that number of rows cannot be planned yet, in words; "": it can. Meanwhile the planner
+        is not asked, and only those rows guess that ask to guess always."""
         self.inner, self._failures, self._unplanned = inner, failures, unplanned
         self._held_back = ""  # why the last step was not planned
         self._members: tuple[str, ...] | None = None  # of the last plan; None: it was not the planner's

@@ -62,7 +62,7 @@ class Step:
     began: float  # when it was planned, where the plan is a new one
     watched: list[int]  # the jobs that somebody watches
     alone: bool  # whether the step's only job is watched: others must not pay for the copies of the draft's logits
-    probe: Probe | None  # None: nobody looks on
+    probe: Probe | None  # None: nobody watches, and no observer is called
 
 
 class Loop:
@@ -159,7 +159,7 @@ class Loop:
         if job.phase in queues:
             queues[job.phase].remove(job)
         if phase in queues:
-            # Who lost its row was there before all others that wait.
+            # A request that lost its row came before all others that wait.
             (queues[phase].appendleft if job.has_row else queues[phase].append)(job)
         job.phase, job.since = phase, now
         if not job.has_row:
@@ -281,7 +281,7 @@ class Loop:
         return self._deliver(step, self._run(step))
 
     def _schedule(self) -> Step:
-        """Plan how deep each member guesses, and see who looks on."""
+        """Plan how deep each member guesses, and note who watches."""
         began, jobs = perf_counter(), self._members()
         plan, planned = self._plan(jobs, began)
         watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
@@ -300,7 +300,7 @@ class Loop:
         return event
 
     def _deliver(self, step: Step, event: StepEvent) -> list[Row]:
-        """Tell those who look on, the planner, the recorder and the requests; end those that are done, and return them."""
+        """Tell watchers, observers, the planner, the recorder and the requests; end those that are done."""
         stepped = perf_counter()
         has_guessed = step.plan is None or any(step.plan.caps)
         lights = self.batch.grouped.light_steps if has_guessed else []
@@ -345,7 +345,7 @@ class Loop:
         self.planner.observe(step.plan, observation_of(step.jobs, step.plan, lights, event, seconds_loop))
 
     def _show(self, step: Step, event: StepEvent, probe: Probe) -> None:
-        """A step to those who look on."""
+        """A step to observers and watchers."""
         if not (self.observers or step.watched):
             return
         event.parts, event.draft_logits = self.batch.parts(), probe.draft_logits or []

@@ -70,7 +70,7 @@ class ServicePlanning:
     """The planner of a service, and the costs it plans by: those kept at an earlier start, else measured beside the service
     from the smallest batch on, and again while nothing is to be done where live steps contradict them.
 
-    Until a batch was measured nobody guesses in steps of so many rows (``unplanned``), but who asks to guess always.
+    Until a batch was measured nobody guesses in its steps (``unplanned``), but those that ask to guess always.
     Measuring takes place while nothing is to be done, broken off where a request comes; and between steps of requests, in
     slices that take ``PROMISE`` of the time at most, beside a learner's share.
     """
@@ -126,7 +126,7 @@ class ServicePlanning:
         )
 
     def unplanned(self, num_rows: int) -> str:
-        """Why steps of so many rows are not planned yet, in words for a client; "": they are."""
+        """Why steps with this number of rows are not planned yet, in words for a client; "": they are."""
         if num_rows <= self._known_rows:
             return ""
         together = f" for {num_rows} requests together" if self._known_rows else ""
@@ -206,7 +206,7 @@ class ServicePlanning:
         self._judge(costs)
 
     def _use_part(self, max_batch: int, costs: CostTable) -> None:
-        """Plan by what is known so far, for batches up to so many rows."""
+        """Plan by what is known so far, for batches of up to ``max_batch`` rows."""
         if max_batch > self._known_rows:
             self._known_rows = max_batch
             self.planner.use(costs)
