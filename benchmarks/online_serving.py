@@ -93,6 +93,7 @@ def _cost(args: argparse.Namespace, engine: Engine, given: Sequence[Sequence[int
     limits = ServiceOptions(max_num_seqs=concurrency, speculation="on")
     service = Service(engine, limits, learn=LearnOptions())
     service.start()
+    service.measure()
     traffic = Traffic(service, given, args)
     traffic.begin(concurrency)
     learning: Any = service._learning

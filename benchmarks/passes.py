@@ -59,6 +59,7 @@ def served(engine: Engine, asked: Sequence[Request], rows: int) -> dict[int, lis
 
     service = Service(engine, ServiceOptions(max_num_seqs=rows, speculation="on", prefix_reuse=False))
     service.start()
+    service.measure()
     for index, request in enumerate(asked):
         assert not isinstance(request.prompt, str)
         service.submit(Submission(str(index), request.prompt, request.params), sink)

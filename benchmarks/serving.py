@@ -77,6 +77,7 @@ class Arm:
         options = ServiceOptions(max_num_seqs=max_rows, speculation=mode, prefix_reuse=False, max_model_len=1024)
         self.service = Service(engine, options)
         self.service.start()
+        self.service.measure()
         self.service._measure_again = lambda: None  # another arm has the cores while this one has no work
 
     def run(self, prompts: Sequence[list[int]], tokens: int) -> tuple[float, list[list[int]]]:

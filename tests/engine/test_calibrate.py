@@ -1,13 +1,17 @@
 """Cost tables: of every method that a request may name, kept only where the machine was quiet, checked, and replaced."""
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from foretell.planner.budget import PROMISE
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.measured import MAX_AGE_S, file_of
@@ -17,6 +21,7 @@ from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
+from foretell.engine.planning import SLICE_S
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
@@ -36,7 +41,9 @@ class Machine:
     """Stands in for ``Bench.step``: passes of 10 ms, guesses of 1 ms; ``slow`` gives the factor of the n-th step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], float] = lambda number: 1.0) -> None:
-        self.slow, self.steps, self.asked = slow, 0, set[str]()
+        self.slow, self.steps, self.asked, self.waited = slow, 0, set[str](), 0.0
+        self.busy = 0.0  # seconds that threads wait for a processor in each second that they run
+        monkeypatch.setattr("foretell.engine.calibrate.processor_seconds", self.processor_seconds)
         monkeypatch.setattr(Bench, "step", self.step)
         monkeypatch.setattr(Bench, "lag_seconds", lambda bench, method: 0.0)
 
@@ -44,7 +51,11 @@ class Machine:
         self.steps += 1
         self.asked.add(method)
         factor = self.slow(self.steps)
+        self.waited += self.busy
         return StepSeconds(0.001 * (depth > 0), 0.01 * factor, 0.0, batch * (1 + depth))
+
+    def processor_seconds(self) -> tuple[float, float]:
+        return float(self.steps), self.waited
 
 
 def made(**options: Any) -> Service:
@@ -79,7 +90,9 @@ def test_real_steps_of_all_methods_can_be_timed() -> None:
 def test_the_widest_passes_that_a_lookup_asks_for_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind long texts a pass over many nodes takes much longer than narrow ones let expect."""
     texts: list[dict[str, int]] = []
-    monkeypatch.setattr("foretell.engine.calibrate.measure_texts", lambda step, methods, _: texts.append(methods) or {})
+    monkeypatch.setattr(
+        "foretell.engine.calibrate.measure_texts", lambda step, methods, _, **more: texts.append(methods) or {}
+    )
     model, config = table(1, max_positions=2048), SuffixConfig(6)
     choice = Speculation(config, Suffix(), config.load_verifier(model))
     plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
@@ -154,11 +167,12 @@ def test_a_kept_table_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, slow=lambda number: 31.0)
     service = made()
-    service._thread = None
     service.start()
     try:
+        service.measure()
         assert service._costs is not None
         planner = service._costs.planner
+        service._costs._next_measuring = 0.0
         assert planner.costs.verify(1, 1) == pytest.approx(0.31)
         machine.slow = lambda number: 1.0
         service._call(service._measure_again)
@@ -189,17 +203,197 @@ def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: 
         service.close()
 
 
-def test_measuring_is_broken_off_where_work_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def stops_after(count: int) -> Callable[[], bool]:
+    """A request comes when it is asked once more."""
+    left = iter(range(count))
+    return lambda: next(left, None) is None
+
+
+def test_measuring_is_broken_off_where_work_comes() -> None:
     made = calibration()
-    asked: list[int] = []
-
-    def must_stop() -> bool:
-        asked.append(1)
-        return len(asked) > 5
-
     with pytest.raises(InterruptedMeasuringError):
-        made.measure(must_stop=must_stop)
-    assert len(asked) == 6
+        made.measure(must_stop=stops_after(5))
+    assert made._begun is not None
+    assert len(made._begun.done) <= 5
+
+
+def test_measuring_that_is_broken_off_again_and_again_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real steps, of which each is made once: what was timed before a request came is not timed again."""
+    made, calls, sound = calibration(), list[tuple[str, int, int]](), Bench._step
+
+    def step(self: Bench, opened: Any, caps: list[int]) -> StepSeconds:
+        calls.append(("step", len(opened.members), caps[0]))
+        return sound(self, opened, caps)
+
+    monkeypatch.setattr(Bench, "_step", step)
+    monkeypatch.setattr(Bench, "long_text", lambda self, longest: 0)
+    monkeypatch.setattr("foretell.planner.measure._CHEAP_S", 0.02)
+    monkeypatch.setattr("foretell.engine.calibrate.processor_seconds", lambda: (0.0, 0.0))
+    monkeypatch.setattr(CostTable, "is_steady", True)
+    parts, broken = [0], 0
+    while True:
+        begun = made._begun
+        before = len(begun.done) if begun else 0
+        try:
+            costs = made.measure(must_stop=stops_after(4), on_part=lambda max_batch, _: parts.append(max_batch))
+            break
+        except InterruptedMeasuringError:
+            broken += 1
+            assert made._begun is not None
+            assert begun is None or made._begun is begun
+            assert len(made._begun.done) >= before
+            assert broken < 10_000
+    assert made._begun is None, "the next one begins anew"
+    assert broken > 20
+    assert set(parts) == {0, 1, 2}
+    assert sorted(parts[: parts.index(2)]) == parts[: parts.index(2)], "smallest batch first"
+    assert set(costs.methods) == {"draft_model", *LIGHT}
+    assert {batch for batch, _ in costs.verify_cells} == {1, 2}
+    assert load(made.key) == costs
+
+
+def test_what_threads_waited_for_processors_counts_against_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evenly slow steps look steady: where others have half of the processors, every step takes twice its time."""
+    machine, made = Machine(monkeypatch, slow=lambda number: 2.0), calibration()
+    machine.busy = 1.0
+    costs = made.measure()
+    assert costs.spread == pytest.approx(2.0)
+    assert costs.disorder == 1.0
+    assert not costs.is_steady
+    assert load(made.key) is None, "the next start measures again"
+    machine.busy, machine.slow = 0.1, lambda number: 1.0
+    assert made.measure().is_steady, "some waiting is usual"
+
+
+def test_a_busy_moments_table_is_replaced_by_the_lesser_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, service = Machine(monkeypatch, slow=lambda number: 2.0), made()
+    machine.busy = 1.0
+    service.start()
+    try:
+        service.measure()
+        assert service._costs is not None
+        costs, busy = service._costs, service._costs.planner.costs
+        assert not busy.is_steady
+        machine.busy, machine.slow = 0.0, lambda number: 1.0 if Random(number).random() < 0.6 else 4.0
+        low = {cell: 0.001 for cell in busy.verify_cells if cell == (1, 1)}
+        service._call(lambda: costs.planner.use(replace(busy, verify_cells={**busy.verify_cells, **low})))
+        costs._next_measuring = 0.0
+        service._call(lambda: costs.measure_again(must_stop=lambda: False))
+        assert costs.planner.costs.verify_cells[1, 1] == 0.001, "it was lower then"
+        others = {cell: cost for cell, cost in costs.planner.costs.verify_cells.items() if cell not in low}
+        assert all(cost == pytest.approx(0.01) for cost in others.values()), "all others are lower now"
+        assert costs.planner.costs.is_steady
+    finally:
+        service.close()
+
+
+def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed before the service takes requests; until it is, only those guess that ask to guess always."""
+    machine = Machine(monkeypatch)
+    monkeypatch.setattr("foretell.service.service.IDLE_S", 1e3)  # nobody measures but who is told to
+    service, box = made(), Mailbox()
+    service.start()
+    try:
+        assert (service.state, machine.steps) == ("ready", 0)
+        params = SamplingParams(max_new_tokens=40, ignore_eos=True, seed=3)
+        service.submit(Submission("a", [1, 2, 3], params), box.hear)
+        plain = box.last("a").completion
+        service.submit(Submission("b", [1, 2, 3], params, always=True), box.hear)
+        always = box.last("b").completion
+        assert plain is not None
+        assert always is not None
+        assert (plain.num_draft_tokens, machine.steps) == (0, 0)
+        assert plain.plain_reason is not None
+        assert "still being measured" in plain.plain_reason
+        assert always.num_draft_tokens > 0
+        assert always.token_ids == plain.token_ids
+        service.measure()
+        assert machine.steps > 0
+        service.submit(Submission("c", [1, 2, 3], params), box.hear)
+        known = box.last("c").completion
+        assert known is not None
+        assert known.token_ids == plain.token_ids
+        assert known.num_draft_tokens > 0
+        service.check_integrity()
+    finally:
+        service.close()
+    again = made()
+    again.start()
+    try:
+        assert again._costs is not None
+        assert again._costs.is_measured, "an earlier start has measured"
+    finally:
+        again.close()
+
+
+def test_an_idle_service_measures_costs_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request breaks it off, and it goes on in the next idle moment, at once."""
+    monkeypatch.setattr("foretell.service.service.IDLE_S", 1e3)
+    machine, service = Machine(monkeypatch), made()
+    service.start()
+    try:
+        costs = service._costs
+        assert costs is not None
+        stops = [0, 1, 50, 100]
+
+        def step(self: Bench, *rest: Any) -> StepSeconds:
+            self._go_on()
+            return machine.step(*rest)
+
+        monkeypatch.setattr(Bench, "step", step)
+        for count in stops:
+            service._call(partial(costs.measure_again, must_stop=stops_after(count)))
+            assert not costs.is_measured
+        assert costs.unplanned(2)
+        service._call(lambda: costs.measure_again(must_stop=lambda: False))
+        assert costs.is_measured
+        assert not costs.unplanned(2)
+    finally:
+        service.close()
+
+
+def test_a_service_that_is_never_idle_measures_in_slices_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of its own: steps of 10 ms, of requests and of measuring alike. Batches come to be known one after the other,
+    and what it takes stays within the promise."""
+    now = [0.0]
+    for place in ("planning.perf_counter", "planning.monotonic", "calibrate.perf_counter"):
+        monkeypatch.setattr(f"foretell.engine.{place}", lambda: now[0])
+    machine, service = Machine(monkeypatch), made()
+    monkeypatch.setattr("foretell.service.service.IDLE_S", 1e3)
+
+    def step(self: Bench, *rest: Any) -> StepSeconds:
+        self._go_on()
+        now[0] += 0.01
+        return machine.step(*rest)
+
+    monkeypatch.setattr(Bench, "step", step)
+    monkeypatch.setattr(Bench, "step_of_text", None)  # long texts wait for an idle moment
+    service.start()
+    try:
+        costs = service._costs
+        assert costs is not None
+        seen, served, longest = [""], 0.0, 0.0
+
+        def serve() -> None:
+            nonlocal served, longest
+            for _ in range(200_000):
+                if not costs.unplanned(2):
+                    return
+                now[0] += 0.01
+                served += 0.01
+                before = now[0]
+                costs.measure_beside(0.01)
+                longest = max(longest, now[0] - before)
+                seen.append("1" if not costs.unplanned(1) else "")
+
+        service._call(serve)
+        assert not costs.unplanned(2)
+        assert "1" in seen, "plans are made for one request while those for two are not known"
+        assert machine.steps * 0.01 <= PROMISE * served + 0.3
+        assert longest <= SLICE_S + 0.05
+        assert not costs.is_measured, "the rest waits for an idle moment"
+    finally:
+        service.close()
 
 
 def test_measuring_of_many_rows_is_broken_off_between_their_prompts() -> None:
@@ -226,7 +420,7 @@ def by_table(monkeypatch: pytest.MonkeyPatch) -> Costs:
     """Services plan by ``costs_of`` alone: what steps take on the machine that runs the tests does not count."""
 
     def use(guess: float) -> None:
-        monkeypatch.setattr(Calibration, "table", lambda self: costs_of(self, guess))
+        monkeypatch.setattr(Calibration, "kept", lambda self: costs_of(self, guess))
         monkeypatch.setattr(Corrections, "_learn", lambda *_: None)
 
     return use
@@ -293,22 +487,30 @@ def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took 45 s on a busy machine from the signal to the end."""
-    options = ServiceOptions(speculation="auto", max_model_len=200, cost_time_limit_s=2.0)
+    options = ServiceOptions(speculation="auto", max_model_len=200)
     service, steps, sound = Service(Engine(table(1), ToyTokenizer(), speculative="ngram"), options), [], Bench.step
+    measures, is_closing = threading.Event(), threading.Event()
 
     def step(self: Bench, *rest: Any) -> Any:
         steps.append(rest)
         if len(steps) == 3:
-            assert service.drain(1.0)
+            measures.set()
+            assert is_closing.wait(30)
         return sound(self, *rest)
 
     monkeypatch.setattr(Bench, "step", step)
-    try:
-        service.start()
-        assert (service.state, len(steps)) == ("stopped", 3)
-        assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
-    finally:
-        service.close()
+    monkeypatch.setattr("foretell.service.service.IDLE_S", 0.0)
+    service.start()
+    assert measures.wait(30)
+    assert service.drain(1.0)
+    closing = threading.Thread(target=service.close)
+    closing.start()
+    while not service._closed:
+        time.sleep(0.001)
+    is_closing.set()
+    closing.join(30)
+    assert (service.state, len(steps)) == ("stopped", 3)
+    assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
 
 
 @pytest.mark.parametrize("context", [4096, 420])

@@ -269,6 +269,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> None:
         return CostTable(verify, {name: {(1, 1): draft, (1, 4): 4 * draft} for name in self.choices})
 
     monkeypatch.setattr(Calibration, "table", table)
+    monkeypatch.setattr(Calibration, "kept", table)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])

@@ -154,11 +154,11 @@ def test_a_drafter_that_rested_guesses_as_after_single_steps(
     engine: Engine, runs: Iterator[list[int]], method: str
 ) -> None:
     """A head reads the hidden states of each pass of a call: it guesses the same. Single steps guess where calls did."""
-    made, model, found = engine.with_method(method), engine.model, []
+    model, found = engine.model, []
     guessed: set[int] = set()
     ids = engine.tokenizer.encode("def add(a, b):\n")  # type: ignore[union-attr]
     for most in (MOST_PASSES, 1):
-        model.most_passes = most
+        model.most_passes, made = most, engine.with_method(method)  # whose store is empty
         try:
             params = replace(BASE, temperature=0.0, ignore_eos=True, max_new_tokens=60)
             choice = Speculation(made.speculative, made.method, made.verifier)

@@ -92,6 +92,22 @@ def preempt(traffic: Traffic) -> None:
     loop.limits = before
 
 
+@pytest.mark.parametrize("phase", ["waiting", "reading", "decoding"])
+def test_a_phase_that_is_not_that_of_its_container_is_found(phase: str) -> None:
+    traffic = Traffic(5, stall_target_s=0.0, max_rows=1)
+    for _ in range(2):
+        traffic.arrive(least=30, whole=True)
+    first, second = traffic.loop.jobs.values()
+    while first.phase != "decoding":
+        with torch.inference_mode():
+            traffic.tick()
+    check_loop(traffic.loop)
+    job = second if second.phase != phase else first
+    job.phase = phase  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match=f"its phase is {phase}"):
+        check_loop(traffic.loop)
+
+
 @pytest.mark.parametrize("event", ["cancelled", "timeout", "preempted"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_request_that_goes_leaves_nothing_wherever_it_stands(

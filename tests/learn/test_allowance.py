@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.learn.allowance import Allowance
+from foretell.engine.allowance import Allowance
 from foretell.learn.options import LearnOptions
 from foretell.planner.allocation import Allocation
 from foretell.planner.budget import BUDGET, LEARN_SHARE, PROMISE, Budget, Trial

@@ -154,7 +154,7 @@ def test_a_request_that_asks_guesses_in_every_step_that_it_has_alone(monkeypatch
     """Where guessing can never pay, nothing was guessed even for who only wanted to see it."""
     cells = {(batch, batch * (1 + depth)): 1.0 + depth for batch in (1, 4) for depth in (0, 1, 4)}
     hopeless = CostTable(cells, {"draft_model": {(1, 1): 9.0, (1, 4): 36.0, (4, 4): 99.0}})
-    monkeypatch.setattr("foretell.engine.planning.Calibration.table", lambda self: hopeless)
+    monkeypatch.setattr("foretell.engine.planning.Calibration.kept", lambda self: hopeless)
     made, box = service(speculation="auto"), Mailbox()
     try:
         submission = Submission("a", [1, 2, 3], ENDLESS)

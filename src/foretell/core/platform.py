@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -157,6 +158,18 @@ def thread_times() -> dict[int, tuple[float, float]]:
     except (OSError, ValueError):  # no such list, or a thread has just ended: the next reading tells
         return {}
     return times
+
+
+def processor_seconds() -> tuple[float, float]:
+    """(ran, waited): seconds that this process's threads ran, and were ready and waited for a processor, both counted from
+    some moment, so that two readings tell of the time between. Where the kernel does not count what waited (all but Linux),
+    those of the calling thread alone: half of the time that it did not run, as it also waits for threads of its own pass.
+    """
+    times = thread_times()
+    if times:
+        return sum(ran for ran, _ in times.values()), sum(waited for _, waited in times.values())
+    ran = time.thread_time()
+    return ran, (time.perf_counter() - ran) / 2
 
 
 def lower_priority(niceness: int = 19) -> None:

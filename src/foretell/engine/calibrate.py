@@ -4,16 +4,18 @@ import itertools
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from foretell.core.measured import TOO_SLOW
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
+from foretell.core.platform import processor_seconds
 from foretell.costs.files import discard, identity, load, save
-from foretell.costs.measure import PLAIN, StepSeconds, measure, measure_texts
+from foretell.costs.measure import PLAIN, StepSeconds, grid, measure, measure_texts
 from foretell.costs.table import CostTable, TextCosts
 from foretell.engine.batch import Batch
 from foretell.engine.request.row import Row
@@ -29,10 +31,43 @@ TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 LEAST_LONG, MOST_LONG = 512, 2048  # tokens of a long text: between them as many as the target reads ...
 LONG_S = 0.5  # ... in so many seconds
 _MORE = 448  # tokens that steps of a long text may add, beside those of one step
+LAG_SAMPLES = 5  # of each method's ``Bench.lag_seconds``
+_Parameters = ParamSpec("_Parameters")
+_T = TypeVar("_T")
 
 
 class InterruptedMeasuringError(Exception):
-    """There is other work to do: what was measured so far is dropped."""
+    """There is other work to do: measuring goes on later, behind what was measured so far."""
+
+
+@dataclass
+class Journal:
+    """What was timed so far, in order. A measuring that was broken off is begun again from its first line: what the journal
+    has is read from it, at no cost, and only what comes behind that is timed. So ``costs.measure`` need not know of it.
+    """
+
+    bench: "Bench"
+    done: list[tuple[object, float, float, float]] = field(default_factory=list)  # (result, seconds, ran, waited)
+    place: int = 0  # in it
+    seconds: float = 0.0  # of all up to there; the clock of what is measured
+    ran: float = 0.0  # of them, in all threads (``processor_seconds``)
+    waited: float = 0.0
+
+    def rewind(self) -> None:
+        """Begin again with the first entry."""
+        self.place, self.seconds, self.ran, self.waited = 0, 0.0, 0.0, 0.0
+
+    def __call__(self, timed: Callable[_Parameters, _T], *args: _Parameters.args, **options: _Parameters.kwargs) -> _T:
+        """The result of a call of the bench. Raises InterruptedMeasuringError, and then has no entry of it."""
+        if self.place == len(self.done):
+            began, (ran, waited) = perf_counter(), processor_seconds()
+            result: object = timed(*args, **options)
+            now = processor_seconds()  # a thread that has ended counts no more
+            self.done.append((result, perf_counter() - began, max(now[0] - ran, 0.0), max(now[1] - waited, 0.0)))
+        found, seconds, ran, waited = self.done[self.place]
+        self.place += 1
+        self.seconds, self.ran, self.waited = self.seconds + seconds, self.ran + ran, self.waited + waited
+        return found  # type: ignore[return-value]
 
 
 class Bench:
@@ -48,7 +83,8 @@ class Bench:
         *,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """must_stop: asked before every step and every prompt; where it is true InterruptedMeasuringError is raised."""
+        """must_stop: asked before every step and every prompt; where it is true InterruptedMeasuringError is raised, and
+        the same call may be made again later: of many rows' prompts those that were read stay so."""
         self.model, self.must_stop = model, must_stop
         # A prediction in which every token of an output is found again.
         self.prediction = list(range(model.spec.vocab_size))
@@ -97,11 +133,11 @@ class Bench:
         """Open a row with a text of ``length`` tokens; seconds that its drafter took to read it."""
         choice, most = self.choices[method], self._most(method, length)
         opened = Batch(self.model, max_rows=1, capacity=most + choice.num_nodes + 64)
-        self._long[method] = opened, length
         opened.arrive(self._row(choice, length))
         while opened.arrivals:
             self._go_on()
             opened.read(LEAST_LONG, catch_up=False)
+        self._long[method] = opened, length
         opened.step([0])
         if not opened.num_unread()[0]:
             return 0.0
@@ -111,25 +147,23 @@ class Bench:
     @torch.inference_mode()
     def lag_seconds(self, method: str) -> float:
         """Seconds per token to open the method's drafter for a row and read its text, without the cost of the guess
-        itself; 0 for drafters that read no text."""
-        choice, found = self.choices[method], []
-        for _ in range(5):
-            batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
-            batch.arrive(self._row(choice))
-            while batch.arrivals:
-                self._go_on()
-                batch.read(PROMPT_TOKENS, catch_up=False)
-            batch.step([0])
-            num_unread = batch.num_unread()[0]
-            if not num_unread:
-                return 0.0
-            seconds = []
-            for _ in range(3):  # the first call reads all pending tokens
-                begun = perf_counter()
-                batch.step([1])
-                seconds.append(perf_counter() - begun)
-            found.append(max(0.0, seconds[0] - min(seconds[1:])) / num_unread)
-        return statistics.median(found)
+        itself, once; 0 for drafters that read no text."""
+        choice = self.choices[method]
+        batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
+        batch.arrive(self._row(choice))
+        while batch.arrivals:
+            self._go_on()
+            batch.read(PROMPT_TOKENS, catch_up=False)
+        batch.step([0])
+        num_unread = batch.num_unread()[0]
+        if not num_unread:
+            return 0.0
+        seconds = []
+        for _ in range(3):  # the first call reads all pending tokens
+            begun = perf_counter()
+            batch.step([1])
+            seconds.append(perf_counter() - begun)
+        return max(0.0, seconds[0] - min(seconds[1:])) / num_unread
 
     def _go_on(self) -> None:
         if self.must_stop():
@@ -139,19 +173,17 @@ class Bench:
         key = (method, batch)
         opened, choice = self._batches.get(key), self.choices[method]
         longest = min(self.model.spec.max_positions, TEXT_TOKENS) - choice.num_nodes - 1
-        if opened is not None and max(len(row.known) for row in opened.members) < longest:
-            return opened
-        if batch not in {size for _, size in self._batches}:
-            self._batches.clear()  # sizes are measured one after the other: keep the memory of one only
-        capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
-        opened = Batch(self.model, max_rows=batch, capacity=capacity)
-        for _ in range(batch):
-            opened.arrive(self._row(choice))
+        if opened is None or max((len(row.known) for row in opened.members), default=0) >= longest:
+            if batch not in {size for _, size in self._batches}:
+                self._batches.clear()  # sizes are measured one after the other: keep the memory of one only
+            capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
+            self._batches[key] = opened = Batch(self.model, max_rows=batch, capacity=capacity)
+            for _ in range(batch):
+                opened.arrive(self._row(choice))
         while opened.arrivals:  # prompt by prompt: all of them may take seconds, in which a request would wait
             self._go_on()
             count, seconds = opened.read(PROMPT_TOKENS, catch_up=True)
             self._seconds_a_token = seconds / max(1, count)
-        self._batches[key] = opened
         return opened
 
     def _row(self, choice: Speculation, length: int | None = None) -> Row:
@@ -182,13 +214,13 @@ class Calibration:
         max_batch: int,
         time_limit_s: float,
         longest: int | None = None,
-        must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """choices: measured at many depths; weightless: methods that look their guesses up, measured at one; longest: of a
-        text, in tokens (None: the target's context); must_stop: see ``Bench``, of ``table``."""
+        text, in tokens (None: the target's context)."""
         spec = model.spec
         self.longest = min(longest or spec.max_positions, spec.max_positions)
-        self.model, self.plain, self.must_stop = model, plain, must_stop
+        self.model, self.plain = model, plain
+        self._begun: Journal | None = None  # of the measuring that was broken off
         self.choices = {
             choice.config.method: replace(choice, config=choice.config.measured(), method=choice.method.measured())
             for choice in (*choices, *weightless)
@@ -200,8 +232,8 @@ class Calibration:
 
     def table(self) -> CostTable:
         """The table kept at an earlier start, if it is not too old and steps do not take less than it says; else a new
-        one. Raises InterruptedMeasuringError."""
-        known = load(self.key)
+        one."""
+        known = self.kept()
         if known is not None:
             wrong = self.contradiction(known)
             if wrong is None:
@@ -209,12 +241,16 @@ class Calibration:
                 return known
             logger.debug("costs: those of an earlier start hold no more: %s", wrong)
         logger.info("costs: measuring what passes take here, up to %.0f s", self.time_limit_s)
-        return self.measure(must_stop=self.must_stop)
+        return self.measure()
 
-    def contradiction(self, table: CostTable) -> str | None:
+    def kept(self) -> CostTable | None:
+        """The table kept at an earlier start, as it is; None where there is none."""
+        return load(self.key)
+
+    def contradiction(self, table: CostTable, *, must_stop: Callable[[], bool] = lambda: False) -> str | None:
         """A part of a step that takes much less now than a table says; None where there is none. A busy machine makes steps
-        slower, so that slower ones say nothing."""
-        bench = self._bench(lambda: False)
+        slower, so that slower ones say nothing. Raises InterruptedMeasuringError."""
+        bench = self._bench(must_stop)
         for name, depth in ((PLAIN, 0), *((name, max(1, choice.depth)) for name, choice in self.choices.items())):
             found = [bench.step(name, 1, depth) for _ in range(CHECK_STEPS)][1:]
             least = min(one.target + one.rest + (0.0 if depth else one.draft) for one in found)
@@ -227,13 +263,32 @@ class Calibration:
                     return f"{what} was measured at {said * 1000:.2f} ms and takes {now * 1000:.2f} ms now"
         return None
 
-    def measure(self, *, must_stop: Callable[[], bool] = lambda: False) -> CostTable:
+    def measure(
+        self,
+        *,
+        must_stop: Callable[[], bool] = lambda: False,
+        on_part: Callable[[int, CostTable], None] = lambda max_batch, table: None,
+        steps_alone: bool = False,
+    ) -> CostTable:
         """A new table. Where the machine was busy, steps are timed a second time; what is not steady then is not kept for
-        the next start. Raises InterruptedMeasuringError."""
-        table = self._measure(must_stop)
-        if not table.is_steady:
-            logger.info("costs: measuring once more: %s", _unsteady(table))
-            table = table.least(self._measure(must_stop))
+        the next start. Raises InterruptedMeasuringError: the next call goes on where this one was broken off.
+
+        on_part: told the largest batch that was measured and the table so far, once for each batch. steps_alone: break off
+        before what may take a second at a time, which long texts do."""
+        journal = self._begun or Journal(self._bench(lambda: False))
+        self._begun, journal.bench.must_stop = journal, must_stop
+        journal.rewind()
+        try:
+            table = self._measure(journal, on_part, steps_alone=steps_alone)
+            if not table.is_steady:
+                logger.info("costs: measuring once more: %s", _unsteady(table))
+                table = table.least(self._measure(journal, lambda max_batch, table: None, steps_alone=steps_alone))
+        except InterruptedMeasuringError:
+            raise
+        except BaseException:  # what is in the middle of a step cannot go on
+            self._begun = None
+            raise
+        self._begun = None
         if table.is_steady:
             save(table, self.key)
         else:
@@ -245,20 +300,39 @@ class Calibration:
             discard(self.key)
         return table
 
-    def _measure(self, must_stop: Callable[[], bool]) -> CostTable:
-        bench = self._bench(must_stop)
+    def _measure(
+        self, journal: Journal, on_part: Callable[[int, CostTable], None], *, steps_alone: bool = False
+    ) -> CostTable:
+        bench, (ran, waited) = journal.bench, (journal.ran, journal.waited)
         depths = {name: choice.depth for name, choice in self.choices.items()}
-        lags = {name: bench.lag_seconds(name) for name in depths if name not in self.weightless}
-        lags |= dict.fromkeys(self.weightless, 0.0)  # these read texts as they grow
-        table = measure(
-            bench.step, depths, self.max_batch, self.time_limit_s, lag_seconds=lags, weightless=self.weightless
-        )
-        texts, length = self._texts(bench, lags)
-        return replace(table, texts=texts, length=length)
+        lags = {
+            name: 0.0  # these read texts as they grow
+            if name in self.weightless
+            else statistics.median([journal(bench.lag_seconds, name) for _ in range(LAG_SAMPLES)])
+            for name in depths
+        }
+        begun = journal.place, journal.seconds, journal.ran, journal.waited
+        for max_batch in grid(self.max_batch):  # each goes on behind the ones before
+            journal.place, journal.seconds, journal.ran, journal.waited = begun
+            table = measure(
+                lambda *step: journal(bench.step, *step), depths, max_batch, self.time_limit_s, lag_seconds=lags,
+                weightless=self.weightless, clock=lambda: journal.seconds,
+            )  # fmt: skip
+            is_late = journal.seconds - begun[1] > self.time_limit_s
+            on_part(self.max_batch if is_late else max_batch, table)
+            if is_late:  # larger batches are estimated
+                break
+        if steps_alone:
+            raise InterruptedMeasuringError
+        texts, length = self._texts(journal, lags)
+        # Where threads waited for processors that others used, even the fastest steps may have: equal ones look steady.
+        busy = 1.0 + (journal.waited - waited) / max(journal.ran - ran, 1e-9)
+        return replace(table, texts=texts, length=length, spread=max(table.spread, busy))
 
-    def _texts(self, bench: Bench, lags: Mapping[str, float]) -> tuple[dict[str, TextCosts], float]:
+    def _texts(self, journal: Journal, lags: Mapping[str, float]) -> tuple[dict[str, TextCosts], float]:
         """What long texts add, and the length of short ones: by methods with weights, or else by one that looks up."""
-        long = bench.long_text(self.longest)
+        bench = journal.bench
+        long = journal(bench.long_text, self.longest)
         # One that looks up is among them: how wide a pass is matters more the longer the text, and it has the widest.
         names = [name for name in self.choices if name not in self.weightless]
         names += [name for name in self.choices if name in self.weightless][:1]
@@ -266,11 +340,12 @@ class Calibration:
             return {}, 0.0
         read = {}
         for name in names:
-            rest = bench.open_long(name, long) - lags[name] * long
+            rest = journal(bench.open_long, name, long) - lags[name] * long
             read[name] = max(0.0, rest) / (long * long / 2)
         found = measure_texts(
-            bench.step_of_text, {name: self.choices[name].depth for name in names}, (PROMPT_TOKENS, long)
-        )
+            lambda *step: journal(bench.step_of_text, *step), {name: self.choices[name].depth for name in names},
+            (PROMPT_TOKENS, long), clock=lambda: journal.seconds,
+        )  # fmt: skip
         known = {name: text._replace(read=read.get(name, 0.0)) for name, text in found.items()}
         return {name: text for name, text in known.items() if name not in self.weightless}, float(PROMPT_TOKENS)
 
@@ -280,4 +355,4 @@ class Calibration:
 
 def _unsteady(table: CostTable) -> str:
     worst = max(table.spread, table.disorder)
-    return f"equal steps, or smaller and larger ones, differed by a factor of {worst:.1f}"
+    return f"steps took up to {worst:.1f} times as long as equal ones, as larger ones or as their work"

@@ -15,18 +15,29 @@ class GuardedPlanner:
     """Asks a planner while it works; a plan for other members than the step's is a failure of it. Where it has failed,
     nobody guesses in the next step, and after several failures in a row nobody does for a while (``Failures``)."""
 
-    def __init__(self, inner: Planner, failures: Failures) -> None:
-        self.inner, self._failures = inner, failures
+    def __init__(
+        self, inner: Planner, failures: Failures, unplanned: Callable[[int], str] = lambda num_rows: ""
+    ) -> None:
+        """unplanned: why a step with that number of rows cannot be planned yet, in words; "": it can. Meanwhile the planner
+        is not asked, and only those rows guess that ask to guess always."""
+        self.inner, self._failures, self._unplanned = inner, failures, unplanned
+        self._held_back = ""  # why the last step was not planned
         self._members: tuple[str, ...] | None = None  # of the last plan; None: it was not the planner's
         self._has_failed = False
 
     def will_guess(self, rows: Sequence[RowView]) -> bool:
         """See ``Planner``."""
+        if self._unplanned(len(rows)):
+            return bool(rows) and all(row.always for row in rows)
         return self._ask(False, self.inner.will_guess, rows)
 
     def plan(self, rows: Sequence[RowView], arriving: int = 0) -> StepPlan:
         """See ``Planner``; no guesses where it fails."""
-        members = tuple(row.request_id for row in rows)
+        members, self._held_back = tuple(row.request_id for row in rows), self._unplanned(len(rows))
+        if self._held_back:
+            self._members = None
+            caps = [max(min(row.max_depth, row.depth_limit), 0) if row.always else 0 for row in rows]
+            return StepPlan(caps, members=members)
         plan = self._checked(self._ask(None, self.inner.plan, rows, arriving), members)
         self._members = None if plan is None else members
         return plan or StepPlan([0] * len(members), members=members)
@@ -57,7 +68,8 @@ class GuardedPlanner:
 
     def why_not(self, method: str) -> str:
         """See ``Planner``."""
-        return self._failures.why_rests(PLANNER) or self._ask("its planner failed", self.inner.why_not, method)
+        known = self._failures.why_rests(PLANNER) or self._held_back
+        return known or self._ask("its planner failed", self.inner.why_not, method)
 
     def _ask(self, instead: _T, call: Callable[..., _T], *args: object, **options: object) -> _T:
         if self._has_failed and self._failures.why_rests(PLANNER):

@@ -16,9 +16,14 @@ def check_loop(loop: Loop) -> None:
     running = [job.row.request_id for job in loop.running.values()]
     if sorted(waiting + running) != sorted(loop.jobs):
         raise RuntimeError(f"{len(waiting)} wait and {len(running)} run, of {len(loop.jobs)} that have not ended")
-    rows = {id(row) for row in loop.batch.members} | {id(one.row) for one in loop.batch.arrivals}
-    if rows != set(loop.running):
+    members = {id(row) for row in loop.batch.members}
+    if members | {id(one.row) for one in loop.batch.arrivals} != set(loop.running):
         raise RuntimeError("the pool's rows and the running requests differ")
+    held = [("scoring", job) for job in loop.scoring] + [("waiting", job) for job in loop.waiting]
+    held += [("decoding" if id(job.row) in members else "reading", job) for job in loop.running.values()]
+    for phase, job in held:
+        if job.phase != phase:
+            raise RuntimeError(f"request {job.row.request_id} is held as {phase}, and its phase is {job.phase}")
     if loop.recorder.num_submitted != len(loop.jobs) + sum(loop.recorder.num_finished.values()):
         raise RuntimeError(
             f"{loop.recorder.num_submitted} requests were submitted, {len(loop.jobs)} are present, "

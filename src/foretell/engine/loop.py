@@ -13,14 +13,14 @@ from traceback import clear_frames
 from typing import Any
 
 from foretell.core.errors import EngineError, ForetellError, QueueFullError
-from foretell.draft.base import Probe
+from foretell.draft.base import LightStep, Probe
 from foretell.engine.batch import Batch
 from foretell.engine.event import Observer, StepEvent
 from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
-from foretell.engine.request.job import Job, deliver, observation_of, plain_reason, view_of
+from foretell.engine.request.job import Job, Phase, deliver, observation_of, plain_reason, view_of
 from foretell.engine.request.result import Completion, Sink, Update
 from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
@@ -53,6 +53,18 @@ class Limits:
     stall_target_s: float | None  # None: latency does not matter, so prompts are read before the next step
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one step is made of, and for whom."""
+
+    jobs: list[Job]  # by row
+    plan: StepPlan | None  # None: without a planner every row guesses as deep as it may
+    began: float  # when it was planned, where the plan is a new one
+    watched: list[int]  # the jobs that somebody watches
+    alone: bool  # whether the step's only job is watched: others must not pay for the copies of the draft's logits
+    probe: Probe | None  # None: nobody watches, and no observer is called
+
+
 class Loop:
     """See the module's docstring. One thread at a time."""
 
@@ -68,18 +80,19 @@ class Loop:
         draft_logits: bool = False,
         recorder: Recorder | None = None,
         failures: Failures | None = None,
+        unplanned: Callable[[int], str] = lambda num_rows: "",
         single_use: bool = False,
         describe: Callable[[Speculation], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width: see ``Batch``. failures: given, what fails beside the target's passes
-        (drafters, planner, recorder, prefix store) is counted there, and decoding goes on; else its error is the caller's.
-        Errors of observers and sinks are the caller's in any case. draft_logits: events carry them. single_use:
-        once all its requests have ended it gets no others. observers are called after every step; recorder sums the steps
-        up. describe returns ``Completion.config``; clock returns seconds."""
+        that share a model run the same steps; unplanned: see ``GuardedPlanner``. width: see ``Batch``. failures: given,
+        what fails beside the target's passes (drafters, planner, recorder, prefix store) is counted there, and decoding
+        goes on; else its error is the caller's. Errors of observers and sinks are the caller's in any case. draft_logits:
+        events carry them. single_use: once all its requests have ended it gets no others. observers are called after every
+        step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
         self._failures = RaisedFailures() if failures is None else failures
-        self.planner = None if planner is None else GuardedPlanner(planner, self._failures)
+        self.planner = None if planner is None else GuardedPlanner(planner, self._failures, unplanned)
         self.limits, self.prefixes = limits, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers, self._draft_logits = list(observers), draft_logits
@@ -88,14 +101,9 @@ class Loop:
         of_modules = model.spec.implementation == "transformers"
         self._threads: Callable[[], AbstractContextManager[None]] = nullcontext if of_modules else thread_limit
         self.batch = Batch(
-            model,
-            max_rows=limits.max_rows,
-            capacity=limits.capacity,
-            slots=limits.kv_tokens,
-            prefixes=prefixes,
-            width=width,
-            failures=failures,
-        )
+            model, max_rows=limits.max_rows, capacity=limits.capacity, slots=limits.kv_tokens, prefixes=prefixes,
+            width=width, failures=failures,
+        )  # fmt: skip
         self.jobs: dict[str, Job] = {}  # all that have not ended
         self._timed: dict[str, float] = {}  # deadlines of those that have one
         self.scoring: deque[Job] = deque()  # whose prompts' log probabilities come first; they hold no row
@@ -110,8 +118,6 @@ class Loop:
         self._behind = 0.0  # seconds of the loop behind the last step, where the same requests go on
         self._owed = 0.0  # seconds of plans that count to no step yet
 
-    # -- requests --------------------------------------------------------------------------------------------------
-
     def refuse(self) -> None:
         """Count and raise QueueFullError."""
         self.recorder.num_rejected += 1
@@ -120,30 +126,19 @@ class Loop:
             retry_after_s=max(1.0, self.recorder.seconds_per_request),
         )
 
-    def submit(
-        self,
-        row: Row,
-        sink: Sink | None,
-        scoring: Scoring | None = None,
-    ) -> None:
-        """Put a request into the queue. scoring: of its prompt, which is done first. The caller must check the queue's
-        length (``refuse``)."""
-        now = self.clock()
-        submission = row.submission
-        deadline = None if submission.timeout_s is None else now + submission.timeout_s
-        job = Job(row, sink, now, now)
-        self.jobs[submission.request_id] = job
-        if deadline is not None:
-            self._timed[submission.request_id] = deadline
-        job.scoring = scoring
-        (self.waiting if scoring is None and submission.write else self.scoring).append(job)
+    def submit(self, row: Row, sink: Sink | None, scoring: Scoring | None = None) -> None:
+        """Queue a request. scoring: of its prompt, which is done first. The caller must check the queue's length before."""
+        now, submission = self.clock(), row.submission
+        self.jobs[submission.request_id] = job = Job(row, sink, now, now, scoring=scoring)
+        if submission.timeout_s is not None:
+            self._timed[submission.request_id] = now + submission.timeout_s
+        self._move(job, "waiting" if scoring is None and submission.write else "scoring", now)
         self.recorder.num_submitted += 1
 
     def cancel(self, request_id: str) -> None:
         """End a request in any state. An ended request is ignored."""
-        job = self.jobs.get(request_id)
-        if job is not None:
-            self._cut([job], "cancelled")
+        if request_id in self.jobs:
+            self._cut([self.jobs[request_id]], "cancelled")
 
     @property
     def has_work(self) -> bool:
@@ -158,7 +153,22 @@ class Loop:
     def _slots(self, job: Job) -> int:
         return round_up(job.row.num_slots, self.batch.pool.block)
 
-    # -- one round -------------------------------------------------------------------------------------------------
+    def _move(self, job: Job, phase: Phase, now: float) -> None:
+        """The one place where a request's phase changes, and with it what holds the request."""
+        queues = {"scoring": self.scoring, "waiting": self.waiting}
+        if job.phase in queues:
+            queues[job.phase].remove(job)
+        if phase in queues:
+            # A request that lost its row came before all others that wait.
+            (queues[phase].appendleft if job.has_row else queues[phase].append)(job)
+        job.phase, job.since = phase, now
+        if not job.has_row:
+            self.running.pop(id(job.row), None)
+        else:
+            self.running[id(job.row)] = job
+        if phase == "ended":
+            del self.jobs[job.row.request_id]
+            self._timed.pop(job.row.request_id, None)
 
     def tick(self) -> list[Row]:
         """One round: see the module's docstring. Returns the rows that a step of it ended."""
@@ -190,7 +200,6 @@ class Loop:
             try:
                 done = job.scoring.read()
             except Exception as error:
-                self.scoring.popleft()
                 self._fail(job, error)
                 return
             self.faults.pop("score", None)
@@ -200,10 +209,8 @@ class Loop:
             job.row.prompt_pieces, job.scoring = job.scoring.pieces, None
             if job.sink is not None:
                 job.sink(Update(job.row.request_id, prompt_pieces=tuple(job.row.prompt_pieces)))
-        self.scoring.popleft()
         if job.row.submission.write:
-            job.since = self.clock()
-            self.waiting.append(job)
+            self._move(job, "waiting", self.clock())
             return
         self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
         job.row.finish_reason = "length"
@@ -215,10 +222,8 @@ class Loop:
             job = self.waiting[0]
             if others and others + self._slots(job) + HEADROOM > self.limits.kv_tokens:
                 return
-            self.waiting.popleft()
             now = self.clock()
             job.row.seconds_queue += now - job.since
-            job.since = now
             try:
                 self.batch.arrive(job.row)
             except Exception as error:
@@ -227,7 +232,7 @@ class Loop:
                 self._fail(job, error)
                 continue
             job.row.seconds_prefill += self.clock() - now
-            self.running[id(job.row)] = job
+            self._move(job, "reading", now)
             others += self._slots(job)
             if job.row.num_preemptions == 0:
                 self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
@@ -238,13 +243,11 @@ class Loop:
         if stall is not None and self.batch.members:
             chunk = int(stall / self._seconds_per_token) if self._seconds_per_token else FIRST_CHUNK
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
-        before = len(self.batch.members)
-        coming = {id(arrival.row) for arrival in self.batch.arrivals}
         # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.
-        catch_up = before > 0
+        catch_up = bool(self.batch.members)
         if self.planner is not None:
             arriving = [view_of(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
-            catch_up = self.planner.will_guess([*self._views(), *arriving])
+            catch_up = self.planner.will_guess([*(self._views() if catch_up else ()), *arriving])
             chunk, catch_up = self.share((chunk, catch_up))
         self._doing = "prompt"
         count, seconds = self.batch.read(chunk, catch_up=catch_up, whole=stall is None)
@@ -253,11 +256,10 @@ class Loop:
         if count >= MIN_CHUNK:
             new = seconds / count
             self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * new if self._seconds_per_token else new
-        if len(self.batch.members) > before:
-            now = self.clock()
-            for row in self.batch.members:
-                if id(row) in coming:
-                    self.running[id(row)].since = now
+        now = self.clock()
+        for job in self._members():
+            if job.phase == "reading":
+                self._move(job, "decoding", now)
 
     def _make_room(self) -> None:
         """Preempt the latest requests until the slots of all others fit. A single request always fits."""
@@ -269,48 +271,46 @@ class Loop:
 
     def _put_back(self, job: Job) -> None:
         """Its row is free: it waits, and its text is read again, its own tokens too."""
-        del self.running[id(job.row)]
         job.row.num_preemptions += 1
         job.decoded_s = job.row.seconds_decode
-        job.since = self.clock()
         self.recorder.num_preemptions += 1
-        self.waiting.appendleft(job)
+        self._move(job, "waiting", self.clock())
 
     def _step(self) -> list[Row]:
-        began = perf_counter()
-        jobs = [self.running[id(row)] for row in self.batch.members]
+        step = self._schedule()
+        return self._deliver(step, self._run(step))
+
+    def _schedule(self) -> Step:
+        """Plan how deep each member guesses, and note who watches."""
+        began, jobs = perf_counter(), self._members()
         plan, planned = self._plan(jobs, began)
         watched = [index for index, job in enumerate(jobs) if job.row.submission.watch is not None]
-        alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
+        alone = bool(watched) and len(jobs) == 1
         is_seen = bool(self.observers or watched or self.recorder.steps is not None)
         probe = Probe([] if alone or self._draft_logits else None) if is_seen else None
-        self._doing = "step"
-        if plan is None:
-            event = self.batch.step(probe=probe)
-        else:
-            event = self.batch.step(plan.caps, plan.paid, probe, plan.least)
-        self.faults.clear()
-        stepped = perf_counter()
-        # Planning steps, learning from them and handing them over take time, too, and more of it where rows guess. What a
-        # new plan took is not the step's own: a step that is tried would seem dearer than those that a plan stands for.
         self._owed += planned - began
-        owed = SPREAD * self._owed
-        self._owed -= owed
-        seconds_loop = max(stepped - planned - event.seconds, 0.0) + self._behind + owed
-        idle = plan is not None and not any(plan.caps)
-        if probe is not None:
-            event.light_steps = [None] * len(jobs) if idle else self.batch.grouped.light_steps
-            self._show(event, probe, jobs, watched)
-        # A step for one watcher alone is slower than those that are predicted.
-        if self.planner is not None and plan is not None and not alone:
-            lights = () if idle else self.batch.grouped.light_steps
-            self._led = any(one is not None and one.proposed for one in lights)
-            seen = observation_of(jobs, plan, lights, event, seconds_loop)
-            self.planner.observe(plan, seen)
-            for _ in range(1, event.num_passes):  # of one call: the plan stood for them, too
-                self.planner.observe(self.planner.again(0, lagging=False) or plan, seen)
-        self._failures.run("recorder", None, self.recorder.add, event, [job.num_draft_tokens for job in jobs])
-        ended = self._hand_over(jobs, event)
+        return Step(jobs, plan, planned, watched, alone, probe)
+
+    def _run(self, step: Step) -> StepEvent:
+        """Make the guesses and the pass that checks them."""
+        plan, self._doing = step.plan, "step"
+        caps, paid, least = (None, None, 0.0) if plan is None else (plan.caps, plan.paid, plan.least)
+        # A plain step that is a trial tells of one step.
+        event = self.batch.step(caps, paid, step.probe, least, can_run=plan is None or not plan.trial)
+        self.faults.clear()
+        return event
+
+    def _deliver(self, step: Step, event: StepEvent) -> list[Row]:
+        """Tell watchers, observers, the planner, the recorder and the requests; end those that are done."""
+        stepped = perf_counter()
+        has_guessed = step.plan is None or any(step.plan.caps)
+        lights = self.batch.grouped.light_steps if has_guessed else []
+        if step.probe is not None:
+            event.light_steps = lights if has_guessed else [None] * len(step.jobs)
+            self._show(step, event, step.probe)
+        self._learn(step, event, lights, stepped)
+        self._failures.run("recorder", None, self.recorder.add, event, [job.num_draft_tokens for job in step.jobs])
+        ended = self._hand_over(step.jobs, event)
         if ended:
             self._leave(ended)
         self._behind = 0.0 if ended else perf_counter() - stepped
@@ -332,24 +332,39 @@ class Loop:
         plan.caps = self.share(plan.caps)
         return plan, perf_counter()
 
-    def _show(self, event: StepEvent, probe: Probe, jobs: Sequence[Job], watched: Sequence[int]) -> None:
-        """A step to those who look on. watched: the jobs that somebody watches."""
-        if not (self.observers or watched):
+    def _learn(self, step: Step, event: StepEvent, lights: Sequence[LightStep | None], stepped: float) -> None:
+        """Tell the planner what the step took and brought. stepped: when its pass was over."""
+        # Planning steps, learning from them and handing them over take time, too, and more of it where rows guess. What a
+        # new plan took is not the step's own: a step that is tried would seem dearer than those that a plan stands for.
+        owed = SPREAD * self._owed
+        self._owed -= owed
+        # A step for one watcher alone is slower than those that are predicted.
+        if self.planner is None or step.plan is None or step.alone:
+            return
+        seconds_loop = max(stepped - step.began - event.seconds, 0.0) + self._behind + owed
+        self._led = any(one is not None and one.proposed for one in lights)
+        seen = observation_of(step.jobs, step.plan, lights, event, seconds_loop)
+        self.planner.observe(step.plan, seen)
+        for _ in range(1, event.num_passes):  # of one call: the plan stood for them, too
+            self.planner.observe(self.planner.again(0, lagging=False) or step.plan, seen)
+
+    def _show(self, step: Step, event: StepEvent, probe: Probe) -> None:
+        """A step to observers and watchers."""
+        if not (self.observers or step.watched):
             return
         event.parts, event.draft_logits = self.batch.parts(), probe.draft_logits or []
         event.tap_layers = self.batch.grouped.tapping.drafter
         for observe in self.observers:
             observe(event)
-        for index in watched:
+        for index in step.watched:
             try:
-                jobs[index].row.submission.watch(event, index)  # type: ignore[misc]
+                step.jobs[index].row.submission.watch(event, index)  # type: ignore[misc]
             except Exception as error:
-                self._spoil(jobs[index], error)
+                self._spoil(step.jobs[index], error)
 
     def _hand_over(self, jobs: Sequence[Job], event: StepEvent) -> list[Job]:
         """The tokens of a step to their requests; those that ended with it."""
         now = self.clock()
-        ended: list[Job] = []
         for index, job in enumerate(jobs):
             job.num_draft_tokens = job.row.num_draft_tokens
             job.row.seconds_decode = job.decoded_s + now - job.since
@@ -358,9 +373,7 @@ class Loop:
                     deliver(job, index, event)
                 except Exception as error:
                     self._spoil(job, error)
-            if job.row.finish_reason is not None:
-                ended.append(job)
-        return ended
+        return [job for job in jobs if job.row.finish_reason is not None]
 
     def _spoil(self, job: Job, error: Exception) -> None:
         """What fails for one request alone, after a step, ends that one."""
@@ -383,33 +396,28 @@ class Loop:
                 self._end(job)
 
     def _views(self) -> list[RowView]:
-        """The planner's input: one entry per decoding row."""
-        if not self.batch.members:
-            return []
-        lags = zip(self.batch.members, self.batch.num_unread(), strict=True)
-        return [view_of(self.running[id(row)], num_unread) for row, num_unread in lags]
+        """The planner's input: one entry per decoding row, of which there is one at least."""
+        return [view_of(*pair) for pair in zip(self._members(), self.batch.num_unread(), strict=True)]
 
-    # -- endings ---------------------------------------------------------------------------------------------------
+    def _members(self) -> list[Job]:
+        return [self.running[id(row)] for row in self.batch.members]
 
     def _cut(self, jobs: Sequence[Job], reason: str) -> None:
         """End requests that are in the middle of something."""
-        rows = [job.row for job in jobs if id(job.row) in self.running]
-        decoding = {id(row) for row in self.batch.members}
+        rows = [job.row for job in jobs if job.has_row]
         self._doing = "leaving"
         try:
             if rows:
                 self.batch.leave(rows, remember=False)
         finally:
             for job in jobs:
-                self._cut_off(job, reason, was_decoding=id(job.row) in decoding)
+                self._cut_off(job, reason)
 
-    def _cut_off(self, job: Job, reason: str, *, was_decoding: bool) -> None:
-        queue = self.scoring if job in self.scoring else self.waiting
-        if job in queue:
-            queue.remove(job)
-            job.row.seconds_queue += self.clock() - job.since
-        elif was_decoding:
+    def _cut_off(self, job: Job, reason: str) -> None:
+        if job.phase == "decoding":
             job.row.seconds_decode = job.decoded_s + self.clock() - job.since
+        elif not job.has_row:
+            job.row.seconds_queue += self.clock() - job.since
         job.row.finish_reason = reason
         job.row.text.finish()
         tail = job.row.text.take()
@@ -429,15 +437,13 @@ class Loop:
 
     def _end(self, job: Job, error: ForetellError | None = None) -> None:
         """Its row is free; tell its sink. error: of this request; its sink then receives nothing else."""
-        request_id, row = job.row.request_id, job.row
+        request_id, row, now = job.row.request_id, job.row, self.clock()
         if error is not None:
             row.finish_reason = "error"
-        self.running.pop(id(row), None)
-        del self.jobs[request_id]
-        self._timed.pop(request_id, None)
+        self._move(job, "ended", now)
         if self.planner is not None:
             self.planner.forget(request_id)
-        self._failures.run("recorder", None, self.recorder.finish, row, self.clock() - job.arrived)
+        self._failures.run("recorder", None, self.recorder.finish, row, now - job.arrived)
         if job.sink is not None:
             instead = Update(request_id, error=_failed("output"))
             job.sink(self._failures.run("output", instead, self._last_update, job, error))
@@ -452,9 +458,8 @@ class Loop:
         return Update(row.request_id, pieces, trace, completion, tail=job.tail)
 
     def recover(self, error: Exception) -> int:
-        """After an error of ``tick`` or ``cancel``: the requests of the pass that failed end with an error, the others that
-        had rows wait to be read again, and the batch begins anew, empty. Returns how often the same has failed since it
-        went well."""
+        """After an error of ``tick`` or ``cancel``: the requests of the pass that failed end with an error, others with
+        rows wait to be read again, and the batch begins anew, empty. Returns how often this failed since it went well."""
         doing, passing = self._doing, {id(row) for row in self.batch.passing}
         self.faults[doing] += 1
         rest = sorted((job for job in self.running.values() if id(job.row) not in passing), key=_age, reverse=True)
@@ -466,7 +471,6 @@ class Loop:
         clear_frames(error.__traceback__)  # they hold the memory of the pass
         for job in rest:
             self._put_back(job)
-        self.running.clear()
         self.batch.begin_anew()
         self._planned = []
         for job in failed:
@@ -480,8 +484,6 @@ class Loop:
 
     def fail_all(self, error: ForetellError) -> None:
         """End every request with an error: the engine cannot go on."""
-        self.waiting.clear()
-        self.scoring.clear()
         for job in list(self.jobs.values()):
             self._end(job, error)
 

@@ -1,18 +1,21 @@
 """The planners of an engine's own calls and of a service: how deep each row guesses before every step, or not at all."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic
+from time import monotonic, perf_counter
 
 from foretell.costs.measure import grid
 from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
+from foretell.engine.allowance import Allowance
 from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.config import speculative_config
 from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
+from foretell.planner.budget import BUDGET, PROMISE
 from foretell.planner.planner import Planner
 
 logger = logging.getLogger(__name__)
@@ -20,6 +23,8 @@ MIN_DEPTH = 16  # least number of depths the planner models, for requests with l
 COST_TIME_LIMIT_S = 20.0
 MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
 BROKEN_OFF_S = 60.0  # the same after one that a request has broken off, so that not every request waits for a step
+SLICE_S = 0.1  # seconds of measuring between two steps of requests, saved up for
+UNKNOWN_GUESS_S = 1e3  # of guesses while costs are not known: such a table is not planned by
 TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
 
 
@@ -62,8 +67,13 @@ class Planning:
 
 
 class ServicePlanning:
-    """The planner of a service, and the costs it plans by: measured before the first request, and again while nothing is
-    to be done where live steps contradict them."""
+    """The planner of a service, and the costs it plans by: those kept at an earlier start, else measured beside the service
+    from the smallest batch on, and again while nothing is to be done where live steps contradict them.
+
+    Until a batch was measured nobody guesses in its steps (``unplanned``), but those that ask to guess always.
+    Measuring takes place while nothing is to be done, broken off where a request comes; and between steps of requests, in
+    slices that take ``PROMISE`` of the time at most, beside a learner's share.
+    """
 
     def __init__(
         self,
@@ -77,15 +87,18 @@ class ServicePlanning:
         max_rows: int,
         time_limit_s: float,
         longest: int | None = None,
-        must_stop: Callable[[], bool] = lambda: False,
+        has_learner: bool = False,
     ) -> None:
         """guessing: methods that were loaded. weightless: those without, which a request may name. longest: of a
         text, in tokens (None: the context). mode: of ``ServiceOptions.speculation``; costs are measured in mode "auto"
-        only, of what ``measured`` makes of each. Raises InterruptedMeasuringError where must_stop() is true meanwhile."""
+        only, of what ``measured`` makes of each. has_learner: whether a learner has its share of the time."""
         self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
         self._max_rows = max_rows
         self._calibration: Calibration | None = None
         self._next_measuring = 0.0  # by the monotonic clock: not before
+        self._known_rows = sys.maxsize  # of the largest batch whose costs are known
+        self._allowance = Allowance(BUDGET if has_learner else PROMISE)  # of trials, which there are none of meanwhile
+        self._is_checked = False  # whether the table in use was compared with steps, or made here
         known = [*guessing, *weightless]
         told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
         acceptance = acceptance_of(known, told)
@@ -95,36 +108,108 @@ class ServicePlanning:
             return
         self._calibration = Calibration(
             model, plain, list(map(measured, guessing)), list(map(measured, (*weightless, *light_choices(known)))),
-            max_batch=max_rows, time_limit_s=time_limit_s, longest=longest, must_stop=must_stop,
+            max_batch=max_rows, time_limit_s=time_limit_s, longest=longest,
         )  # fmt: skip
         self._parts = light_parts(known)
-        self.planner = plan_with(self._calibration.table(), acceptance, self._parts)
-        self._judge(self.planner.costs)
+        costs = self._calibration.kept()
+        if costs is not None:
+            self.planner = plan_with(costs, acceptance, self._parts)
+            self._judge(costs)
+            return
+        guesses = {name: {(1, 1): UNKNOWN_GUESS_S} for name in self._calibration.choices}
+        self.planner = plan_with(CostTable({(1, 1): 1.0}, guesses), acceptance, self._parts)
+        self._known_rows, self._is_checked = 0, True
+        logger.info(
+            "costs: what passes take here is measured while nothing is to be done, and in %.3g %% of the time while "
+            "requests are decoded; until it is known they are decoded plainly, but those that ask to guess always",
+            self._allowance.share * 100,
+        )
+
+    def unplanned(self, num_rows: int) -> str:
+        """Why steps with this number of rows are not planned yet, in words for a client; "": they are."""
+        if num_rows <= self._known_rows:
+            return ""
+        together = f" for {num_rows} requests together" if self._known_rows else ""
+        return f"what passes take here{together} is still being measured, and requests are decoded plainly meanwhile"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether costs are known for all batches."""
+        return self._known_rows == sys.maxsize
+
+    def measure_now(self) -> None:
+        """Measure costs that are not known, however long it takes: for who wants every request planned."""
+        if not self.is_measured:
+            self._measure(must_stop=lambda: False)
 
     def measure_again(self, *, must_stop: Callable[[], bool]) -> None:
-        """Replace a cost table that live steps contradict, or that was measured on a busy machine; at most every
-        ``MEASURE_AGAIN_S``, broken off where must_stop() is true and then not tried for ``BROKEN_OFF_S``."""
+        """To be called while nothing is to be done. Measures costs that are not known yet. Replaces a cost table that live
+        steps contradict, that a few steps contradict though it was kept at an earlier start, or that was measured on a busy
+        machine; at most every ``MEASURE_AGAIN_S``. Broken off where must_stop() is true: costs that are known are then not
+        measured for ``BROKEN_OFF_S``. What was measured until then is not lost."""
         if self._calibration is None or monotonic() < self._next_measuring:
             return
-        steady = self.planner.costs.is_steady
-        reason = self.planner.contradiction or ("" if steady else "the machine was busy when it was measured")
-        if not reason:
+        if not self.is_measured:
+            self._measure(must_stop=must_stop)
             return
-        logger.info("costs: measuring again while nothing is to be done: %s", reason)
+        reason = self.planner.contradiction
+        if not (reason or self._is_checked):
+            try:
+                reason = self._calibration.contradiction(self.planner.costs, must_stop=must_stop)
+            except InterruptedMeasuringError:
+                return
+            self._is_checked = True
+        if not reason and self.planner.costs.is_steady:
+            return
+        logger.info(
+            "costs: measuring again while nothing is to be done: %s",
+            reason or "the machine was busy when it was measured",
+        )
+        # A busy machine makes steps slower, never faster: of both measurements the lesser figures are nearer the truth.
+        self._measure(must_stop=must_stop, beside=None if reason else self.planner.costs)
+
+    def measure_beside(self, seconds: float) -> None:
+        """To be called between two steps of requests, with the seconds that the last one took: a slice of measuring, where
+        costs are not known yet and the time that may be taken for it covers one."""
+        if self._calibration is None or self._known_rows >= self._max_rows:
+            return
+        self._allowance.earn(seconds)
+        if monotonic() < self._next_measuring or not self._allowance.covers(SLICE_S):
+            return
+        began = perf_counter()
+        self._measure(must_stop=lambda: perf_counter() - began > SLICE_S, steps_alone=True)
+        self._allowance.charge(perf_counter() - began)
+
+    def _measure(
+        self, *, must_stop: Callable[[], bool], beside: CostTable | None = None, steps_alone: bool = False
+    ) -> None:
+        """beside: an earlier table, of which the lesser figures are kept. steps_alone: see ``Calibration.measure``."""
+        assert self._calibration is not None
+        was_known = self.is_measured
         try:
-            costs = self._calibration.measure(must_stop=must_stop)
+            costs = self._calibration.measure(must_stop=must_stop, on_part=self._use_part, steps_alone=steps_alone)
         except InterruptedMeasuringError:
-            self._next_measuring = monotonic() + BROKEN_OFF_S
+            if was_known:
+                self._next_measuring = monotonic() + BROKEN_OFF_S
             return
         except Exception:  # the table in use is worth more than none
-            logger.exception("costs: measuring again has failed; the costs known so far stay in use")
+            logger.exception("costs: measuring has failed; what is known so far stays in use")
             self._next_measuring = monotonic() + MEASURE_AGAIN_S
             return
         finally:
-            release_workers()
+            if not steps_alone:
+                release_workers()
         self._next_measuring = monotonic() + MEASURE_AGAIN_S
+        self._known_rows, self._is_checked = sys.maxsize, True
+        costs = costs if beside is None else beside.least(costs)
         self.planner.use(costs)
         self._judge(costs)
+
+    def _use_part(self, max_batch: int, costs: CostTable) -> None:
+        """Plan by what is known so far, for batches of up to ``max_batch`` rows."""
+        if max_batch > self._known_rows:
+            self._known_rows = max_batch
+            self.planner.use(costs)
 
     def _judge(self, costs: CostTable) -> None:
         """Tell the log what the costs permit, and leave out methods that cannot pay."""

@@ -49,7 +49,7 @@ class ServiceOptions:
         metavar="DIRECTORY",
     )  # fmt: skip
     prefix_max_gib: float | None = setting(None, "Disk space of --prefix-dir.", metavar="GIB", default_text="4")
-    cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
+    cost_time_limit_s: float = 20.0  # of measuring, after the first start with a model on a machine
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""

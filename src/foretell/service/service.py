@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,6 @@ from foretell.core.params import fresh_seed
 from foretell.core.registry import load_reference
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
-from foretell.engine.calibrate import InterruptedMeasuringError
 from foretell.engine.engine import Engine
 from foretell.engine.event import Observer
 from foretell.engine.failures import Failures
@@ -142,8 +142,8 @@ class Service:
     # -- start and stop --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve; where it is drained or
-        closed meanwhile, stop. Raises ConfigError.
+        """Allocate KV and begin to serve. What passes cost is known from an earlier start, or measured on the engine's
+        thread while it serves (``ServicePlanning``). Raises ConfigError.
 
         Where several processes share the model (torchrun), each starts a service; process 0 takes requests, and the others
         call ``follow``.
@@ -152,18 +152,15 @@ class Service:
         sizes = sizes_of(self.engine, self._choices.guessing, options)
         self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
         prefixes = PrefixStore(sizes.prefix_bytes, self._keeper.prefixes) if options.prefix_reuse else None
-        try:
-            self._costs = ServicePlanning(
-                self.engine.model, self._choices.plain, self._choices.guessing, self._choices.weightless,
-                measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
-                time_limit_s=options.cost_time_limit_s, longest=sizes.max_model_len, must_stop=lambda: self._draining,
-            )  # fmt: skip
-        except InterruptedMeasuringError:  # stopped while it starts: nobody waits for what passes cost
-            self.close()
-            return
+        self._costs = ServicePlanning(
+            self.engine.model, self._choices.plain, self._choices.guessing, self._choices.weightless,
+            measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
+            time_limit_s=options.cost_time_limit_s, longest=sizes.max_model_len, has_learner=self._open_learner is not None,
+        )  # fmt: skip
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
+            unplanned=self._costs.unplanned,
             # Processes that share a model draft the same guesses: one of them cannot go on without.
             failures=None if self.engine.model.is_shared else self._failures,
         )  # fmt: skip
@@ -173,7 +170,7 @@ class Service:
             self._learning = self._open_learner()
             self._loop.observers.append(partial(run, "learner", None, self._learning.observe))
             self._loop.batch.prompts.on_prompt = partial(run, "learner", None, self._learning.prompt)
-        release_workers()  # costs were measured here
+        release_workers()  # of this thread
         if not self.engine.model.is_leader:
             return
         self._keeper.recall_rates(self._costs.planner, self._choices.settings)
@@ -200,9 +197,15 @@ class Service:
         return Taken({**stores, **rates}, self._keeper.take_prefixes(loop.prefixes))
 
     def _measure_again(self) -> None:
-        """While nothing is to be done: measure costs again where they are in doubt."""
+        """While nothing is to be done: measure costs that are not known, or in doubt."""
         if self._costs is not None:
             self._costs.measure_again(must_stop=lambda: bool(self._inbox) or self._closed)
+
+    def measure(self) -> None:
+        """Wait until what passes cost is measured, where it is not known: for callers that time requests. Those that come
+        meanwhile wait. Raises ServiceClosedError."""
+        if self._costs is not None:
+            self._call(self._costs.measure_now)
 
     @property
     def ready(self) -> bool:
@@ -453,9 +456,12 @@ class Service:
                 while todo:
                     todo.popleft()()
                 if loop.has_work:
+                    began = perf_counter()
                     self._step_budget.begin()
                     loop.tick()
                     self._heap.worked()
+                    if self._costs is not None:
+                        self._costs.measure_beside(perf_counter() - began)
             except Exception as error:
                 if model.is_shared:  # the other processes have gone on
                     raise

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from foretell.draft.base import LightStep
 from foretell.engine.event import StepEvent
@@ -14,15 +15,18 @@ from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 
+Phase: TypeAlias = Literal["scoring", "waiting", "reading", "decoding", "ended"]
 
-@dataclass
+
+@dataclass(eq=False)
 class Job:
     """A request that has not ended, and its state."""
 
     row: Row
     sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
     arrived: float
-    since: float  # waiting, reading or decoding: since when
+    since: float  # when its phase began
+    phase: Phase | None = None  # None: no loop holds it yet; ``Loop._move`` alone sets it
     decoded_s: float = 0.0  # seconds of decoding before it was preempted
     num_draft_tokens: int = 0  # of ``row`` before the last step
     num_asked: int = 0  # steps in which it might guess
@@ -30,6 +34,11 @@ class Job:
     tail: str = ""  # see Update
     scoring: Scoring | None = None  # of its prompt, while that is read for its own sake
     undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
+
+    @property
+    def has_row(self) -> bool:
+        """Whether it has a row of the pool."""
+        return self.phase in ("reading", "decoding")
 
 
 def deliver(job: Job, index: int, event: StepEvent) -> None:
@@ -58,28 +67,19 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
 
 
 def observation_of(
-    jobs: Sequence[Job],
-    plan: StepPlan,
-    lights: Sequence[LightStep | None],
-    event: StepEvent,
-    seconds_loop: float = 0.0,
+    jobs: Sequence[Job], plan: StepPlan, lights: Sequence[LightStep | None], event: StepEvent, seconds_loop: float = 0.0
 ) -> StepObservation:
     """The planner's view of a step that was made: jobs and their light steps, each in the order of its rows; without light
     steps nobody guessed. Of steps made in one call it is of each alike. seconds_loop: what the loop took around the step.
-
-    Counts in each job the steps in which it might guess (``num_asked``).
-    """
+    Counts steps in ``Job.num_asked``."""
     rows = []
     for job, cap, light in zip(jobs, plan.caps, lights, strict=True) if lights else ():
         job.num_asked += cap > 0
-        drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
-        nodes = job.row.num_draft_tokens - job.num_draft_tokens
-        known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
+        row, nodes = job.row, job.row.num_draft_tokens - job.num_draft_tokens
+        kept = row.steps[-1] if row.error is None else (0, 0)
+        known = None if light is None or row.error else (light.allowed, light.drafted, light.accepted)
         by_light = None if known is None or light is None else light.preferred
-        name, heat = job.row.method, job.row.heat
-        rows.append(
-            RowStep(job.row.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light, job.row.length)
-        )
+        rows.append(RowStep(row.request_id, row.method, cap, *kept, nodes, known, row.heat, by_light, row.length))
     share = 1 / event.num_passes
     return StepObservation(
         len(jobs), rows, event.seconds_draft * share, event.seconds_target * share,
@@ -90,10 +90,9 @@ def observation_of(
 
 def plain_reason(job: Job, planner: Planner | GuardedPlanner | None) -> str | None:
     """Why a request made no guess, where it might have made some."""
-    if job.row.num_draft_tokens or not (job.row.submission.note or job.row.choice.config.guesses):
-        return None
-    if job.row.submission.note:
-        return job.row.submission.note
+    note = None if job.row.num_draft_tokens else job.row.submission.note or None
+    if note or job.row.num_draft_tokens or not job.row.choice.config.guesses:
+        return note
     if job.row.submission.params.max_new_tokens == 1:
         return "one token takes one pass, guessed or not"
     method, most = job.row.method, job.row.choice.method.max_positions

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from foretell.core.platform import num_cores
-from foretell.learn.allowance import Allowance
+from foretell.engine.allowance import Allowance
 
 POLL_S = 0.05
 """How long a process that may not compute waits before it asks again."""
