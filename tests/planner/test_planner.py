@@ -564,6 +564,18 @@ def test_a_step_is_learned_from_with_its_own_plan(monkeypatch: pytest.MonkeyPatc
     assert together > 1.5
 
 
+@pytest.mark.parametrize("rate", [0.2, 0.9])
+def test_learning_from_a_few_steps_together_changes_no_plan(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Run(planner(0.4), [rate], table(0.5, 0.03)).steps(800)
+    assert together.planner._waiting
+    for name in ("TOGETHER", "RESTS_TOGETHER"):
+        monkeypatch.setattr(planner_module, name, 1)
+    each = Run(planner(0.4), [rate], table(0.5, 0.03)).steps(800)
+    together.planner._flush()
+    assert not unlike(together.caps, each.caps)
+    assert together.planner.state == each.planner.state
+
+
 def test_where_a_plan_does_not_go_on() -> None:
     rows = [RowView("a", "m", 4, 99)]
     assert planner().again(9, lagging=False) is None, "nothing was planned yet"

@@ -61,7 +61,7 @@ class Told(Text):
 
 def test_steps_by_the_light_part_teach_neither_the_own_guesses_nor_their_cost() -> None:
     found = []
-    for seed in range(8):
+    for seed in range(24):
         text = Told(0.05, found=0.5, light=0.9, second=0.4, seed=seed, tells=True).steps(600)
         planner = text.planner
         (own,) = planner.acceptance.curve("whole", "row", 1)[0]
