@@ -117,10 +117,9 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
                 None if theirs.charged is None else pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
             )
             assert made._budget._credit == pytest.approx(twin._budget._credit, rel=1e-3, abs=1e-3)
-            asked, other = ({option: tuple(one) for option, one in of._budget._asked.items()} for of in (made, twin))
-            assert asked.keys() == other.keys()
-            for option in asked:
-                assert asked[option] == pytest.approx(other[option], rel=1e-3, abs=1e-3)
+            assert made._budget._asked.keys() == twin._budget._asked.keys()
+            for option, asked in made._budget._asked.items():
+                assert asked == pytest.approx(twin._budget._asked[option], rel=1e-3, abs=1e-3)
             assert (mine.stands, mine.option) == (theirs.stands, theirs.option)
             assert mine.without == theirs.without
             if mine.expected is not None and theirs.expected is not None:
