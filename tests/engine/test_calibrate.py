@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from foretell.planner.budget import PROMISE
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.measured import MAX_AGE_S, file_of
@@ -25,6 +24,7 @@ from foretell.engine.planning import SLICE_S
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
+from foretell.planner.budget import PROMISE
 from foretell.planner.corrections import Corrections
 from tests.engine.harness import ToyTokenizer, table
 from tests.service.test_service import Mailbox
@@ -227,7 +227,7 @@ def test_measuring_that_is_broken_off_again_and_again_comes_to_its_end(monkeypat
 
     monkeypatch.setattr(Bench, "_step", step)
     monkeypatch.setattr(Bench, "long_text", lambda self, longest: 0)
-    monkeypatch.setattr("foretell.planner.measure._CHEAP_S", 0.02)
+    monkeypatch.setattr("foretell.costs.measure._CHEAP_S", 0.02)
     monkeypatch.setattr("foretell.engine.calibrate.processor_seconds", lambda: (0.0, 0.0))
     monkeypatch.setattr(CostTable, "is_steady", True)
     parts, broken = [0], 0

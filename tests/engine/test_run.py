@@ -150,34 +150,44 @@ def test_a_service_says_the_same_in_fewer_updates(engine: Engine, runs: Iterator
 
 
 @pytest.mark.parametrize("method", ["eagle3", "suffix"])
-def test_a_drafter_that_rested_guesses_as_after_single_steps(
+def test_drafters_that_rested_know_what_single_steps_tell(
     engine: Engine, runs: Iterator[list[int]], method: str
 ) -> None:
-    """A head reads the hidden states of each pass of a call: it guesses the same. Single steps guess where calls did."""
+    """A head reads the hidden states of each pass of a call, and guesses the same (single steps guess where calls did). A
+    text that ends within a call is added to the store once."""
     model, found = engine.model, []
-    guessed: set[int] = set()
     ids = engine.tokenizer.encode("def add(a, b):\n")  # type: ignore[union-attr]
+    guessed: set[int] = set()
+    plain = engine.generate([*ids, 262], replace(BASE, temperature=0.0, ignore_eos=True))
+    stops = ["".join(piece.text for piece in plain.pieces[at : at + 2]) for at in (5, 6, 7, 8)]  # within calls of four
     for most in (MOST_PASSES, 1):
-        model.most_passes, made = most, engine.with_method(method)  # whose store is empty
+        model.most_passes, made = most, engine.with_method(method)
+        drafts = made.method.fresh() if made.method.capabilities.learns else made.method
+        choice = Speculation(made.speculative, drafts, made.verifier)
+        rows = []
+        for index, stop in enumerate([(), *((text,) for text in stops)]):
+            params = replace(BASE, temperature=0.0, ignore_eos=True, max_new_tokens=60, stop=stop)
+            rows.append(made.row_of(index, Submission(str(index), [*ids, 262] if index else ids, params), choice))
+        batch = Batch(model, max_rows=5, capacity=128)
         try:
-            params = replace(BASE, temperature=0.0, ignore_eos=True, max_new_tokens=60)
-            choice = Speculation(made.speculative, made.method, made.verifier)
-            row = made.row_of(0, Submission("a", ids, params), choice)
-            batch = Batch(model, max_rows=1, capacity=128)
             with torch.inference_mode():
-                batch.arrive(row)
-                batch.read(64, catch_up=False, whole=True)
-                while row.finish_reason is None:
-                    at = len(row.token_ids)
+                for row in rows:
+                    batch.arrive(row)
+                batch.read(256, catch_up=False, whole=True)
+                while batch.members:
+                    at = len(rows[0].token_ids)
                     guesses = at % 30 >= 17 if most > 1 else at in guessed
                     guessed |= {at} if guesses else set()
-                    batch.step([4 if guesses else 0])
+                    batch.step([4 if guesses else 0] * len(batch.members))
+                    if ended := [row for row in batch.members if row.finish_reason is not None]:
+                        batch.leave(ended, remember=False)
         finally:
             model.most_passes = MOST_PASSES
-        found.append((row.token_ids, row.steps, row.num_accepted_tokens))
+        memory = {name: tensor.tolist() for name, tensor in drafts.memory().items()}
+        found.append(([(row.token_ids, row.steps, row.num_accepted_tokens) for row in rows], memory))
     assert max(next(runs)) == MOST_PASSES
     assert found[0] == found[1]
-    assert found[0][2] > 0
+    assert found[0][0][0][2] > 0
 
 
 def test_nothing_of_dropped_passes_is_left(engine: Engine) -> None:

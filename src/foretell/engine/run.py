@@ -62,7 +62,7 @@ def run(state: State, target: Target, drafter: Drafter, tapping: Tapping, most: 
             root_tree(tokens[at]), lengths[at], [[0]] * num_rows,
             [column[at : at + 1] if at < count else [] for column, count in zip(columns, taken, strict=True)],
             None if made.taps is None else tapping.for_drafter(made.taps[at]),
-            ended=[row.finish_reason is not None and count <= at + 1 for row, count in zip(state.rows, taken, strict=True)],
+            ended=[row.finish_reason is not None and count == at + 1 for row, count in zip(state.rows, taken, strict=True)],
             guessed=none,
         )
         for at in range(before)

@@ -99,10 +99,11 @@ class State(Context):
         paths: list[list[int]] = []
         emitted: list[list[int]] = []
         guessed: list[int] = []
+        over = [row.finish_reason is not None for row in self.rows]  # with an earlier pass of a run
         read = _read(tree, verdict, packed)
         columns = zip(self.rows, *read[:6], strict=True)
         for at, (row, count, bonus, sound, path, tokens, parent) in enumerate(columns):
-            if row.finish_reason is not None:  # with an earlier pass of a run
+            if over[at]:
                 guessed.append(0)
                 paths.append([0])
                 emitted.append([])
@@ -156,6 +157,7 @@ class State(Context):
         # Else all lie after the committed tokens already.
         if following is None and any(path != list(range(len(path))) for path in paths):
             moves = _moves(before, paths) if before.is_cpu else moves_of(before, verdict)
+        ended = [now and not was for now, was in zip(ended, over, strict=True)]
         return Commit(tree, before, paths, emitted, taps, candidates, ended, guessed, *read[6:]), moves
 
 
