@@ -77,6 +77,7 @@ class Arm:
         self._begun: tuple[float, float] | None = None  # of the turn
         self.service = Service(engine, ServiceOptions(speculation=mode, **options))
         self.service.start()
+        self.service.measure()
         self.service._measure_again = lambda: None  # another arm has the cores while this one has no work
         assert self.service._loop is not None
         self._loop, self._tick = self.service._loop, self.service._loop.tick

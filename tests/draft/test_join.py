@@ -625,7 +625,7 @@ def test_slots_that_do_not_survive_are_seen(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(KVCache, "keep", lambda self, rows, used: KEEP(self, rows, used - 1))
     assert is_caught(name)
     monkeypatch.setattr(KVCache, "keep", KEEP)
-    monkeypatch.setattr(KVCache, "join", lambda self, other, used: JOIN(self, other, max(0, used - 1)))
+    monkeypatch.setattr(KVCache, "join", lambda self, other, used, kept: JOIN(self, other, max(0, used - 1), kept))
     assert is_caught(name)
 
 

@@ -132,8 +132,8 @@ class Faulty:
         drafters = (NgramDrafter, SuffixDrafter, ModelDrafter, HybridDrafter)
         calls = ("propose", "observe", "observe_all", "join", "keep", "catch_up", "num_unread")
         places: list[tuple[Any, str, float]] = [
-            *((Planner, name, RATE) for name in ("plan", "again", "observe", "learn", "forget", "will_guess")),
-            *((Planner, name, RATE / 4) for name in ("plan", "again", "learn")),
+            *((Planner, name, RATE) for name in ("plan", "again", "observe", "_learn", "forget", "will_guess")),
+            *((Planner, name, RATE / 4) for name in ("plan", "again", "_learn")),
             *((kind, name, RATE / 2) for kind in drafters for name in calls if name in vars(kind)),
             *((PrefixStore, name, RATE) for name in ("find", "add")),
             *((PrefixFiles, name, RATE) for name in ("find", "put")),
