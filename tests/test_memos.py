@@ -84,7 +84,7 @@ SEEN: dict[str, str] = {
     "bench.quality.Judge.right:self._known": "::test_answers_are_judged_by_their_own_question",
     "certify.endpoint.session.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
     "certify.recorder.VisitRecorder.__call__:self._last": "tests/certify/test_draws.py",
-    "engine.loop.Loop._move:self.running": "tests/engine/test_traffic.py::test_a_phase_that_is_not_that_of_its_container_is_found",
+    "engine.loop.Loop._move:self.running": "tests/engine/test_traffic.py",
     "core.graphs.Graphs.processors:self._processors": "tests/device/test_graphs.py",
     "core.graphs.Graphs.run:self._kinds": "tests/device/test_graphs.py",
     "core.probs.Processors.part:self._parts": "::test_parts_of_processors_are_their_rows",
