@@ -579,10 +579,12 @@ def test_learning_from_a_few_steps_together_changes_no_plan(rate: float, monkeyp
 def test_where_a_plan_does_not_go_on() -> None:
     rows = [RowView("a", "m", 4, 99)]
     assert planner().again(9, lagging=False) is None, "nothing was planned yet"
-    for mode in ("on", "off"):
-        other = planner(mode=mode)
-        other.plan(rows)
-        assert other.again(9, lagging=False) is None
+    always, never = planner(mode="on"), planner(mode="off")
+    always.plan(rows)
+    assert always.again(9, lagging=False) is None
+    assert never.plan(rows) is never.again(9, lagging=False), "plain decoding is planned once"
+    never.forget("a")
+    assert never.again(9, lagging=False) is None
     run = Run(planner(0.05), [0.9]).steps(300)
     assert run.planner.again(9, lagging=False) is not None
     run.planner.replan()

@@ -258,6 +258,8 @@ class Planner:
             self._skips -= 1
             self._age += 1
             return self._last
+        if self.mode == "off":
+            return self._last if self.members else None
         if not self._stands:
             return None
         if self.guessing:
@@ -307,7 +309,7 @@ class Planner:
         """To be called after every step, with its plan and its measurements; where no row may guess, rows are left out.
         While a decision stands that much is known for, a few steps are learned from together: after a pass code and data
         are cold, and the first costs more than those after it."""
-        if step.batch > 0 and step.seconds > 0.0:
+        if step.batch > 0 and step.seconds > 0.0 and self.mode != "off":
             self._budget.earn(step.seconds)
             self._waiting.append((plan, step))
             if len(self._waiting) >= plan.together:
