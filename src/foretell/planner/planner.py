@@ -362,7 +362,7 @@ class Planner:
             self._budget.refund(plan.charged)
         elif plan.charged is not None:
             self._budget.charge_extra(seconds - served, plan.charged, plain)
-        elif self.guessing:
+        elif self.standing.stands == Option.WHOLE:  # whose trial it was that overdrew the budget
             self._budget.repay(min(served, tokens / max(self.standing.without, 1e-300)) - seconds)
         if self._decisions.knows_plain:
             # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
