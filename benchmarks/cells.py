@@ -109,10 +109,9 @@ class Arm:
                 if len(self._made) == len(prompts) or update.completion is None:
                     self._ended.set()
 
-        banned = tuple(self.service.engine.model.spec.eos_token_ids)
         for index, prompt in enumerate(prompts):
             params = foretell.SamplingParams(
-                temperature=temperature, seed=index, max_new_tokens=tokens, ignore_eos=True, banned_token_ids=banned
+                temperature=temperature, seed=index, max_new_tokens=tokens, ignore_eos=True
             )
             self.service.submit(Submission(str(index), prompt, params), sink)
 
