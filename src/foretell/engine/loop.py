@@ -96,6 +96,9 @@ class Loop:
         self.limits, self.prefixes = limits, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers, self._draft_logits = list(observers), draft_logits
+        self.observers_of_rows: list[
+            Observer
+        ] = []  # they read rows alone: several plain steps of one call are one to them
         self._is_single_use = single_use and prefixes is None
         # Rounding in transformers' modules depends on the number of threads: there it stays as it is.
         of_modules = model.spec.implementation == "transformers"
@@ -310,6 +313,8 @@ class Loop:
             self._show(step, event, step.probe)
         self._learn(step, event, lights, stepped)
         self._failures.run("recorder", None, self.recorder.add, event, [job.num_draft_tokens for job in step.jobs])
+        for observe in self.observers_of_rows:
+            observe(event)
         ended = self._hand_over(step.jobs, event)
         if ended:
             self._leave(ended)

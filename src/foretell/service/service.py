@@ -18,7 +18,6 @@ from foretell.core.registry import load_reference
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.engine import Engine
-from foretell.engine.event import Observer
 from foretell.engine.failures import Failures
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
@@ -164,8 +163,9 @@ class Service:
             # Processes that share a model draft the same guesses: one of them cannot go on without.
             failures=None if self.engine.model.is_shared else self._failures,
         )  # fmt: skip
-        run, observers = self._failures.run, list[Observer]([*self.engine.observers, self._drifts])
-        self._loop.observers += [partial(run, "observer", None, one) for one in observers]
+        run = self._failures.run
+        self._loop.observers += [partial(run, "observer", None, one) for one in self.engine.observers]
+        self._loop.observers_of_rows.append(partial(run, "observer", None, self._drifts))
         if self._open_learner is not None:
             self._learning = self._open_learner()
             self._loop.observers.append(partial(run, "learner", None, self._learning.observe))
