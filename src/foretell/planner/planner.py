@@ -57,10 +57,8 @@ class Planner:
         self.members: tuple[str, ...] = ()  # of the last plan
         self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
         self._widest: list[int] = []  # of these rows: how deep their light parts may guess beside the whole methods
-        self._age, self._patience = (
-            0,
-            1,
-        )  # plans for the same rows since the last decision, and when the next one is due
+        self._age = 0  # plans for the same rows since the last decision ...
+        self._patience = 1  # ... and when the next one is due
         self._known = 0  # steps of these rows before the last decision
         self._skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
         self._plain_skip = self._plain_skipped = 0  # plain steps that corrections are not told of, and those so far
@@ -72,9 +70,8 @@ class Planner:
         self._offers = Offers(costs, self.acceptance, self.corrections, self._shares)
         self._decisions = Decisions(self.corrections, self._budget)
         self.standing = Decision([])
-        self._unsettled = (
-            0  # steps to come that take longer than others: a drafter's weights displaced the target's ...
-        )
+        # Steps to come that take longer than others: a drafter's weights displaced the target's ...
+        self._unsettled = 0
         self._tried = False  # ... in a trial
         self.replan()
 
@@ -267,11 +264,9 @@ class Planner:
                 return None
             self._last = self._planned([depth_limit], lagging)
         else:
-            # So many that neither the next decision nor a trial is late.
-            self._skips = max(min(SKIPS, self._patience - self._age - 3, self._budget.rests - 1), 0)
-            together = self._together
             self._last = self._planned([0] * len(self.standing.caps), lagging=False)
-            self._skips = self._skips if together > 1 else 0
+            if self._last.together > 1:  # so many that neither the next decision nor a trial is late
+                self._skips = max(min(SKIPS, self._patience - self._age - 3, self._budget.rests - 1), 0)
         self._age += 1
         return self._last
 
