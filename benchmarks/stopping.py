@@ -31,8 +31,6 @@ from benchmarks.stopping_speed import oracle_speed, policy_speed
 from torch import Tensor
 
 from foretell import Engine, ForetellError, SamplingParams
-from foretell.analysis.theory.pass_costs import PassCosts
-from foretell.analysis.theory.run_costs import StepCosts, step_costs
 from foretell.bench import encode_item, load_suite, select
 from foretell.bench.run import measure
 from foretell.bench.stats import PairedRuns, bootstrap, tails
@@ -40,6 +38,8 @@ from foretell.bench.trace import Cut, cut
 from foretell.cli.output import as_json
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime
+from foretell.theory.pass_costs import PassCosts
+from foretell.theory.run_costs import StepCosts, step_costs
 
 RULES = {
     "path": (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.pass_costs import check_cost
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup, step_cost
+from foretell.theory.pass_costs import check_cost
 
 TargetCost = Callable[[int], float]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory import acceptance, optimum
+from foretell.theory import acceptance, optimum
 
 
 def pairs(vocab_size: int, temperature: float, count: int) -> list[tuple[Tensor, Tensor]]:

@@ -15,7 +15,7 @@ FLOORS = {
     "verify": 1,
     "costs": 1,
     "planner": 1,
-    "analysis/theory": 1,
+    "theory": 1,
     "model": 2,
     "methods/common": 2,
     "bundled": 2,

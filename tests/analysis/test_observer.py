@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from foretell.analysis.observer import RULES, Agreement, Record, observe
-from foretell.analysis.theory.coupling import gumbel
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context, Drafter, Method
@@ -23,6 +22,7 @@ from foretell.methods.medusa.head import MedusaHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import Target
+from foretell.theory.coupling import gumbel
 from tests.methods.dflash import test_drafter as blocks
 from tests.methods.eagle import eagles
 from tests.model.tiny import tiny_module

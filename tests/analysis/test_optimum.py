@@ -9,11 +9,11 @@ import torch
 from foretell import ConfigError
 from foretell.analysis.optimum import coupled, distributions_at, listed, optimum_table
 from foretell.analysis.pairs import Pairs, PairText, collect
-from foretell.analysis.theory import coupling
 from foretell.analysis.trees import choose_tree, pass_seconds, positional_acceptance
 from foretell.cli.figures_theory import csv_of, optimum_rows
 from foretell.core.tree import DrawMode
 from foretell.model.table import TableLM
+from foretell.theory import coupling
 from foretell.verify import Coupled, Exact, Rejection
 
 torch.set_num_threads(1)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretell.analysis.theory.headroom import least_costs
-from foretell.analysis.theory.run_costs import mean_costs, step_costs
 from foretell.bench.headroom import headroom, possible_costs
 from foretell.bench.report import BenchReport, Session, assemble
 from foretell.bench.suite import Item
@@ -13,6 +11,8 @@ from foretell.bench.trace import DecodedRun, cut, identical
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime
+from foretell.theory.headroom import least_costs
+from foretell.theory.run_costs import mean_costs, step_costs
 
 UNIQUE = list(range(1000))
 

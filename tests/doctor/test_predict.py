@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from foretell.analysis.theory.run_costs import step_costs
 from foretell.doctor.predict import (
     TextAcceptance,
     TextTimes,
@@ -17,6 +16,7 @@ from foretell.doctor.predict import (
     predictions,
     step_cost_of,
 )
+from foretell.theory.run_costs import step_costs
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.analysis.theory.shape import best_tree
 from foretell.core.errors import ConfigError
 from foretell.core.tree import TokenTree
 from foretell.draft.recycling import CandidateTree, Matrix, Recycling, template
 from foretell.draft.shapes import Chain, Delayed, Sequoia, Shape, Static
+from foretell.theory.shape import best_tree
 
 CPU = torch.device("cpu")
 SHAPES: list[Shape] = [

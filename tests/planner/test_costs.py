@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.analysis.theory.run_costs import step_costs
 from foretell.core.errors import ConfigError
 from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.costs import files
@@ -18,6 +17,7 @@ from foretell.costs.measure import PLAIN, StepSeconds, depths, grid, measure
 from foretell.costs.table import CostTable, isotonic
 from foretell.engine.recorder import StepTime
 from foretell.planner.corrections import Corrections
+from foretell.theory.run_costs import step_costs
 
 
 def table(guess: float = 0.4, free: int = 8, batches: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory import optimum
 from foretell.core.tree import DrawnBy
+from foretell.theory import optimum
 from foretell.verify import VERIFIERS, Block, Evidence, Rejection, Traversal, Verifier
 from tests.verify.enumerate import Case, Drafts, Tables, drafts, shapes, tables
 

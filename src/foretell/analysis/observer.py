@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.acceptance import single_draft
-from foretell.analysis.theory.coupling import gumbel
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
+from foretell.theory.acceptance import single_draft
+from foretell.theory.coupling import gumbel
 from foretell.verify.base import Evidence
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from foretell.analysis.pairs import Pairs
-from foretell.analysis.theory import acceptance as one_step
-from foretell.analysis.theory import coupling, optimum, recursive
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Stream, exponentials, int64_seed, race, race_top, stream_keys
 from foretell.core.tree import DrawMode
+from foretell.theory import acceptance as one_step
+from foretell.theory import coupling, optimum, recursive
 from foretell.verify.selection import Importance, Transport
 
 Rule = Callable[[Tensor, Tensor, int, torch.Generator], Tensor]

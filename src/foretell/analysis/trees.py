@@ -14,13 +14,13 @@ from torch import Tensor
 
 from foretell.analysis.optimum import distributions_at
 from foretell.analysis.pairs import Pairs
-from foretell.analysis.theory.pass_costs import PassCosts
-from foretell.analysis.theory.shape import choose_size
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, layout
 from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.shapes import Sequoia
 from foretell.model.target import CausalModel, Target
+from foretell.theory.pass_costs import PassCosts
+from foretell.theory.shape import choose_size
 from foretell.verify import Verifier
 from foretell.verify.base import Evidence
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from foretell.analysis.theory.headroom import Headroom, MeanStep, advise, line_costs, replayed
-from foretell.analysis.theory.run_costs import MeanCosts, StepCosts, step_costs
 from foretell.bench.stats import conditional_rates
+from foretell.theory.headroom import Headroom, MeanStep, advise, line_costs, replayed
+from foretell.theory.run_costs import MeanCosts, StepCosts, step_costs
 
 if TYPE_CHECKING:
     from foretell.engine.recorder import StepTime

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from foretell.analysis.theory.headroom import Headroom
-from foretell.analysis.theory.run_costs import MeanCosts, mean_costs
 from foretell.bench import stats
 from foretell.bench.headroom import headroom
 from foretell.bench.quality import Quality, quality
 from foretell.bench.stats import Interval, PairedRuns
 from foretell.bench.suite import Item
 from foretell.bench.trace import Cut, DecodedRun, cut, identical
+from foretell.theory.headroom import Headroom
+from foretell.theory.run_costs import MeanCosts, mean_costs
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig

@@ -65,7 +65,7 @@ def length(
     operations: arithmetic against plain decoding, if a guess's share of it is its share of time. Real streams of acceptance
     are not independent: measured rates by position ('foretell bench' prints them) predict better than one.
     """
-    from foretell.analysis.theory.length import (
+    from foretell.theory.length import (
         LONGEST,
         best_length,
         expected_tokens,

@@ -10,8 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from foretell.analysis.observer import RULES, GuessSlot, Record, observe
-from foretell.analysis.theory.headroom import Headroom, MeanStep, advise, replayed
-from foretell.analysis.theory.run_costs import StepCosts
 from foretell.bench.headroom import possible_costs
 from foretell.bench.stats import PairedRuns, bootstrap, first_loop
 from foretell.core.params import SamplingParams
@@ -22,6 +20,8 @@ from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.recorder import StepTime
+from foretell.theory.headroom import Headroom, MeanStep, advise, replayed
+from foretell.theory.run_costs import StepCosts
 
 TIMED_TOKENS = 32
 WARM_UP_TOKENS = 4

@@ -14,8 +14,8 @@ from statistics import median
 
 import numpy as np
 
-from foretell.analysis.theory.run_costs import StepCosts, StepTiming, step_costs
 from foretell.bench.stats import Interval, interval_of
+from foretell.theory.run_costs import StepCosts, StepTiming, step_costs
 
 RESAMPLES = 200
 

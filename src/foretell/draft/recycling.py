@@ -12,7 +12,6 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.shape import best_tree
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.settings import value_of
@@ -23,6 +22,7 @@ from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.host import Node, depth_first, tree_of
 from foretell.draft.shapes import Delayed, Sequoia, Shape, Static
 from foretell.model.target import Target
+from foretell.theory.shape import best_tree
 
 MAX_CANDIDATES = 16
 """Most candidates of a token that are kept: most children that a node can have."""

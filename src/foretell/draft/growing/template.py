@@ -7,7 +7,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.shape import best_tree
 from foretell.core.noise import Noise
 from foretell.core.probs import Paths, logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, layout
@@ -16,6 +15,7 @@ from foretell.draft.base import Context
 from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown, limits_of, note, pick, span_for, with_q
 from foretell.draft.shapes import Delayed, Sequoia, Static
+from foretell.theory.shape import best_tree
 
 TemplateShape = Static | Delayed | Sequoia
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory import race
-from foretell.analysis.theory.race import Array, Integers
-from foretell.analysis.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
+from foretell.theory import race
+from foretell.theory.race import Array, Integers
+from foretell.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
 
 TOLERANCE = 1e-4
 LARGEST = 64  # tokens of p evaluated exactly before any refinement

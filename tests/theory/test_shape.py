@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from foretell.analysis.theory import shape
-from foretell.analysis.theory.length import best_length, expected_tokens, walltime_factor
-from foretell.analysis.theory.pass_costs import PassCosts
 from foretell.core.errors import ConfigError
+from foretell.theory import shape
+from foretell.theory.length import best_length, expected_tokens, walltime_factor
+from foretell.theory.pass_costs import PassCosts
 from tests.verify.enumerate import shapes
 
 VECTORS = [

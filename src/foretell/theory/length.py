@@ -8,9 +8,9 @@ Tokens a step count the bonus; accepted drafts are one less.
 
 from collections.abc import Sequence
 
-from foretell.analysis.theory.pass_costs import PassCosts, check_cost
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup, step_cost
+from foretell.theory.pass_costs import PassCosts, check_cost
 
 Acceptance = float | Sequence[float]
 MAX_LENGTH = 32

@@ -8,8 +8,8 @@ later chances depend on which tokens were rejected. Draft k itself has acceptanc
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.rows import Estimate, check_distributions, check_num_drafts
 from foretell.core.errors import ConfigError
+from foretell.theory.rows import Estimate, check_distributions, check_num_drafts
 
 MAX_ENUMERATED = 1 << 22  # entries [paths, V] that exact enumeration may build
 

@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from foretell.analysis.theory.headroom import (
+from foretell.core.errors import ConfigError
+from foretell.theory.headroom import (
     CAUSES,
     MeanStep,
     advise,
@@ -16,7 +17,6 @@ from foretell.analysis.theory.headroom import (
     replayed,
     tree_costs,
 )
-from foretell.core.errors import ConfigError
 
 Tree = frozenset[tuple[int, ...]]
 

@@ -7,7 +7,7 @@ step and the best number of guesses. ``shape``: the best tree of a size. All in 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretell.analysis.theory.rows import Bounds, Estimate
+    from foretell.theory.rows import Bounds, Estimate
 
 __all__ = ["Bounds", "Estimate"]
 
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
     """The two are imported when they are first used: ``length`` needs no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from foretell.analysis.theory import rows
+    from foretell.theory import rows
 
     return getattr(rows, name)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.analysis.theory.length import check_rates
-from foretell.analysis.theory.pass_costs import PassCosts, check_cost
-from foretell.analysis.theory.race import Array, Integers
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup, step_cost
+from foretell.theory.length import check_rates
+from foretell.theory.pass_costs import PassCosts, check_cost
+from foretell.theory.race import Array, Integers
 
 Parent = tuple[int, ...]
 DEEPEST = 500

@@ -12,8 +12,8 @@ closed form. With n = 1 all three are 1 - TV.
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.prefix import Prefixes
-from foretell.analysis.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
+from foretell.theory.prefix import Prefixes
+from foretell.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
 
 TOLERANCE = 1e-6
 

@@ -8,10 +8,10 @@ distribution is in ``optimum``.
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory.coupling import gumbel, gumbel_top_k, list_gumbel_bound
-from foretell.analysis.theory.optimum import greedy, top_tokens
-from foretell.analysis.theory.recursive import recursive_rejection_iid, recursive_rejection_without_replacement
-from foretell.analysis.theory.rows import check_distributions, check_num_drafts
+from foretell.theory.coupling import gumbel, gumbel_top_k, list_gumbel_bound
+from foretell.theory.optimum import greedy, top_tokens
+from foretell.theory.recursive import recursive_rejection_iid, recursive_rejection_without_replacement
+from foretell.theory.rows import check_distributions, check_num_drafts
 
 __all__ = [
     "exact_match_independent",

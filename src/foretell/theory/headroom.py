@@ -8,9 +8,9 @@ only; costs are in plain steps of the target.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from foretell.analysis.theory.length import check_rates
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup
+from foretell.theory.length import check_rates
 
 LEAST_GAIN = 1.03
 """Parts that would bring less, each by itself, are not worth a sentence."""

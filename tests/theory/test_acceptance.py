@@ -12,11 +12,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foretell.analysis.theory import acceptance, optimum
 from foretell.core.errors import ConfigError
 from foretell.core.tree import DrawnBy
+from foretell.theory import acceptance, optimum
 from foretell.verify import Evidence, Rejection, Verifier
-from tests.analysis.theory.oracle import hard_pairs, ordered_draws, random_labels
+from tests.theory.oracle import hard_pairs, ordered_draws, random_labels
 from tests.verify.enumerate import Case, Tables, drafts
 
 EXACT = 1e-12

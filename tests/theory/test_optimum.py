@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.analysis.theory import Bounds, optimum
-from foretell.analysis.theory.prefix import Prefixes
-from foretell.analysis.theory.rows import by_ratio, check_distributions
 from foretell.core.errors import ConfigError
-from tests.analysis.theory.oracle import (
+from foretell.theory import Bounds, optimum
+from foretell.theory.prefix import Prefixes
+from foretell.theory.rows import by_ratio, check_distributions
+from tests.theory.oracle import (
     hard_pairs,
     linear_program,
     min_cut,
