@@ -126,9 +126,9 @@ def main() -> None:
             found = run_vllm(args.served, config, prompts, args.dtype, args.tokens)
         file.write_text(json.dumps(found))
         return
+    from foretell.checkpoints.directories import resolve
     from foretell.methods.common import formats
     from foretell.methods.other_engines import serving
-    from foretell.model.checkpoint import resolve
     from foretell.model.load import load_model
 
     path = resolve(args.head)

@@ -48,12 +48,12 @@ from foretell.bench import (
     sample,
     select,
 )
+from foretell.checkpoints.catalogue import pulled
+from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
 from foretell.kernels.cpu import cpu_flags
 from foretell.model.bandwidth import dram_read_bandwidth
-from foretell.model.catalogue import pulled
-from foretell.model.checkpoint import resolve
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 AUTO_BARS = (0.98, 0.95)

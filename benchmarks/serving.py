@@ -143,7 +143,7 @@ class Transformers:
     def __init__(self, target: str, tokens: int) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
-        from foretell.model.checkpoint import resolve
+        from foretell.checkpoints.directories import resolve
 
         self.tokens = tokens
         self.model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)

@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 
 import foretell
+from foretell.checkpoints.catalogue import DEFAULT, pulled
 from foretell.cli.pull import fetch
 from foretell.core.errors import ForetellError
 from foretell.kernels.build import cpu_flags
-from foretell.model.catalogue import DEFAULT, pulled
 from foretell.model.trained import default_speculation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from foretell.checkpoints.catalogue import CATALOGUE
 from foretell.cli import cache
-from foretell.model.catalogue import CATALOGUE
 from tests.cli.conftest import Invoke
 
 MODEL = next(iter(CATALOGUE))

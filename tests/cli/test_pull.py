@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from foretell.model import catalogue, pull
+from foretell.checkpoints import catalogue, pull
 from foretell.model.load import load_tokenizer
+from tests.checkpoints.gguf.make import write
+from tests.checkpoints.test_pull import FAIL, HANG, INDEX, TINY, WRITE
 from tests.cli.conftest import Invoke
-from tests.model.gguf.make import write
-from tests.model.test_pull import FAIL, HANG, INDEX, TINY, WRITE
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from foretell import Engine, Request, SamplingParams
+from foretell.checkpoints.lora import read_lora
 from foretell.engine.beginnings import PIECE, beginnings, shared
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import Shared
 from foretell.model.llama.native import NativeModel
-from foretell.model.lora import read_lora
 from tests.model.adapters import write_adapter
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from foretell import Completion, ConfigError, Engine, Request, SamplingParams
+from foretell.checkpoints.lora import Lora, read_lora
+from foretell.checkpoints.weights import ModuleWeights
 from foretell.core.params import HEATS
 from foretell.draft.base import Method
 from foretell.engine.request.request import row_of, submission_of
@@ -17,8 +19,6 @@ from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.loras import MergedWeights
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.shape import read_shape
-from foretell.model.llama.weights import ModuleWeights
-from foretell.model.lora import Lora, read_lora
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
 from foretell.service.options import ServiceOptions

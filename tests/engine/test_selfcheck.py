@@ -12,6 +12,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from foretell import Engine, ServiceOptions
+from foretell.checkpoints.lora import read_loras
 from foretell.cli.app import app
 from foretell.cli.serve import _one_by_one
 from foretell.core.errors import ConfigError
@@ -23,7 +24,6 @@ from foretell.model.cache import KVCache
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.native import NativeModel
 from foretell.model.load import load_model
-from foretell.model.lora import read_loras
 from foretell.model.target import Output, WrappedModel
 from tests.model.adapters import write_adapter
 from tests.model.llama.family import make_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foretell import Engine
-from foretell.model import catalogue
+from foretell.checkpoints import catalogue
 from tests.cli import checkpoint
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "demo.py"

@@ -8,7 +8,7 @@ from gguf.quants import dequantize
 
 from foretell.kernels import dequantise as module
 from foretell.kernels.dequantise import KINDS, can_dequantise, dequantise_into, dequantise_library
-from tests.model.gguf.make import BLOCKS, K_BLOCKS, SCALES, random_blocks
+from tests.checkpoints.gguf.make import BLOCKS, K_BLOCKS, SCALES, random_blocks
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,9 +15,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from foretell.checkpoints.gguf.families.architectures import ARCHITECTURES
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
-from foretell.model.gguf.architectures import ARCHITECTURES
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.refusals import check_config
 from foretell.model.llama.lean import LeanModel

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from foretell.checkpoints.directories import check_files, check_layers
 from foretell.core.errors import ConfigError, ModelError
 from foretell.kernels import build
-from foretell.model.checkpoint import check_files, check_layers
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.load import from_module, load_model, load_tokenizer
 from tests.model.tiny import BUSHY, Rows, largest_error, tiny_config, tiny_module

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foretell import Engine
+from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError
-from foretell.model.checkpoint import resolve
 from foretell.model.load import load_model
 from tests.cli import checkpoint
 

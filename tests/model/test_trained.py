@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from foretell.checkpoints.catalogue import CATALOGUE, NamedModel
 from foretell.cli import settings
 from foretell.engine.config import default_drafter
 from foretell.model import trained
-from foretell.model.catalogue import CATALOGUE, NamedModel
 from foretell.model.identity import weights_hash
-from tests.model.gguf.make import random_model, write
+from tests.checkpoints.gguf.make import random_model, write
 from tests.model.tiny import tiny_module
 
 

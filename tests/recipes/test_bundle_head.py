@@ -8,11 +8,11 @@ import pytest
 import torch
 from recipes.bundle_head import cut, loss_table, put
 
+from foretell.checkpoints.catalogue import CATALOGUE
+from foretell.checkpoints.directories import resolve
 from foretell.methods.common import formats
 from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.model.catalogue import CATALOGUE
-from foretell.model.checkpoint import resolve
 from foretell.train.responses import pack
 
 

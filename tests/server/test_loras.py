@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from foretell import ConfigError, Engine
-from foretell.model.checkpoint import resolve
-from foretell.model.llama.weights import SafetensorsWeights
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.weights import SafetensorsWeights
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.service.options import ServiceOptions

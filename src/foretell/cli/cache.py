@@ -30,7 +30,7 @@ def _within(name: str) -> Callable[[Path], Iterable[Path]]:
 
 
 def _models(_: Path) -> Iterable[Path]:
-    from foretell.model.catalogue import CATALOGUE
+    from foretell.checkpoints.catalogue import CATALOGUE
 
     here = models_directory()
     names = [form.format(name) for name in CATALOGUE for form in ("{}", ".{}.part", ".{}.tmp")]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretell.checkpoints.catalogue import CATALOGUE
 from foretell.cli import early
 from foretell.cli import options as o
 from foretell.cli.output import as_json
-from foretell.model.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from foretell.methods.common.head import Head
@@ -46,8 +46,8 @@ def export(
     With a target that is here (a directory, or 'bundled'), the head is checked against it, and missing keys of other
     tools' files are derived from it.
     """
+    from foretell.checkpoints.directories import find_here, resolve
     from foretell.core.errors import ConfigError, nearest
-    from foretell.model.checkpoint import find_here, resolve
 
     if to != "list":  # before torch is imported
         find_here(head)
@@ -94,10 +94,10 @@ def export(
 
 def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | None") -> None:
     """Write a head as a GGUF file, in which its target's vocabulary is. Raises ConfigError without a target here."""
+    from foretell.checkpoints.directories import resolve
+    from foretell.checkpoints.gguf.write_heads import vocabulary_of
     from foretell.core.errors import ConfigError
     from foretell.methods.common import formats
-    from foretell.model.checkpoint import resolve
-    from foretell.model.gguf.write_heads import vocabulary_of
 
     if target is None or spec is None:
         raise ConfigError(
@@ -119,8 +119,8 @@ def vllm_args(
 
     Exit status 1 where neither engine can run the head.
     """
+    from foretell.checkpoints.directories import find_here, resolve
     from foretell.core.errors import ModelError
-    from foretell.model.checkpoint import find_here, resolve
 
     for name in (head, target):
         find_here(name)  # before torch is imported
@@ -158,7 +158,7 @@ def find_target(name: str) -> "ModelSpec | None":
     """
     import torch
 
-    from foretell.model.checkpoint import resolve
+    from foretell.checkpoints.directories import resolve
     from foretell.model.load import load_config
     from foretell.model.target import ModelSpec
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from foretell.checkpoints import names
+from foretell.checkpoints.catalogue import DEFAULT, default_target
 from foretell.cli import early
 from foretell.cli.fields import option
 from foretell.core import builtin
@@ -17,8 +19,6 @@ from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, check_speculation
 from foretell.core.platform import num_cores
 from foretell.core.registry import check_draws, check_method, check_number
-from foretell.model import names
-from foretell.model.catalogue import DEFAULT, default_target
 
 MODELS, SPECULATION, SAMPLING, OUTPUT, PROMPTS = "Models", "Speculation", "Sampling", "Output", "Prompts"
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from foretell.checkpoints.catalogue import CATALOGUE, DEFAULT, pulled
 from foretell.cli import options as o
 from foretell.cli.errors import TERMINATED
 from foretell.cli.interrupt import Terminated, interruptible
 from foretell.cli.output import as_json, has_color
 from foretell.core.errors import ConfigError
-from foretell.model.catalogue import CATALOGUE, DEFAULT, pulled
 from foretell.model.trained import default_speculation
 
 WIDE = 120
@@ -49,7 +49,7 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
 
 def fetch(name: str, *, no_color: bool = False, patience_s: float | None = None) -> Path:
     """Pull with a progress bar on stderr, where that is a terminal; Ctrl-C and SIGTERM end it and leave no half model."""
-    from foretell.model.pull import PATIENCE_S, pull
+    from foretell.checkpoints.pull import PATIENCE_S, pull
 
     with interruptible(terminable=True) as check, _bar(no_color) as update:
 
@@ -62,7 +62,7 @@ def fetch(name: str, *, no_color: bool = False, patience_s: float | None = None)
 
 def list_(json_: o.Json = False, no_color: o.NoColor = False) -> None:
     """The models that 'foretell pull' knows, and which of them are here."""
-    from foretell.model.pull import partial_size
+    from foretell.checkpoints.pull import partial_size
 
     rows: list[dict[str, Any]] = [
         {
@@ -94,7 +94,7 @@ def list_(json_: o.Json = False, no_color: o.NoColor = False) -> None:
 
 def rm(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that was pulled, or a part of one.")]) -> None:
     """Delete a pulled model, and what an interrupted fetch of it has left."""
-    from foretell.model.pull import remove
+    from foretell.checkpoints.pull import remove
 
     typer.echo(f"{name} is removed, {remove(name) / 1e6:.0f} MB")
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from foretell.checkpoints.catalogue import BUNDLED, CATALOGUE
+from foretell.checkpoints.names import check_device
 from foretell.cli import early
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
@@ -20,8 +22,6 @@ from foretell.core.params import SamplingParams, params_of
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.learn.options import LearnOptions
-from foretell.model.catalogue import BUNDLED, CATALOGUE
-from foretell.model.names import check_device
 from foretell.model.trained import default_speculation
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def check_paths(ctx: typer.Context, models: Models, **more: str | None) -> None:
     """Look for the models that were typed, before torch is imported. more: further models or heads, by parameter. Raises
     ModelError for a path where there is none, ConfigError for a revision of what has none; what would have to be fetched is
     left to loading."""
-    from foretell.model.checkpoint import find_here
+    from foretell.checkpoints.directories import find_here
 
     for option, name in {"target": models.target, "draft": draft_name(models.draft), **more}.items():
         if name is not None and typed(ctx, option) and name not in CATALOGUE:

@@ -85,9 +85,9 @@ def load_target(task: "Task") -> "Engine":
 
 def _stored(task: "Task", engine: "Engine", run: Path) -> dict[str, Path]:
     """Files of the head by their form, in fewer bits."""
+    from foretell.checkpoints.directories import resolve
+    from foretell.checkpoints.gguf.write_heads import vocabulary_of
     from foretell.methods.common import formats
-    from foretell.model.checkpoint import resolve
-    from foretell.model.gguf.write_heads import vocabulary_of
 
     spec = engine.model.spec
     made = {}

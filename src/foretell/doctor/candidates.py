@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from foretell.checkpoints.catalogue import CATALOGUE, pulled
+from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ForetellError
 from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
 from foretell.methods.common import formats
 from foretell.methods.hybrid.config import SECONDS
-from foretell.model.catalogue import CATALOGUE, pulled
-from foretell.model.checkpoint import resolve
 from foretell.model.target import ModelSpec
 from foretell.model.trained import default_speculation
 

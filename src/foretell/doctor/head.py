@@ -9,6 +9,7 @@ itself and wrong is another target, unsure is hardly trained.
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError
 from foretell.doctor import findings as f
 from foretell.doctor.contexts import TextScore, answers, label, score
@@ -21,7 +22,6 @@ from foretell.methods.common import formats
 from foretell.methods.common.head import Head
 from foretell.methods.common.load import load_kind
 from foretell.methods.common.teacher import Teacher
-from foretell.model.checkpoint import resolve
 from foretell.model.identity import target_hash
 from foretell.train.metrics import expected_length
 from foretell.train.responses import Responses

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.names import FAST
 from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
 from foretell.engine.engine import Engine
 from foretell.kernels.native import variant
-from foretell.model.checkpoint import resolve
 from foretell.model.load import load_config, unsupported
-from foretell.model.names import FAST
 
 CACHE_BYTES = 64 << 20
 """Weights up to this may stay in the CPU's caches: memory is then no limit."""

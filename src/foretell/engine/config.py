@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretell import bundled
+from foretell.checkpoints.catalogue import BUNDLED
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, DrafterError, ForetellError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
@@ -17,7 +18,6 @@ from foretell.draft.base import Capabilities, Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.none import NoneConfig
 from foretell.methods.draft_model.config import DraftModelConfig
-from foretell.model.catalogue import BUNDLED
 from foretell.model.trained import default_draft
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from foretell.checkpoints.ends import with_tokenizer
+from foretell.checkpoints.lora import read_loras
+from foretell.checkpoints.names import check_cuda_graphs
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, check_speculation, params_of
 from foretell.core.places import tells_places
@@ -35,10 +38,7 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import Tokenizer
 from foretell.engine.speculation import Speculation, check_together
 from foretell.engine.structured.format import Formats
-from foretell.model.ends import with_tokenizer
 from foretell.model.load import LoraGiven, ModelInMemory, as_model, load_model, load_tokenizer, named_loras
-from foretell.model.lora import read_loras
-from foretell.model.names import check_cuda_graphs
 from foretell.model.prefill import round_up
 from foretell.planner.planner import Planner
 
@@ -93,7 +93,8 @@ class Engine:
         check_cuda_graphs(cuda_graphs)
         self.cuda_graphs, self.lora = cuda_graphs, lora
         model.lora_of(lora)  # raises for one that is not loaded
-        model.spec = replace(with_tokenizer(model.spec, tokenizer), cuda_graphs=cuda_graphs == "auto")
+        ends = with_tokenizer(model.spec.eos_token_ids, model.spec.vocab_size, tokenizer)
+        model.spec = replace(model.spec, eos_token_ids=ends, cuda_graphs=cuda_graphs == "auto")
         given = None if draft is None else as_model(draft)
         self._methods = Methods(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
         check_speculation(speculation)

@@ -12,9 +12,9 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.lora import Lora
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
-from foretell.model.lora import Lora
 from foretell.model.target import CausalModel, Output, WrappedModel
 
 P = ParamSpec("P")

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from foretell.checkpoints.directories import find_here
+from foretell.checkpoints.source import open_weights
 from foretell.core.errors import ModelError
 from foretell.core.platform import processor
 from foretell.core.provenance import source_digest
 from foretell.kernels.build import BuildError, variant_of
-from foretell.model.checkpoint import find_here
 from foretell.model.prefill import feed
-from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Target
 
 EMBEDDING, LAST_NORM = "model.embed_tokens.weight", "model.norm.weight"

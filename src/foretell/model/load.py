@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 
+from foretell.checkpoints import tokenizer as tokenizers
+from foretell.checkpoints.directories import check_files, check_layers, resolve
+from foretell.checkpoints.gguf.file import open_gguf
+from foretell.checkpoints.gguf.tokenizer import read_tokenizer
+from foretell.checkpoints.lora import Lora, LoraError, read_loras
+from foretell.checkpoints.names import FAST, check_implementation, check_kv, check_weights, torch_name
+from foretell.checkpoints.source import is_file, read_config, read_plain
+from foretell.checkpoints.weights import ShapeError
 from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.progress import tell
 from foretell.kernels.build import SETTLED, warn_once
-from foretell.model import tokenizer as tokenizers
-from foretell.model.checkpoint import check_files, check_layers, resolve
-from foretell.model.gguf.file import open_gguf
-from foretell.model.gguf.tokenizer import read_tokenizer
 from foretell.model.host import drawn_on_host
-from foretell.model.llama.weights import ShapeError
-from foretell.model.lora import Lora, LoraError, read_loras
-from foretell.model.names import FAST, check_implementation, check_kv, check_weights, torch_name
-from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it imports it, and what imports it

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.lora import Lora
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.params import fresh_seed
 from foretell.core.probs import Processors
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
-from foretell.model.lora import Lora
 from foretell.model.windows import DraftWindow
 
 T = TypeVar("T")

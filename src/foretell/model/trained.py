@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from foretell.checkpoints.catalogue import BUNDLED, CATALOGUE, NamedModel
 from foretell.core.cachedir import models_directory
 from foretell.core.errors import ModelError
 from foretell.core.jsontext import parse_json
 from foretell.core.whole import write_whole
-from foretell.model.catalogue import BUNDLED, CATALOGUE, NamedModel
 
 logger = logging.getLogger(__name__)
 _said = set[str]()
@@ -47,7 +47,7 @@ def heads_directory() -> Path:
 
 def target_files(target: str) -> tuple[str, str | None]:
     """(the path of a target, or its hub id; a digest of the names, sizes and times of its weights). Raises ModelError."""
-    from foretell.model.checkpoint import find_here  # which --help does without
+    from foretell.checkpoints.directories import find_here  # which --help does without
 
     path = find_here(target)
     if path is None:

@@ -25,9 +25,9 @@ from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from tests.checkpoints.gguf.oracle import checkpoint
+from tests.checkpoints.gguf.oracle.tokens import tokenizer_of
 from tests.methods.mtp import checkpoints
-from tests.model.gguf.oracle import checkpoint
-from tests.model.gguf.oracle.tokens import tokenizer_of
 from tests.model.tiny import VOCAB
 
 DATA = Path(__file__).with_name("data")

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
-from foretell.model.gguf.file import open_gguf
+from foretell.checkpoints.gguf.file import open_gguf
 
 
 def rewrite(

@@ -9,6 +9,8 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from foretell.checkpoints.gguf.file import open_gguf
+from foretell.checkpoints.gguf.write_heads import vocabulary_of
 from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.common import formats
 from foretell.methods.common.load import load_head
@@ -17,8 +19,6 @@ from foretell.methods.common.repacked import blocks_kept, by_chance, with_weight
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.model.gguf.file import open_gguf
-from foretell.model.gguf.write_heads import vocabulary_of
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS

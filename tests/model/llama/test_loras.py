@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from foretell.checkpoints.lora import Lora, LoraError, read_lora
+from foretell.checkpoints.weights import ModuleWeights, TensorWeights
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import layout
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.loras import MergedWeights
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.shape import read_shape
-from foretell.model.llama.weights import ModuleWeights, TensorWeights
 from foretell.model.load import load_model
-from foretell.model.lora import Lora, LoraError, read_lora
 from foretell.model.target import CausalModel, Target
 from tests.model.adapters import ALL, write_adapter
 from tests.model.tiny import VOCAB, tiny_module

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell import Engine, Request, SamplingParams
+from foretell.checkpoints.weights import ModuleWeights, SafetensorsWeights
 from foretell.core.tree import layout
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.prediction import Prediction, PredictionConfig
@@ -20,7 +21,6 @@ from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.shape import read_shape
-from foretell.model.llama.weights import ModuleWeights, SafetensorsWeights
 from foretell.model.target import CausalModel
 from tests.model.llama.family import CAPACITY, SPARSE, VOCABULARY, chain, make_model
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.packed import BLOCK_KINDS, Packed
+from foretell.checkpoints.weights import ModuleWeights
 from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
@@ -19,9 +21,7 @@ from foretell.model.llama import matrices, native, quantise, twin, unpack
 from foretell.model.llama import shape as llama
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
-from foretell.model.llama.weights import ModuleWeights
-from foretell.model.packed import BLOCK_KINDS, Packed
-from tests.model.gguf.make import SCALES
+from tests.checkpoints.gguf.make import SCALES
 from tests.model.llama.family import BUSHY, chain, make_model, oracle_logits, prefill
 
 REASON = native.supports(make_model("llama").config, torch.float32, torch.device("cpu"))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foretell.model.templates import tojson
+from foretell.checkpoints.templates import tojson
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _SYSTEM = """# Tools

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from foretell.checkpoints.templates import as_parts, roles_of_parts
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.request.calls import functions_of, messages_with_tools, with_arguments
 from foretell.engine.request.markers import Hidden, Markers
@@ -12,7 +13,6 @@ from foretell.engine.request.request import check_text
 from foretell.engine.request.text import Tokenizer
 from foretell.engine.request.told import Messages, untold
 from foretell.model.target import ModelSpec
-from foretell.model.templates import as_parts, roles_of_parts
 
 Tools = Sequence[Mapping[str, Any]]
 SYSTEM = ("system", "developer")

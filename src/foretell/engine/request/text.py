@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 from tokenizers.decoders import ByteLevel
 
+from foretell.checkpoints.tokenizer import PlainTokenizer
 from foretell.engine.structured.thinking import AnswerText
 from foretell.engine.structured.thoughts import Thinking
-from foretell.model.tokenizer import PlainTokenizer
 
 LONGEST_CHARACTER = 4
 """Bytes of a character, and so tokens, at most."""

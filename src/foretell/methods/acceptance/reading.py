@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
 from foretell.methods.common import formats
@@ -23,7 +24,6 @@ from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective_eagle3 import require_slots, unrolled
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.objective import adapted
-from foretell.model.checkpoint import resolve
 from foretell.model.load import load_model
 from foretell.model.target import CausalModel, Target
 

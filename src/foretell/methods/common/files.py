@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from foretell.checkpoints.files import PICKLED, SAFETENSORS, read_header, read_json, weight_files
 from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.platform import process_runs
 from foretell.core.whole import write_bytes
-from foretell.model.files import PICKLED, SAFETENSORS, read_header, read_json, weight_files
 
 WEIGHTS = SAFETENSORS
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"

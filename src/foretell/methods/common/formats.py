@@ -33,6 +33,9 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from foretell.checkpoints.gguf.heads import OUTPUT_LENT
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.source import is_file
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.core.jsontext import parse_json
@@ -43,9 +46,6 @@ from foretell.methods.common.keys import Keys
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
 from foretell.methods.common.marker import marker
 from foretell.methods.common.repacked import OUTPUT
-from foretell.model.gguf.heads import OUTPUT_LENT
-from foretell.model.packed import Packed
-from foretell.model.source import is_file
 from foretell.model.target import ModelSpec
 
 __all__ = [
@@ -123,12 +123,12 @@ def save_gguf(
     kind_of_matrices: str | None = None,
     lend_output: bool = False,
 ) -> None:
-    """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``model.gguf.write_heads.vocabulary_of`` the
-    target. kind_of_matrices: see ``model.gguf.write_heads.write_head``. lend_output: leave out the output head, which must
+    """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``checkpoints.gguf.write_heads.vocabulary_of`` the
+    target. kind_of_matrices: see ``checkpoints.gguf.write_heads.write_head``. lend_output: leave out the output head, which must
     be the target's own rows, as where it was not trained: they are read from the target when the head is loaded. Raises
     ConfigError for a head that these do not have, or a path that holds another model."""
-    from foretell.model.gguf.heads import HeadFile
-    from foretell.model.gguf.write_heads import write_head
+    from foretell.checkpoints.gguf.heads import HeadFile
+    from foretell.checkpoints.gguf.write_heads import write_head
 
     if not lend_output:
         _check_whole(head)
@@ -223,7 +223,7 @@ def describe_extra(path: str | Path) -> dict[str, Any]:
 
 def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Layout, dict[str, Packed]]:
     if is_file(path):
-        from foretell.model.gguf.heads import read_head
+        from foretell.checkpoints.gguf.heads import read_head
 
         file = read_head(path, name=name)
         claimed = next(layout for layout in LAYOUTS.values() if layout.claims(file.config, file.tensors))

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
+from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
 from foretell.methods.common.layers import Attention
 from foretell.methods.common.sizes import check_sizes
-from foretell.model.packed import Packed
 from foretell.model.target import CausalModel, ModelSpec
 from foretell.model.windows import DraftWindow
 

@@ -4,10 +4,10 @@ from typing import TypeVar
 
 import torch
 
+from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.methods.common import formats
 from foretell.methods.common.head import Head
-from foretell.model.checkpoint import resolve
 from foretell.model.target import CausalModel, ModelSpec
 
 AnyHead = TypeVar("AnyHead", bound=Head)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import TensorWeights
 from foretell.core.noise import token_table
 from foretell.kernels import heads, structures
 from foretell.kernels.build import warn_once
@@ -24,8 +26,6 @@ from foretell.methods.common.layers import Attention
 from foretell.methods.common.sizes import check_ids
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import HEAD_DIMS, NativeModel, supports
-from foretell.model.llama.weights import TensorWeights
-from foretell.model.packed import Packed
 from foretell.model.target import CausalModel
 
 WEIGHTS = ("auto", "same", "int8")

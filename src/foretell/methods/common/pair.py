@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
 from foretell.methods.common.head import Head, HeadConfig
@@ -21,7 +22,6 @@ from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNo
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.common.sizes import check_heads
 from foretell.model.cache import KVCache
-from foretell.model.llama.weights import WeightSource
 from foretell.model.target import CausalModel
 
 

@@ -9,9 +9,9 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 from torch import Tensor
 
+from foretell.checkpoints.packed import Packed
 from foretell.kernels.dequantise import dequantise_into
 from foretell.methods.common.head import AnyHead, Head
-from foretell.model.packed import Packed
 
 OUTPUT = "lm_head.weight"
 

@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.files import read_json
+from foretell.checkpoints.weights import TensorWeights
 from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.common.files import read_tensors
 from foretell.methods.common.sizes import check_ids
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
-from foretell.model.checkpoint import resolve
-from foretell.model.files import read_json
 from foretell.model.llama import shape as llama
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.native import NativeModel
-from foretell.model.llama.weights import TensorWeights
 from foretell.model.load import from_tensors, load_config, unsupported
 from foretell.model.target import CausalModel
 from foretell.model.windows import DraftWindow

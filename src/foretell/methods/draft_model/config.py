@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretell.checkpoints.names import WEIGHTS
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
@@ -17,7 +18,6 @@ from foretell.methods.draft_model.vocabulary.translated import (
     translation,
 )
 from foretell.methods.windowed import WindowedMethodConfig
-from foretell.model.names import WEIGHTS
 
 
 @dataclass(frozen=True)

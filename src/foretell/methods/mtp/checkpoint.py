@@ -20,12 +20,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from foretell.checkpoints.files import weight_files
+from foretell.checkpoints.gguf.file import open_gguf
+from foretell.checkpoints.gguf.nextn import OWN, read_nextn
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.source import is_file
 from foretell.core.errors import ModelError
-from foretell.model.files import weight_files
-from foretell.model.gguf.file import open_gguf
-from foretell.model.gguf.nextn import OWN, read_nextn
-from foretell.model.packed import Packed
-from foretell.model.source import is_file
 
 
 @dataclass(frozen=True)

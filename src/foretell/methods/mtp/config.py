@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.gguf.file import open_gguf
+from foretell.checkpoints.gguf.nextn import has_trunk
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
 from foretell.methods.common.files import read_config
@@ -12,9 +15,6 @@ from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.trained import MTPDirectory, MTPHead
 from foretell.methods.windowed import WindowedMethodConfig
-from foretell.model.checkpoint import resolve
-from foretell.model.gguf.file import open_gguf
-from foretell.model.gguf.nextn import has_trunk
 
 
 @dataclass(frozen=True)

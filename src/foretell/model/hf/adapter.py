@@ -25,11 +25,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from foretell.checkpoints import ends
+from foretell.checkpoints.files import WeightFiles, weight_files
+from foretell.checkpoints.source import is_file, open_weights, read_config, read_generation
 from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.tree import Plan
-from foretell.model import ends
 from foretell.model.cache import KVCache
-from foretell.model.files import WeightFiles, weight_files
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
@@ -41,7 +42,6 @@ from foretell.model.hf.runner import Runner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
 from foretell.model.hf.taps import capture
 from foretell.model.recurrent import RecurrentCache
-from foretell.model.source import is_file, open_weights, read_config, read_generation
 from foretell.model.target import CausalModel, ModelSpec, Output
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Qwen2Config
 
+from foretell.checkpoints.files import read_json
+from foretell.checkpoints.source import is_file, read_config
 from foretell.core.errors import ModelError, first_line
-from foretell.model.files import read_json
 from foretell.model.hf.split import find_layers
-from foretell.model.source import is_file, read_config
 from foretell.model.target import ModelSpec
 
 _BORROWED = {"mimo": Qwen2Config}

@@ -12,10 +12,10 @@ from itertools import chain
 
 import torch
 
+from foretell.checkpoints.weights import ShapeError, WeightSource
 from foretell.core.errors import ModelError
 from foretell.model.llama import mixture as mixtures
 from foretell.model.llama.shape import EMBEDDING, FINAL_NORM, HEAD, LlamaShape, bias_name, layer_names
-from foretell.model.llama.weights import ShapeError, WeightSource
 
 logger = logging.getLogger(__name__)
 _ATTENTION, _MLP = ("q", "k", "v", "o"), ("gate", "up", "down")

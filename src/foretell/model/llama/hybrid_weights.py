@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import torch
 
+from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.weights import WeightSource, expect_shape
 
 Renames = tuple[tuple[str, str], ...]
 """(the checkpoint's text, ours for it), one after the other; backwards they say what a checkpoint calls what it lacks."""

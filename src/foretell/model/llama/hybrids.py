@@ -6,20 +6,8 @@ Falcon-H1 and Bamba. Their tensors: ``hybrid_weights.py``; their experts: ``mixt
 
 from typing import Any
 
+from foretell.checkpoints.types import HYBRIDS
 from foretell.model.llama.mixers import MAX_TAPS, Mixer
-
-TYPES = {
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "lfm2_moe": "Lfm2MoeForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "falcon_h1": "FalconH1ForCausalLM",
-    "bamba": "BambaForCausalLM",
-}
-"""The types that are covered, and their classes."""
 
 
 def mixers_of(config: Any) -> tuple[Mixer | None, ...]:
@@ -45,7 +33,7 @@ def layer_kinds(config: Any) -> list[str]:
 
 def attending(config: Any) -> frozenset[int] | None:
     """The layers with attention; None: all."""
-    if config.model_type not in TYPES or config.model_type == "falcon_h1":
+    if config.model_type not in HYBRIDS or config.model_type == "falcon_h1":
         return None
     return frozenset(
         layer for layer, kind in enumerate(layer_kinds(config)) if kind.removeprefix("full_") == "attention"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.checkpoints.weights import WeightSource
 from foretell.model.codes import spread_of
 from foretell.model.llama import shape as llama
 from foretell.model.llama.experts import Experts, GatedMLP
@@ -15,7 +16,6 @@ from foretell.model.llama.mixture import bias_name, expert_names, router_names
 from foretell.model.llama.pack import Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits
-from foretell.model.llama.weights import WeightSource
 from foretell.model.windows import DraftWindow
 
 

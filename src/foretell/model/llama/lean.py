@@ -17,14 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.lora import Lora
+from foretell.checkpoints.source import open_weights
+from foretell.checkpoints.types import HYBRIDS
+from foretell.checkpoints.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.core.errors import ConfigError
 from foretell.core.progress import tell
 from foretell.core.tree import Plan
 from foretell.kernels.gpu.ops import MOST_NODES, ops
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
-from foretell.model.checkpoint import resolve
-from foretell.model.llama import hybrids
 from foretell.model.llama import shape as llama
 from foretell.model.llama.contents import check_contents, linear_sizes
 from foretell.model.llama.experts import MIN_ROWS, Experts, GatedMLP
@@ -34,9 +37,6 @@ from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import split_weights
-from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
-from foretell.model.lora import Lora
-from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
 from foretell.model.windows import DraftWindow, sunk_attention
 
@@ -50,7 +50,7 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if dtype == torch.float16 and device.type == "cpu":
         return "float16 on the CPU is slower than float32 and bfloat16"
     reason = llama.unsupported(config)
-    if reason is None and config.model_type in hybrids.TYPES:
+    if reason is None and config.model_type in HYBRIDS:
         return "layers with recurrent states"
     if reason is None and device.type != "cpu" and mixture_of(config) is not None:
         return "experts are grouped on the host: transformers' kernels are faster on an accelerator"

@@ -1,4 +1,4 @@
-"""Adapters (``model/lora.py``) of the Llama family: merged into a checkpoint's tensors, or beside each layer's linears."""
+"""Adapters (``checkpoints/lora.py``) of the Llama family: merged into a checkpoint, or beside each layer's linears."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.checkpoints.lora import Lora, LoraError, LowRank
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import TensorWeights, WeightSource
 from foretell.core.tree import Plan
 from foretell.kernels import structures
 from foretell.kernels.pages import huge_pages
@@ -14,9 +17,6 @@ from foretell.model.llama.contents import linear_sizes
 from foretell.model.llama.pack import Linear
 from foretell.model.llama.shape import LlamaShape, layer_names
 from foretell.model.llama.split import split_weights
-from foretell.model.llama.weights import TensorWeights, WeightSource
-from foretell.model.lora import Lora, LoraError, LowRank
-from foretell.model.packed import Packed
 
 KINDS = ("q", "k", "v", "o", "gate", "up", "down")
 """Linears that can have an adapter, in the order of ``native/lora.h``."""

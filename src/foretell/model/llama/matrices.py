@@ -15,15 +15,15 @@ from math import prod
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.names import WEIGHTS
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
 from foretell.kernels import structures
 from foretell.kernels.native import need
 from foretell.model.llama import shape as llama
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
-from foretell.model.llama.weights import WeightSource
-from foretell.model.names import WEIGHTS
-from foretell.model.packed import Packed
 
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _VALUES = 1 << 20  # about so many are converted at a time by one thread

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.weights import WeightSource
 from foretell.kernels import structures
-from foretell.model.llama.weights import WeightSource
 from foretell.model.recurrent import MixerLayout
 
 KINDS = ("delta_net", "state_space", "short_conv")

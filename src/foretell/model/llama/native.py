@@ -19,6 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.lora import Lora
+from foretell.checkpoints.source import open_weights
+from foretell.checkpoints.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.measured import measured_now, of_passes
 from foretell.core.noise import Stream, token_table
@@ -31,7 +35,6 @@ from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
 from foretell.kernels.race import race_library
 from foretell.model.cache import KVCache, Shared
-from foretell.model.checkpoint import resolve
 from foretell.model.codes import spread_of
 from foretell.model.llama import ahead, mixers
 from foretell.model.llama import shape as llama
@@ -45,9 +48,6 @@ from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import split_weights
 from foretell.model.llama.states import HybridCache
 from foretell.model.llama.threads import fewest_threads
-from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
-from foretell.model.lora import Lora
-from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Decoded, Output
 from foretell.model.windows import DraftWindow
 

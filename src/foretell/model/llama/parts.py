@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.model.llama.weights import WeightSource
-from foretell.model.packed import Packed
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import WeightSource
 
 
 class Part(NamedTuple):

@@ -1,6 +1,6 @@
 """Common parts of the Llama family: dimensions, names of weights, rope tables. Read by ``lean.py`` and ``native.py``.
 
-Covered: the types of ``traits.ARCHITECTURES`` with rope types default, linear, llama3, yarn and (up to its switch)
+Covered: the types of ``types.ARCHITECTURES`` with rope types default, linear, llama3, yarn and (up to its switch)
 longrope. Not covered, and refused with the reason: rope that depends on the length (dynamic), quantised checkpoints, other
 activations than silu and gelu, other mixtures of experts than those of ``mixture.TYPES``.
 """
@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretell.checkpoints import ends
+from foretell.checkpoints.source import is_file, read_config, read_generation, read_plain
+from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
 from foretell.core.errors import ConfigError, ModelError
-from foretell.model import ends
 from foretell.model.llama import hybrids
 from foretell.model.llama import traits as families
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
-from foretell.model.source import is_file, read_config, read_generation, read_plain
 from foretell.model.target import ModelSpec
 from foretell.model.windows import UNBOUNDED, DraftWindow
 
@@ -47,7 +48,7 @@ class LlamaShape:
     traits: Traits = LLAMA
     mixture: Mixture | None = None  # experts of some layers, or of all
     biases: frozenset[str] | None = None  # keys of ``layer_names``: linears that have one; None: as the first layer's
-    hybrid: str = ""  # the type of one whose layers differ in kind, a key of ``hybrids.TYPES``; "": they do not
+    hybrid: str = ""  # the type of one whose layers differ in kind, a key of ``types.HYBRIDS``; "": they do not
     mixers: tuple[Mixer | None, ...] = ()  # of each layer of a hybrid
     attending: frozenset[int] | None = None  # layers with attention; None: all
     with_mlp: frozenset[int] | None = None  # layers with an MLP or experts; None: all
@@ -152,10 +153,10 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
     reason = unsupported(config)
     if reason is not None:
         raise ModelError(f"not of the Llama family: {reason}")
-    is_hybrid = config.model_type in hybrids.TYPES
+    is_hybrid = config.model_type in HYBRIDS
     most, cut = families.longrope_positions(config, config.max_position_embeddings)
     return LlamaShape(
-        architecture=families.ARCHITECTURES[config.model_type],
+        architecture=ARCHITECTURES[config.model_type],
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,

@@ -6,10 +6,10 @@ import re
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.model.llama.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import rotation_order
-from foretell.model.llama.weights import WeightSource, expect_shape
 
 
 def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_width: bool = False) -> WeightSource:

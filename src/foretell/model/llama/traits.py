@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
 from foretell.model.llama import hybrids
 from foretell.model.llama import mixture as mixtures
 from foretell.model.llama.rope import scaled_frequencies
@@ -62,33 +63,6 @@ class Traits:
 
 
 LLAMA = Traits()
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoeshared": "GraniteMoeSharedForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "dots1": "Dots1ForCausalLM",
-    "solar_open": "SolarOpenForCausalLM",
-    **hybrids.TYPES,
-}
-"""The types that are covered, and their classes."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
 _PARTLY_TURNED = ("phi3", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
@@ -97,7 +71,7 @@ _WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the 
 _TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
 _WINDOWLESS = (
     "llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", "solar_open",
-    *hybrids.TYPES,
+    *HYBRIDS,
 )  # fmt: skip
 
 
@@ -125,7 +99,7 @@ def unsupported(config: Any) -> str | None:
         return f"odd head dimension {head_dim(config)}"
     if (_rotated(config) or 0) % 2:
         return f"{_rotated(config)} of {head_dim(config)} values of a head are rotated, an odd number"
-    reason = hybrids.unsupported(config) if kind in hybrids.TYPES else None
+    reason = hybrids.unsupported(config) if kind in HYBRIDS else None
     return reason or mixtures.unsupported(config)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.packed import BLOCK_KINDS
 from foretell.model.llama.quantise import Blocks, padded, rows_of
-from foretell.model.packed import BLOCK_KINDS
 
 _TWOS = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from foretell.model.templates import tojson
+from foretell.checkpoints.templates import tojson
 from foretell.server.errors import bad
 from foretell.server.protocol.fields import (
     INT32,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foretell.checkpoints.weights import TensorWeights
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.kernels.functions import check
@@ -23,7 +24,6 @@ from foretell.model.cache import KVCache
 from foretell.model.llama import shape as llama
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import NativeModel
-from foretell.model.llama.weights import TensorWeights
 from foretell.model.target import CausalModel, Output, WrappedModel
 
 

@@ -1,0 +1,1 @@
+"""Architectures of GGUF files: what each is made of, and what llama.cpp's converter changes."""
