@@ -127,7 +127,7 @@ def main() -> None:
         file.write_text(json.dumps(found))
         return
     from foretell.checkpoints.directories import resolve
-    from foretell.methods.common import formats
+    from foretell.heads import formats
     from foretell.methods.other_engines import serving
     from foretell.model.load import load_model
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from foretell.methods.common import formats
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads import formats
+from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.train.responses import Responses
 

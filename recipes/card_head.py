@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
-from foretell.methods.common.kept import Kept, KeptBatch, LinearHead, rounded
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.stored_outputs import Kept, KeptBatch, LinearHead, rounded
+from foretell.heads.teacher import Batch, LabeledBatch, Teacher
 from foretell.methods.medusa.head import head_weight
 from foretell.model.identity import target_hash
 from foretell.train.methods import prepare

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
+from foretell.heads.head import Head
 from foretell.methods.acceptance.head import AcceptanceHead
-from foretell.methods.common.head import Head
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
@@ -236,7 +236,7 @@ def _fill(weight: Tensor, was: Tensor, axes: list[Axis], generator: torch.Genera
 def main() -> None:
     """Command line: head directories of the small target in, directories of the same names for the inflated one out."""
     from foretell import bundled
-    from foretell.methods.common import formats
+    from foretell.heads import formats
     from foretell.model.load import load_model
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

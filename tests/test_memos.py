@@ -26,7 +26,7 @@ from foretell.draft.recycling import CandidateTree
 from foretell.draft.shapes import Chain, Delayed, Sequoia, Static
 from foretell.engine.request.text import TextStream
 from foretell.engine.structured.thoughts import Thoughts
-from foretell.methods.common.rope import RopeScaling
+from foretell.heads.rope import RopeScaling
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.corrections import Corrections
 from foretell.planner.observations import RowView
@@ -66,10 +66,10 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
         (Delayed(delay=1, width=2, depth=2), 3, 2), (Chain(2), 3, 2), (Chain(2), 3, 1),
     ],
     "engine.request.text._borders": [("abab",), ("abba",)],
-    "methods.common.layers._frequency": [
+    "heads.modules._frequency": [
         (4, 1e4, None, CPU), (4, 1e5, None, CPU), (3, 1e4, None, CPU), (4, 1e4, YARN, CPU),
     ],
-    "methods.common.layers.rotations": [(9, 4, 1e4), (8, 4, 1e4), (9, 6, 1e4), (9, 4, 1e5), (9, 4, 1e4, YARN)],
+    "heads.modules.rotations": [(9, 4, 1e4), (8, 4, 1e4), (9, 6, 1e4), (9, 4, 1e5), (9, 4, 1e4, YARN)],
     "methods.hybrid.drafter.shape_of": [
         (Sequoia(depth=4, size=9), 3, 1), (Sequoia(depth=4, size=9), 3, 2), (Sequoia(depth=4, size=9), 2, 1),
         (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
@@ -118,8 +118,8 @@ SEEN: dict[str, str] = {
     "learn.adapters.Adapters.find:self.by_tenant": "tests/learn/test_service.py",
     "learn.adapters.ServedAdapter.within:self._wholes": "tests/learn/test_hybrid.py",
     "learn.training.trainer.AdapterTrainer._gate:self._scores": "tests/learn/test_trainer.py",
-    "methods.common.kept.Keeper._text:self._kept": "tests/train/test_kept.py",
-    "methods.common.native.Memory.__init__:self._matrices": "tests/methods/test_native.py",
+    "heads.stored_outputs.Keeper._text:self._kept": "tests/train/test_kept.py",
+    "heads.native.Memory.__init__:self._matrices": "tests/methods/test_native.py",
     "methods.hybrid.size.size_for:_known": "tests/engine/test_hybrid.py",
     "checkpoints.gguf.file._open": "tests/checkpoints/gguf/test_load.py",
     "checkpoints.gguf.values.say": "tests/checkpoints/gguf/test_config.py::test_every_key_is_read_or_said",

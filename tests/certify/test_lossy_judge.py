@@ -8,7 +8,7 @@ import torch
 from foretell import ConfigError, Engine, ModelError
 from foretell.certify import certify
 from foretell.certify.report import LOSSY
-from foretell.methods.common import formats
+from foretell.heads import formats
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from tests.certify import harness as h

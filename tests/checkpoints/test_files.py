@@ -14,7 +14,7 @@ from foretell.checkpoints.directories import check_files
 from foretell.checkpoints.files import weight_files
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_parent, layout
-from foretell.methods.common.files import read_tensors
+from foretell.heads.directories import read_tensors
 from foretell.methods.mtp.checkpoint import read as read_mtp
 from foretell.model.load import load_model
 from tests.model.tiny import tiny_module

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell import bundled
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.layout import TargetInfo
-from foretell.methods.common.rope import RopeScaling
+from foretell.heads import formats
+from foretell.heads.head import Head
+from foretell.heads.layout import TargetInfo
+from foretell.heads.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig

@@ -66,7 +66,7 @@ def test_eagle3(train: Invoke, tmp_path: Path) -> None:
     figures = json.loads(result.stdout)
     assert len(figures["conditional"]) == 2
     out = tmp_path / "out"
-    from foretell.methods.common import formats
+    from foretell.heads import formats
 
     head = formats.load(out)
     assert head.method == "eagle3"
@@ -127,7 +127,7 @@ def test_bar_text() -> None:
 )
 def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str) -> None:
     """A second run goes on with all weights of the first; sizes are its, and a setting that differs is refused."""
-    from foretell.methods.common import formats
+    from foretell.heads import formats
 
     given: dict[str, object] = {size: 12, **({"exit_layer": 1} if method == "kangaroo" else {})}
     first = train(method, "--out", tmp_path / "first", "--data", tmp_path / "prompts.jsonl", **given)

@@ -6,7 +6,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from foretell.methods.common.teacher import Teacher
+from foretell.heads.teacher import Teacher
 from foretell.model.load import from_module
 from foretell.train.losses import parse_divergence
 from foretell.train.methods import prepare

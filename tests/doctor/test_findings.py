@@ -12,7 +12,7 @@ from foretell.doctor import head as diagnosing
 from foretell.doctor.contexts import TextScore
 from foretell.doctor.diagnosis import Slot, Trial
 from foretell.doctor.record import Record
-from foretell.methods.common.formats import TargetInfo
+from foretell.heads.formats import TargetInfo
 from foretell.train.metrics import SlotFigures
 
 SPEC: Any = SimpleNamespace(name="t", architecture="LlamaForCausalLM", num_layers=4, is_quantised=False, weights="")

@@ -5,7 +5,7 @@ import torch
 from foretell import Engine
 from foretell.doctor.remap import remapped
 from foretell.doctor.variants import variants
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.medusa.head import head_weight
 from foretell.model.hf.adapter import TransformersModel

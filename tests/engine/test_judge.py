@@ -8,7 +8,7 @@ import torch
 
 from foretell import ConfigError, Engine, ModelError, Request, SamplingParams
 from foretell.cli.methods import catalogue
-from foretell.methods.common import formats
+from foretell.heads import formats
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.verify import Judge

@@ -10,8 +10,8 @@ from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.engine.methods import Methods
 from foretell.engine.request.job import Job, plain_reason
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
+from foretell.heads import formats
+from foretell.heads.head import Head
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
 from tests.engine.harness import ToyTokenizer, table

@@ -220,7 +220,7 @@ def test_values_can_be_set_and_deleted() -> None:
 
 def test_a_head_made_from_another_kind_is_not_written_as_that_kind() -> None:
     """Its method is another one, and that method's drafter must not be given it."""
-    from foretell.methods.common import formats
+    from foretell.heads import formats
     from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
 
     class Twin(MedusaHead):

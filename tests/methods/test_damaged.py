@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.heads import formats
+from foretell.heads.head import Head, HeadConfig
+from foretell.heads.load import load_head
+from foretell.heads.native import Memory, Vocabulary
+from foretell.heads.rope import RopeScaling
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.load import load_head
-from foretell.methods.common.native import Memory, Vocabulary
-from foretell.methods.common.rope import RopeScaling
 from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights

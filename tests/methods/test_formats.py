@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.heads import directories, formats
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.head import Head
+from foretell.heads.layout import TargetInfo
+from foretell.heads.load import load_head
+from foretell.heads.rope import RopeScaling
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretell.methods.common import files, formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.layout import TargetInfo
-from foretell.methods.common.load import load_head
-from foretell.methods.common.reduced import draft_vocabulary
-from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -926,7 +926,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
-    files.replace(tmp_path / "head", {"a": b"1"})
+    directories.replace(tmp_path / "head", {"a": b"1"})
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"head", f".head.{os.getppid()}.part", ".head.notes.part", f".other.{process.pid}.part"}
 
@@ -946,7 +946,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(directories.os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         formats.save(eagle3(norm_output=True), path)
     assert caught.value.errno == errno.ENOSPC

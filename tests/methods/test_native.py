@@ -16,11 +16,11 @@ import torch
 from foretell import Engine, Request, SamplingParams
 from foretell.core.tree import TokenTree, chain_parent, layout
 from foretell.draft.base import Method
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.head import Head
 from foretell.kernels import build
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
 from foretell.methods.acceptance.native import speed_up
-from foretell.methods.common.head import Head
-from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1, Eagle3

@@ -10,8 +10,8 @@ from recipes.bundle_head import cut, loss_table, put
 
 from foretell.checkpoints.catalogue import CATALOGUE
 from foretell.checkpoints.directories import resolve
-from foretell.methods.common import formats
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads import formats
+from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.train.responses import pack
 

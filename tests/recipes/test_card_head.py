@@ -8,7 +8,7 @@ from recipes.card_head import KeptTeacher, Writer, _draw
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from foretell import Engine, Request, SamplingParams
-from foretell.methods.common.teacher import Batch, Teacher
+from foretell.heads.teacher import Batch, Teacher
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48, "num_attention_heads": 4,

@@ -11,12 +11,12 @@ from recipes.inflate_heads import inflate_head, main
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.head import Head
+from foretell.heads.modules import causal_mask
+from foretell.heads.pair_head import PairHead
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretell.methods.common.head import Head
-from foretell.methods.common.layers import causal_mask
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.reduced import draft_vocabulary
-from foretell.methods.common.teacher import Batch, Teacher
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
@@ -180,7 +180,7 @@ def test_refuses_the_head_of_another_target(small: Qwen3ForCausalLM, big: Qwen3F
 def test_command_line(
     tmp_path: Path, small: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foretell.methods.common import formats
+    from foretell.heads import formats
 
     inflated = inflate(small, hidden=64, layers=6, intermediate=96, heads=8, kv_heads=4)
     small.save_pretrained(tmp_path / "small")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.model.load import from_module
 from foretell.train.responses import Responses, pack
 from tests.model.tiny import VOCAB, tiny_module

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.heads import formats
+from foretell.heads.head import Head
+from foretell.heads.teacher import Teacher
 from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.acceptance.objective import AcceptanceObjective
 from foretell.methods.acceptance.reading import AdapterReader, PairReader, open_reader
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.teacher import Teacher
 from foretell.methods.medusa.head import MedusaHead
 from foretell.train import methods
 from foretell.train.trainer import LOG, train

@@ -7,9 +7,9 @@ import torch
 from benchmarks.foresight import Area, Guesses, along, answers, area, guess, resampled
 
 from foretell import Engine, SamplingParams
+from foretell.heads.teacher import Teacher
 from foretell.methods.acceptance.objective import area_under_curve
 from foretell.methods.acceptance.reading import ModelReader
-from foretell.methods.common.teacher import Teacher
 from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import foresight, prompts, table
 

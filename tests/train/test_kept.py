@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretell.methods.common.kept import GROUP, Keeper, LinearHead, opened, rounded
-from foretell.methods.common.teacher import Teacher
+from foretell.heads.stored_outputs import GROUP, Keeper, LinearHead, opened, rounded
+from foretell.heads.teacher import Teacher
 from foretell.methods.medusa.head import head_weight
 from foretell.model.load import from_module
 from foretell.train.config import TrainConfig

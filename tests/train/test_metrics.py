@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.methods.common.objective import LossSlot, Outcome
-from foretell.methods.common.teacher import Batch, ComputedBatch
+from foretell.heads.objective import LossSlot, Outcome
+from foretell.heads.teacher import Batch, ComputedBatch
 from foretell.train.losses import DIVERGENCES, forward_kl
 from foretell.train.metrics import (
     Meter,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from foretell.core.errors import ConfigError
-from foretell.methods.common.objective import Outcome
+from foretell.heads.objective import Outcome
 from foretell.train.config import TrainConfig
 from foretell.train.optimizers import hidden_matrices, optimizers_of
 from foretell.train.trainer import Report, train

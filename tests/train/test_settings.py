@@ -9,7 +9,7 @@ import torch
 
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError
-from foretell.methods.common.sizes import SECOND
+from foretell.heads.config_values import SECOND
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.model.load import from_module
 from foretell.train import methods

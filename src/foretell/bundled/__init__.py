@@ -1,7 +1,7 @@
 """The models that travel inside the package: a small target, drafters for it, and a suite of prompts (see README.md).
 
 Nothing is loaded here: `path` names a file or folder. "target" and "draft" are folders that any Hugging Face loader
-opens; the heads are folders in their own formats (`foretell.methods.common.formats`), or GGUF files.
+opens; the heads are folders in their own formats (`foretell.heads.formats`), or GGUF files.
 """
 
 from pathlib import Path

@@ -14,7 +14,7 @@ from foretell.cli import options as o
 from foretell.cli.output import as_json
 
 if TYPE_CHECKING:
-    from foretell.methods.common.head import Head
+    from foretell.heads.head import Head
     from foretell.model.target import ModelSpec
 
 HeadDir = Annotated[
@@ -53,7 +53,7 @@ def export(
         find_here(head)
         if to not in (layouts := early.known()["options"]["layouts"]):
             raise ConfigError(f"layout {to!r} is unknown{nearest(to, layouts)}")
-    from foretell.methods.common import formats
+    from foretell.heads import formats
 
     if to == "list":
         if out is not None:
@@ -97,7 +97,7 @@ def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | No
     from foretell.checkpoints.directories import resolve
     from foretell.checkpoints.gguf.write_heads import vocabulary_of
     from foretell.core.errors import ConfigError
-    from foretell.methods.common import formats
+    from foretell.heads import formats
 
     if target is None or spec is None:
         raise ConfigError(
@@ -124,7 +124,7 @@ def vllm_args(
 
     for name in (head, target):
         find_here(name)  # before torch is imported
-    from foretell.methods.common import formats
+    from foretell.heads import formats
     from foretell.methods.other_engines import serving
 
     path, spec = resolve(head), find_target(target)

@@ -84,7 +84,7 @@ def _kinds() -> dict[str, Any]:
     """What ``early`` checks: the defaults of verifiers' options, and the types of methods' and trainings'."""
     from foretell import METHODS, VERIFIERS
     from foretell.core.settings import field_kinds
-    from foretell.methods.common.formats import LAYOUTS
+    from foretell.heads.formats import LAYOUTS
     from foretell.train.making import option_kind
     from foretell.train.methods import labelled, recipe_of
 

@@ -290,7 +290,7 @@ def _drafter(
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
     with told_if_interrupted(lambda: NOTHING), waiting(f"loading {target}", no_color=no_color):
         from foretell.cli.train_auto import fast_dtype
-        from foretell.methods.common.teacher import Teacher
+        from foretell.heads.teacher import Teacher
         from foretell.model.identity import target_hash
         from foretell.model.load import load_model
 

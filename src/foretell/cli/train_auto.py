@@ -264,7 +264,7 @@ def _measured(
     """What a head of this size costs, learning and guessing (answers are left out), and the seconds of a plain pass. A
     fresh head is trained for a few steps on the same texts, of which the first alone needs the target's outputs."""
     from foretell.bench import Item, run_bench
-    from foretell.methods.common.teacher import Teacher
+    from foretell.heads.teacher import Teacher
     from foretell.train import methods
     from foretell.train.plan import Speeds
     from foretell.train.trainer import LOG, train

@@ -87,7 +87,7 @@ def _stored(task: "Task", engine: "Engine", run: Path) -> dict[str, Path]:
     """Files of the head by their form, in fewer bits."""
     from foretell.checkpoints.directories import resolve
     from foretell.checkpoints.gguf.write_heads import vocabulary_of
-    from foretell.methods.common import formats
+    from foretell.heads import formats
 
     spec = engine.model.spec
     made = {}

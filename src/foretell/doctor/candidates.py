@@ -11,7 +11,7 @@ from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ForetellError
 from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
-from foretell.methods.common import formats
+from foretell.heads import formats
 from foretell.methods.hybrid.config import SECONDS
 from foretell.model.target import ModelSpec
 from foretell.model.trained import default_speculation

@@ -9,9 +9,9 @@ import torch
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
-from foretell.methods.common.head import Head
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import ComputedBatch, Teacher
+from foretell.heads.head import Head
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import ComputedBatch, Teacher
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.objective import DFlashObjective
 from foretell.methods.eagle.eagle1 import Eagle1Head

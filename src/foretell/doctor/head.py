@@ -18,10 +18,10 @@ from foretell.doctor.record import Record, read_record
 from foretell.doctor.remap import remapped
 from foretell.doctor.variants import KINDS, Variant, variants
 from foretell.engine.engine import Engine
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.load import load_kind
-from foretell.methods.common.teacher import Teacher
+from foretell.heads import formats
+from foretell.heads.head import Head
+from foretell.heads.load import load_kind
+from foretell.heads.teacher import Teacher
 from foretell.model.identity import target_hash
 from foretell.train.metrics import expected_length
 from foretell.train.responses import Responses

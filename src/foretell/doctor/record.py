@@ -6,7 +6,7 @@ from pathlib import Path
 
 from foretell.core.errors import ForetellError
 from foretell.core.jsontext import parse_json
-from foretell.methods.common import formats
+from foretell.heads import formats
 
 
 @dataclass(frozen=True)

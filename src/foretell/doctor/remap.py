@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretell.doctor.variants import Variant
 from foretell.engine.engine import Engine
-from foretell.methods.common.head import Head
+from foretell.heads.head import Head
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.medusa.head import head_weight

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ForetellError
-from foretell.methods.common.head import Head
-from foretell.methods.common.layers import Attention
+from foretell.heads.head import Head
+from foretell.heads.modules import Attention
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head

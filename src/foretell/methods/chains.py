@@ -14,9 +14,9 @@ from foretell.core.probs import Processors
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree
 from foretell.draft.base import Context
 from foretell.draft.shapes import Chain, DySpec, Eagle2Shape, OptTree, Shape
+from foretell.heads.native import Memory, Vocabulary
 from foretell.kernels import heads
 from foretell.kernels.functions import check
-from foretell.methods.common.native import Memory, Vocabulary
 
 _HOW = {DrawnBy.FIXED: 0, DrawnBy.COUPLED: 1, DrawnBy.IID: 2}
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.config import Loader, MethodConfig
+from foretell.heads.native import WEIGHTS
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.acceptance.load import load_acceptance
-from foretell.methods.common.native import WEIGHTS
 
 
 @dataclass(frozen=True)

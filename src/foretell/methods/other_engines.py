@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.core.errors import ConfigError
-from foretell.methods.common.head import Head
-from foretell.methods.common.layout import Layout, TargetInfo
-from foretell.methods.common.pair import PairConfig
-from foretell.methods.common.rope import default_attention_factor
+from foretell.heads.head import Head
+from foretell.heads.layout import Layout, TargetInfo
+from foretell.heads.pair_head import PairConfig
+from foretell.heads.rope import default_attention_factor
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foretell.core.errors import ConfigError
 from foretell.draft.config import MethodConfig
-from foretell.methods.common.head import AnyHead
+from foretell.heads.head import AnyHead
 from foretell.model.target import CausalModel
 from foretell.model.windows import DraftWindow
 

@@ -1,1 +1,1 @@
-"""Floor 2: causal language models behind one interface. The only floor that imports transformers."""
+"""Floor 2: causal language models behind one interface.."""

@@ -18,7 +18,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
 from foretell.core.settings import value_of
 from foretell.core.tree import TokenTree, layout
-from foretell.methods.common import formats
+from foretell.heads import formats
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
 from foretell.model.target import CausalModel, Target
 from foretell.train.mining import Mined, read_labels

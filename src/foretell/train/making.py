@@ -9,10 +9,10 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
-from foretell.methods.common import sizes
-from foretell.methods.common.load import AnyHead, load_head
-from foretell.methods.common.objective import Objective
-from foretell.methods.common.teacher import Teacher
+from foretell.heads import config_values
+from foretell.heads.load import AnyHead, load_head
+from foretell.heads.objective import Objective
+from foretell.heads.teacher import Teacher
 from foretell.methods.medusa.head import head_weight, norm_weight
 from foretell.model.target import CausalModel
 from foretell.train.config import TINY, check_range
@@ -99,13 +99,13 @@ class Making:
 
 
 NUMBERS: dict[str, tuple[Any, float, float]] = {
-    **{name: (int | None, *sizes.RANGES[name]) for name in ("intermediate_size", "num_kv_heads", "head_dim")},
-    **{name: (int | None, *sizes.RANGES[name]) for name in ("draft_vocab_size", "mask_token_id")},
-    **{name: (int, *sizes.RANGES[name]) for name in ("num_layers", "block_size", "markov_rank", "exit_layer")},
-    **{name: (int, *sizes.RANGES[name]) for name in sizes.SECOND},
-    "num_heads": (int | None, *sizes.RANGES["num_heads"]),
-    "rope_theta": (float | None, *sizes.SHARES["rope_theta"]),
-    "rms_norm_eps": (float | None, *sizes.SHARES["rms_norm_eps"]),
+    **{name: (int | None, *config_values.RANGES[name]) for name in ("intermediate_size", "num_kv_heads", "head_dim")},
+    **{name: (int | None, *config_values.RANGES[name]) for name in ("draft_vocab_size", "mask_token_id")},
+    **{name: (int, *config_values.RANGES[name]) for name in ("num_layers", "block_size", "markov_rank", "exit_layer")},
+    **{name: (int, *config_values.RANGES[name]) for name in config_values.SECOND},
+    "num_heads": (int | None, *config_values.RANGES["num_heads"]),
+    "rope_theta": (float | None, *config_values.SHARES["rope_theta"]),
+    "rms_norm_eps": (float | None, *config_values.SHARES["rms_norm_eps"]),
     "num_slots": (int, 1, 64), "num_features": (int, 1, 64), "num_anchors": (int, 1, 2**20),
     "decay": (float, 0.0, 1.0), "alone": (float, 0.0, 1.0), "target_share": (float, 0.0, 1.0), "gamma": (float, TINY, 1e6),
     **dict.fromkeys(("weight_feature", "weight_law", "weight_accepted", "weight_rejected", "noise"), (float, 0.0, 1e6)),

@@ -17,11 +17,11 @@ from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, TrainError, nearest
 from foretell.core.registry import load_reference
 from foretell.core.settings import check_keys, field_kinds, value_of
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.layout import check_layer_ids
-from foretell.methods.common.objective import Objective
-from foretell.methods.common.teacher import Teacher
+from foretell.heads import formats
+from foretell.heads.head import Head
+from foretell.heads.layout import check_layer_ids
+from foretell.heads.objective import Objective
+from foretell.heads.teacher import Teacher
 from foretell.methods.draft_model.vocabulary.translated import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel

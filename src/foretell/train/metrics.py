@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.train.data import sequential_batches
 from foretell.train.losses import Divergence
 from foretell.train.responses import Responses

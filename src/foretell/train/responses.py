@@ -28,7 +28,7 @@ from foretell.core.params import SamplingParams
 from foretell.core.prompts import conversation, entries, is_plain, read_text
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.conversation import takes_messages
-from foretell.methods.common.teacher import Batch
+from foretell.heads.teacher import Batch
 from foretell.model.identity import target_hash
 from foretell.train.prompts import check_room, entry_ids, text_ids
 

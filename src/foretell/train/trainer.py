@@ -22,9 +22,9 @@ from foretell.core.errors import ConfigError, TrainError
 from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.provenance import provenance
-from foretell.methods.common.kept import Keeper, LinearHead
-from foretell.methods.common.objective import Objective
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.objective import Objective
+from foretell.heads.stored_outputs import Keeper, LinearHead
+from foretell.heads.teacher import Batch, LabeledBatch, Teacher
 from foretell.methods.medusa.head import head_weight
 from foretell.train import checkpoint
 from foretell.train.config import TrainConfig

@@ -9,6 +9,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.core.noise import exponentials
 from foretell.core.tree import layout
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
 from foretell.methods.acceptance.objective import (
     LABELS,
@@ -22,7 +23,6 @@ from foretell.methods.acceptance.objective import (
     weighted_bce,
 )
 from foretell.methods.acceptance.reading import ModelReader, can_say, comb
-from foretell.methods.common.teacher import Batch, Teacher
 from tests.engine.harness import VOCAB, foresight, table
 
 TARGET, DRAFT = table(), table(blur=0.4)

@@ -18,9 +18,9 @@ from foretell.draft.base import Context
 from foretell.draft.growing import grow as grow_module
 from foretell.draft.growing.grow import grow
 from foretell.draft.shapes import Chain, SpecDec, parse_shape
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.acceptance.head import distribution_inputs, predicted
 from foretell.methods.acceptance.stopping import check_stop
-from foretell.methods.common.teacher import Batch, Teacher
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.hf.adapter import TransformersModel
 from foretell.verify import VERIFIERS

@@ -13,13 +13,13 @@ from foretell import ConfigError, Engine, Request, SamplingParams
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
 from foretell.draft.base import Context, Method
+from foretell.heads import formats
+from foretell.heads.head import Head
+from foretell.heads.pair_head import PairHead
+from foretell.heads.teacher import Batch, LabeledBatch, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.acceptance.objective import AcceptanceObjective, GuessPlaces
 from foretell.methods.acceptance.reading import AdapterReader, DraftReader, PairReader, Reading
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
 from foretell.model.hf.adapter import TransformersModel

@@ -14,9 +14,9 @@ from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.shapes import parse_shape
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.acceptance.stopping import check_stop
-from foretell.methods.common.reduced import draft_vocabulary
-from foretell.methods.common.teacher import Batch, Teacher
 from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.model import prefill

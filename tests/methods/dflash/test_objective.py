@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from foretell.methods.common.objective import Outcome
-from foretell.methods.common.reduced import draft_vocabulary
-from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.objective import Outcome
+from foretell.heads.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
 from foretell.model.hf.adapter import TransformersModel

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foretell import Engine
-from foretell.methods.common.load import load_head
-from foretell.methods.common.teacher import Teacher
+from foretell.heads.load import load_head
+from foretell.heads.teacher import Teacher
 from foretell.methods.dflash.descendants import BlockConv, CandidateSelector
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell.core.errors import ConfigError, ModelError
-from foretell.methods.common import formats
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads import formats
+from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 
 SIZES: dict[str, Any] = {

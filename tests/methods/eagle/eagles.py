@@ -2,8 +2,8 @@
 
 import torch
 
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.model.tiny import VOCAB

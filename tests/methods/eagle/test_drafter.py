@@ -19,9 +19,9 @@ from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.shapes import parse_shape
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.rope import RopeScaling
-from foretell.methods.common.teacher import Batch, Teacher
+from foretell.heads.pair_head import PairHead
+from foretell.heads.rope import RopeScaling
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig

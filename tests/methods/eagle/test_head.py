@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import layout
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head

@@ -14,8 +14,8 @@ from foretell.core.probs import Processors
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context
 from foretell.draft.shapes import parse_shape
-from foretell.methods.common.native import rounding
-from foretell.methods.common.pair import PairHead
+from foretell.heads.native import rounding
+from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective_eagle1 import Eagle1Objective

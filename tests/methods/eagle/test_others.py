@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.methods.common import formats
-from foretell.methods.common.teacher import Batch, Teacher
+from foretell.heads import formats
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from tests.methods.common.reference import LAYER_IDS, Options, Reference
+from tests.heads.reference import LAYER_IDS, Options, Reference
 from tests.methods.eagle.test_drafter import MODULE, ORACLE, Decoding, decoded
 
 LLAMA3 = {

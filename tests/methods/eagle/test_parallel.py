@@ -10,8 +10,8 @@ from torch import Tensor
 from foretell import Completion, Engine, Request, SamplingParams, StepEvent
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_parent, layout
-from foretell.methods.common import formats
-from foretell.methods.common.reduced import draft_vocabulary
+from foretell.heads import formats
+from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.eagle import parallel
 from foretell.methods.eagle.parallel import PEagle, PEagleHead, PEagleHeadConfig
 from foretell.model.llama.lean import LeanModel

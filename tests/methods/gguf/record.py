@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.layout import TargetInfo
-from foretell.methods.common.reduced import draft_vocabulary
-from foretell.methods.common.rope import RopeScaling
+from foretell.heads import formats
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.head import Head
+from foretell.heads.layout import TargetInfo
+from foretell.heads.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.checkpoints.gguf.oracle import checkpoint

@@ -12,11 +12,11 @@ from gguf.quants import dequantize, quantize
 from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.write_heads import vocabulary_of
 from foretell.core.errors import ConfigError, ModelError
-from foretell.methods.common import formats
-from foretell.methods.common.load import load_head
-from foretell.methods.common.native import Memory
-from foretell.methods.common.repacked import blocks_kept, by_chance, with_weights
-from foretell.methods.common.rope import RopeScaling
+from foretell.heads import formats
+from foretell.heads.load import load_head
+from foretell.heads.native import Memory
+from foretell.heads.repacked import blocks_kept, by_chance, with_weights
+from foretell.heads.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.model.llama.lean import LeanModel

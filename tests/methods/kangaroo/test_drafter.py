@@ -16,8 +16,8 @@ from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, layout
 from foretell.draft.base import Commit, Context, Method, PromptChunk
 from foretell.draft.shapes import parse_shape
-from foretell.methods.common.layers import causal_mask
-from foretell.methods.common.teacher import Batch, Teacher
+from foretell.heads.modules import causal_mask
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.kangaroo.drafter import EarlyExit, EarlyExitDrafter, Kangaroo, KangarooDrafter
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.hf.adapter import TransformersModel

@@ -5,7 +5,7 @@ import torch
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import layout
-from foretell.methods.common.layers import causal_mask
+from foretell.heads.modules import causal_mask
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import VOCAB, tiny_module

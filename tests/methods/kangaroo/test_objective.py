@@ -2,7 +2,7 @@
 
 import torch
 
-from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
+from foretell.heads.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.kangaroo.objective import KangarooObjective
 from foretell.model.hf.adapter import TransformersModel
 from tests.methods.kangaroo.test_head import random_head

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from foretell import Engine, Request, SamplingParams
 from foretell.draft.shapes import SHAPES
-from foretell.methods.common.teacher import Batch, Teacher
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.medusa import drafter as module
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead

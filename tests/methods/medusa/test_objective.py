@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretell.methods.common.teacher import Batch, Teacher
+from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.medusa.objective import MedusaObjective
 from foretell.model.hf.adapter import TransformersModel

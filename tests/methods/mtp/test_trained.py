@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretell import Engine, Request
 from foretell.core.tree import chain_parent, layout
-from foretell.methods.common import formats
+from foretell.heads import formats
 from foretell.methods.mtp.objective import MTPObjective
 from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.model.llama.lean import LeanModel

@@ -42,7 +42,7 @@ SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_
 OUTPUT_LENT = "output_of_target"
 """A key of this library's own: the rows of the output head are the target's at the ids of d2t, and no file holds them."""
 MARKER = "foretell"
-"""As of ``methods.common.layout``: the key of config.json for what this library says."""
+"""As of ``heads.layout``: the key of config.json for what this library says."""
 _WHOLE_NUMBERS = {"I64": np.int64, "I32": np.int32}
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.learn.training.texts import Text
 from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.acceptance.objective import AcceptanceObjective, GuessPlaces, calibrate, weighted_bce
 from foretell.methods.acceptance.reading import ModelReader
-from foretell.methods.common.teacher import LabeledBatch, Teacher
 from foretell.methods.draft_model.drafter import ACCEPTANCE
 from foretell.model.load import from_module
 from foretell.model.target import ModelSpec

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretell.heads import formats
+from foretell.heads.head import Head
 from foretell.learn.training.student import Student
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
 from foretell.model.load import load_tokenizer
 
 

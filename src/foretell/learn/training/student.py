@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
+from foretell.heads.objective import LossSlot, Objective
+from foretell.heads.teacher import ComputedBatch, Teacher
 from foretell.learn.options import RECIPES, LearnOptions
 from foretell.learn.training.acceptance import AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
 from foretell.learn.training.vocabulary import MASS, DraftVocabulary
-from foretell.methods.common.objective import LossSlot, Objective
-from foretell.methods.common.teacher import ComputedBatch, Teacher
 from foretell.methods.draft_model.drafter import ACCEPTANCE
 from foretell.methods.draft_model.objective import DraftModelObjective
 from foretell.methods.eagle.eagle3 import Eagle3Head

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.heads.stored_outputs import opened, rounded
+from foretell.heads.teacher import Batch, ComputedBatch
 from foretell.learn.training.clusters import Clusters, Sketch, sketch
-from foretell.methods.common.kept import opened, rounded
-from foretell.methods.common.teacher import Batch, ComputedBatch
 
 COLDEST, HOTTEST = 1e-3, 1e3
 """Temperatures between which a law differs from a greedy and from an even one: beyond them a text is learned as one of

@@ -1,7 +1,7 @@
 """The checkpoint of an acceptance head."""
 
+from foretell.heads.own_layout import Own
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretell.methods.common.own import Own
 
 
 class AcceptanceLayout(Own):

@@ -2,8 +2,8 @@
 
 import torch
 
+from foretell.heads.load import load_head
 from foretell.methods.acceptance.head import AcceptanceHead
-from foretell.methods.common.load import load_head
 from foretell.model.target import ModelSpec
 
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from foretell.heads.native import Memory
+from foretell.heads.native_blocks import NativeBlocks
 from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead
-from foretell.methods.common.native import Memory
-from foretell.methods.common.native_blocks import NativeBlocks
 from foretell.methods.medusa.head import ResBlock
 from foretell.model.llama.native import NativeModel
 from foretell.model.target import CausalModel

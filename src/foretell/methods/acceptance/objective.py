@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError
+from foretell.heads.objective import Objective, Outcome
+from foretell.heads.teacher import ComputedBatch, LabeledBatch, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs
 from foretell.methods.acceptance.reading import DraftReader, can_say
-from foretell.methods.common.objective import Objective, Outcome
-from foretell.methods.common.teacher import ComputedBatch, LabeledBatch, Teacher
 
 PREFIXES = ("mixed", "target")
 

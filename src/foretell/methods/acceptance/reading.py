@@ -14,11 +14,11 @@ from torch import Tensor
 from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
-from foretell.methods.common.load import load_head
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads import formats
+from foretell.heads.head import Head
+from foretell.heads.load import load_head
+from foretell.heads.pair_head import PairHead
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective_eagle3 import require_slots, unrolled

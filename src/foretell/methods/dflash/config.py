@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.methods.common.load import load_head
+from foretell.heads.load import load_head
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.head_config import HeadMethodConfig

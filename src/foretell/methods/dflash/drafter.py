@@ -16,9 +16,9 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
+from foretell.heads.native import runs_as
+from foretell.heads.repacked import with_weights
 from foretell.methods.chains import can_draw
-from foretell.methods.common.native import runs_as
-from foretell.methods.common.repacked import with_weights
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.native import NativeFlash, native_flash
 from foretell.methods.features import MOST_BYTES, FeatureBuffer

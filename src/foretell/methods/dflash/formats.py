@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.keys import Keys, rope_theta
-from foretell.methods.common.layer import HARMLESS, describe_windows, refuse_unknown, windows
-from foretell.methods.common.layout import Found, Layout, TargetInfo, check_layer_ids
-from foretell.methods.common.reduced import complete_vocabulary
-from foretell.methods.common.sizes import SECOND
+from foretell.heads.config_keys import Keys, rope_theta
+from foretell.heads.config_values import SECOND
+from foretell.heads.draft_vocabulary import complete_vocabulary
+from foretell.heads.head import Head, HeadConfig
+from foretell.heads.layer_keys import HARMLESS, describe_windows, refuse_unknown, windows
+from foretell.heads.layout import Found, Layout, TargetInfo, check_layer_ids
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 
 BIAS = "confidence_head.proj.bias"

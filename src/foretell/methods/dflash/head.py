@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
-from foretell.methods.common.sizes import SECOND
+from foretell.heads.config_values import SECOND
+from foretell.heads.head import Head, HeadConfig
+from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
 from foretell.methods.dflash.descendants import (
     BlockConv,
     CandidateSelector,

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy, TokenTree
+from foretell.heads.modules import rotations
+from foretell.heads.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import draw_block
-from foretell.methods.common.layers import rotations
-from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretell.methods.dflash.descendants import BlockConv
 from foretell.methods.dflash.head import DFlashHead
 from foretell.model.bound import BoundCache
@@ -136,7 +136,7 @@ class NativeFlash:
 
 
 def native_flash(head: DFlashHead, model: CausalModel, weights: str = "auto") -> tuple[NativeFlash | None, str | None]:
-    """The head through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
+    """The head through the native kernels, or None and why not. weights: one of ``heads.native.WEIGHTS``."""
     reason = refusal(head, model)
     if reason is not None:
         return None, reason

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import Batch, LabeledBatch, Teacher
 from foretell.methods.dflash.head import DFlashHead
 
 

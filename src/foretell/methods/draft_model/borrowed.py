@@ -19,8 +19,8 @@ from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.files import read_json
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.errors import ConfigError, ModelError
-from foretell.methods.common.files import read_tensors
-from foretell.methods.common.sizes import check_ids
+from foretell.heads.config_values import check_ids
+from foretell.heads.directories import read_tensors
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.llama import shape as llama
 from foretell.model.llama.lean import LeanModel

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.model.target import ModelSpec
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.methods.common.load import load_head
+from foretell.heads.load import load_head
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head

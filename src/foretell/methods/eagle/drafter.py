@@ -21,13 +21,13 @@ from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, grow_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
+from foretell.heads.native import runs_as
+from foretell.heads.pair_head import PairHead
+from foretell.heads.repacked import with_weights
 from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
 from foretell.methods.acceptance.native import speed_up
 from foretell.methods.chains import can_draw, growth_of, row_counts
-from foretell.methods.common.native import runs_as
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.repacked import with_weights
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair

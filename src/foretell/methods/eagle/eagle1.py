@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from foretell.methods.common.pair import PairConfig, PairHead, PairLayer
+from foretell.heads.pair_head import PairConfig, PairHead, PairLayer
 from foretell.methods.eagle.eagle3 import fresh_matrices
 from foretell.model.target import CausalModel
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.layers import RMSNorm
-from foretell.methods.common.pair import PairConfig, PairHead, PairLayer
-from foretell.methods.common.repacked import OUTPUT, in_blocks, values_of
+from foretell.heads.modules import RMSNorm
+from foretell.heads.pair_head import PairConfig, PairHead, PairLayer
+from foretell.heads.repacked import OUTPUT, in_blocks, values_of
 from foretell.model.target import CausalModel
 
 

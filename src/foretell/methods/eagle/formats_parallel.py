@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.head import HeadConfig
-from foretell.methods.common.layout import Found, TargetInfo
+from foretell.heads.head import HeadConfig
+from foretell.heads.layout import Found, TargetInfo
 from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.eagle.formats import Eagle3Speculators
 from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig

@@ -11,12 +11,12 @@ from torch import Tensor
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy, Plan, TokenTree
+from foretell.heads.modules import rotations
+from foretell.heads.native import Memory, Vocabulary, address, layer_of, refusal, rounding
+from foretell.heads.pair_head import FamilyLayer, PairHead
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
-from foretell.methods.common.layers import rotations
-from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
-from foretell.methods.common.pair import FamilyLayer, PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.mtp.trained import MTPHead
@@ -243,7 +243,7 @@ class NativePair:
 
 
 def native_pair(head: PairHead, model: CausalModel, weights: str = "auto") -> tuple[NativePair | None, str | None]:
-    """The head through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
+    """The head through the native kernels, or None and why not. weights: one of ``heads.native.WEIGHTS``."""
     own = head.family_layer()
     reason = refusal(head, model, None if own is None else own.config)
     if reason is not None:

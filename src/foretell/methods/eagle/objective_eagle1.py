@@ -4,8 +4,8 @@
 import torch
 from torch.nn import functional as F
 
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.objective_eagle3 import places, require_slots, unrolled
 

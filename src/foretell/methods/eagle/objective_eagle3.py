@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.pair import PairHead
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.pair_head import PairHead
+from foretell.heads.teacher import Batch, LabeledBatch, Teacher
 from foretell.model.target import CausalModel
 
 

@@ -1,6 +1,6 @@
 """The checkpoint of the judge's head."""
 
-from foretell.methods.common.own import Own
+from foretell.heads.own_layout import Own
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 
 

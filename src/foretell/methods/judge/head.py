@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.head import Head, HeadConfig
+from foretell.heads.head import Head, HeadConfig
 from foretell.verify.lossy.judge import Judge, JudgeHead
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.methods.common.load import load_head
+from foretell.heads.load import load_head
 from foretell.methods.head_config import StepwiseMethodConfig
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
 from foretell.methods.kangaroo.head import KangarooHead

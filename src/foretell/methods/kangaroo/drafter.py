@@ -27,9 +27,9 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, 
 from foretell.draft.growing import grow
 from foretell.draft.growing.frontier import Grown, pick, span_for
 from foretell.draft.shapes import SHAPES, Shape, SpecDec
+from foretell.heads.native import runs_as
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
 from foretell.methods.acceptance.native import speed_up
-from foretell.methods.common.native import runs_as
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
 from foretell.model.bound import BoundCache

@@ -1,6 +1,6 @@
 """The checkpoint of Kangaroo's adapter."""
 
-from foretell.methods.common.own import Own
+from foretell.heads.own_layout import Own
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.layers import Attention, AttentionShape, RMSNorm, rotary, turn
-from foretell.methods.common.sizes import check_heads
+from foretell.heads.config_values import check_heads
+from foretell.heads.head import Head, HeadConfig
+from foretell.heads.modules import Attention, AttentionShape, RMSNorm, rotary, turn
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec
 

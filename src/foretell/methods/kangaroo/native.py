@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.tree import Plan
+from foretell.heads.modules import rotary, rotations, turn
+from foretell.heads.native import Memory, layer_of, refusal, rounding
 from foretell.kernels import structures
 from foretell.kernels.functions import check
-from foretell.methods.common.layers import rotary, rotations, turn
-from foretell.methods.common.native import Memory, layer_of, refusal, rounding
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.bound import BoundCache
 from foretell.model.llama.native import NativeModel
@@ -83,7 +83,7 @@ class NativeAdapter:
 def native_adapter(
     head: KangarooHead, model: CausalModel, weights: str = "auto"
 ) -> tuple[NativeAdapter | None, str | None]:
-    """The adapter through the native kernels, or None and why not. weights: ``methods.common.native.WEIGHTS``."""
+    """The adapter through the native kernels, or None and why not. weights: ``heads.native.WEIGHTS``."""
     reason = refusal(head, model)
     if reason is not None:
         return None, reason

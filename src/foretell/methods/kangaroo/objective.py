@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from foretell.methods.common.layers import causal_mask
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.modules import causal_mask
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.methods.kangaroo.head import KangarooHead
 
 

@@ -15,9 +15,9 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape, SpecDec
+from foretell.heads.native import runs_as
+from foretell.heads.repacked import with_weights
 from foretell.methods.chains import can_draw, draw_block
-from foretell.methods.common.native import runs_as
-from foretell.methods.common.repacked import with_weights
 from foretell.methods.medusa.head import MedusaHead, Stacked
 from foretell.methods.medusa.native import NativeMedusa, native_medusa
 from foretell.model.target import CausalModel, Target

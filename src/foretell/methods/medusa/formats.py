@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.files import MEDUSA_WEIGHTS, WEIGHTS
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture
-from foretell.methods.common.sizes import check_ids
+from foretell.heads.config_values import check_ids
+from foretell.heads.directories import MEDUSA_WEIGHTS, WEIGHTS
+from foretell.heads.head import Head, HeadConfig
+from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, architecture
 from foretell.methods.eagle.formats import last_layer
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.head import Head, HeadConfig
+from foretell.heads.head import Head, HeadConfig
 from foretell.model.target import CausalModel
 
 

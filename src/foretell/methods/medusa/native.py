@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from foretell.methods.common.native import Memory, Vocabulary, refusal, rounding
-from foretell.methods.common.native_blocks import NativeBlocks
+from foretell.heads.native import Memory, Vocabulary, refusal, rounding
+from foretell.heads.native_blocks import NativeBlocks
 from foretell.methods.medusa.head import MedusaHead, ResBlock
 from foretell.model.llama.native import NativeModel
 from foretell.model.target import CausalModel
@@ -35,7 +35,7 @@ class NativeMedusa:
 def native_medusa(
     head: MedusaHead, model: CausalModel, weights: str = "auto"
 ) -> tuple[NativeMedusa | None, str | None]:
-    """The heads through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
+    """The heads through the native kernels, or None and why not. weights: one of ``heads.native.WEIGHTS``."""
     reason = refusal(head, model)
     if reason is None and head.config.num_heads > MOST_HEADS:
         reason = f"it has {head.config.num_heads} heads, and the native kernels run at most {MOST_HEADS}"

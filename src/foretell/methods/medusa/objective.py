@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.objective import LossSlot, Objective, Outcome
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.methods.medusa.head import MedusaHead
 
 

@@ -7,9 +7,9 @@ from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.nextn import has_trunk
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.methods.common.files import read_config
-from foretell.methods.common.layout import architecture
-from foretell.methods.common.load import load_head
+from foretell.heads.directories import read_config
+from foretell.heads.layout import architecture
+from foretell.heads.load import load_head
 from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP

@@ -7,8 +7,8 @@ cache never keeps what came of its own guesses.
 from foretell.core.errors import ConfigError, ModelError
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import SHAPES
-from foretell.methods.common.native import runs_as
-from foretell.methods.common.pair import PairHead
+from foretell.heads.native import runs_as
+from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
 from foretell.methods.eagle.native import native_pair
 from foretell.methods.features import MOST_BYTES

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError, first_line
 from foretell.core.tree import Plan
-from foretell.methods.common.head import HeadConfig
-from foretell.methods.common.native import InBlocks
-from foretell.methods.common.pair import FamilyLayer, PairHead, PairLayer
+from foretell.heads.head import HeadConfig
+from foretell.heads.native import InBlocks
+from foretell.heads.pair_head import FamilyLayer, PairHead, PairLayer
 from foretell.methods.mtp.checkpoint import MTPLayout, MTPTensors
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, LayerMemory, RecordingCache, SlotCache, mask_recipe

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from foretell.methods.common.head import HeadConfig
-from foretell.methods.common.layer import refuse_unknown
-from foretell.methods.common.layers import RMSNorm
-from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo
-from foretell.methods.common.pair import PairConfig, PairHead, PairLayer
+from foretell.heads.head import HeadConfig
+from foretell.heads.layer_keys import refuse_unknown
+from foretell.heads.layout import MARKER, Found, Layout, TargetInfo
+from foretell.heads.modules import RMSNorm
+from foretell.heads.pair_head import PairConfig, PairHead, PairLayer
 from foretell.methods.eagle.eagle3 import fresh_matrices
 from foretell.methods.eagle.formats import last_layer, llama, llama_sizes
 from foretell.model.target import CausalModel

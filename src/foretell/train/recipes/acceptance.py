@@ -4,11 +4,11 @@ import torch
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
+from foretell.heads.objective import Objective
+from foretell.heads.teacher import Teacher
 from foretell.methods.acceptance.head import LAW_DRAFTER, AcceptanceHead, AcceptanceHeadConfig, law_refused
 from foretell.methods.acceptance.objective import AcceptanceObjective, calibrate
 from foretell.methods.acceptance.reading import ModelReader, open_reader
-from foretell.methods.common.objective import Objective
-from foretell.methods.common.teacher import Teacher
 from foretell.methods.draft_model.objective import check_draft
 from foretell.train.data import sequential_batches
 from foretell.train.making import Making, Options, Recipe

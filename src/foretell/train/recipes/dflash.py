@@ -1,8 +1,8 @@
 """DFlash, with DSpark's heads or DFlash2's convolutions and selector on request: a block of guesses in one pass."""
 
-from foretell.methods.common.objective import Objective
-from foretell.methods.common.reduced import draft_vocabulary
-from foretell.methods.common.sizes import SECOND
+from foretell.heads.config_values import SECOND
+from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.objective import Objective
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 from foretell.methods.dflash.objective import DFlashObjective
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretell.methods.common.objective import Objective
+from foretell.heads.objective import Objective
 from foretell.methods.draft_model.objective import DraftModelObjective, check_draft
 from foretell.model.load import load_model
 from foretell.train.making import Making, Options, Recipe

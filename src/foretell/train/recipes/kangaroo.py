@@ -3,7 +3,7 @@
 import torch
 
 from foretell.core.noise import int64_seed
-from foretell.methods.common.objective import Objective
+from foretell.heads.objective import Objective
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.objective import KangarooObjective
 from foretell.train.making import Making, Options, Recipe, shaped

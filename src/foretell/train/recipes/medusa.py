@@ -1,6 +1,6 @@
 """Medusa: heads on the target's last hidden state."""
 
-from foretell.methods.common.objective import Objective
+from foretell.heads.objective import Objective
 from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.medusa.objective import MedusaObjective
 from foretell.train.making import Making, Options, Recipe

@@ -1,6 +1,6 @@
 """MTP: one layer over the target's last hidden state, for targets whose checkpoint has none."""
 
-from foretell.methods.common.objective import Objective
+from foretell.heads.objective import Objective
 from foretell.methods.mtp.objective import MTPObjective
 from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped

@@ -16,9 +16,9 @@ from torch import Tensor
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
+from foretell.heads.stored_outputs import LinearHead
 from foretell.kernels.functions import check
 from foretell.kernels.pages import huge_pages
-from foretell.methods.common.kept import LinearHead
 from foretell.methods.medusa.head import head_weight
 from foretell.model.cache import KVCache
 from foretell.model.llama import shape as llama

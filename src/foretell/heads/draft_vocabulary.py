@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.sizes import check_ids
+from foretell.heads.config_values import check_ids
 
 
 def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor, Tensor]:

@@ -40,12 +40,12 @@ from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.core.jsontext import parse_json
 from foretell.core.registry import load_reference
-from foretell.methods.common.files import HOLDERS, as_json, read_config, read_tensors, replace
-from foretell.methods.common.head import Head
-from foretell.methods.common.keys import Keys
-from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
-from foretell.methods.common.marker import marker
-from foretell.methods.common.repacked import OUTPUT
+from foretell.heads.config_keys import Keys
+from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
+from foretell.heads.head import Head
+from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
+from foretell.heads.marker import marker
+from foretell.heads.repacked import OUTPUT
 from foretell.model.target import ModelSpec
 
 __all__ = [
@@ -123,9 +123,9 @@ def save_gguf(
     kind_of_matrices: str | None = None,
     lend_output: bool = False,
 ) -> None:
-    """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: ``checkpoints.gguf.write_heads.vocabulary_of`` the
-    target. kind_of_matrices: see ``checkpoints.gguf.write_heads.write_head``. lend_output: leave out the output head, which must
-    be the target's own rows, as where it was not trained: they are read from the target when the head is loaded. Raises
+    """Write a head as a GGUF file of llama.cpp's architectures. vocabulary: what ``gguf.write_heads.vocabulary_of`` says of
+    the target. kind_of_matrices: see ``gguf.write_heads.write_head``. lend_output: leave out the output head, which must be
+    the target's own rows, as where it was not trained: they are read from the target when the head is loaded. Raises
     ConfigError for a head that these do not have, or a path that holds another model."""
     from foretell.checkpoints.gguf.heads import HeadFile
     from foretell.checkpoints.gguf.write_heads import write_head

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.sizes import RANGES
+from foretell.heads.config_values import RANGES
 
 MOST = 2**53
 """Largest whole number that every reader of JSON takes for the same."""

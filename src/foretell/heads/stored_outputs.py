@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.teacher import Batch, LabeledBatch, Teacher
 from foretell.model.codes import from_codes, to_codes
 from foretell.model.target import CausalModel
 

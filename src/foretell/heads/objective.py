@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foretell.core.tree import Plan
-from foretell.methods.common.rope import RopeScaling, frequencies
+from foretell.heads.rope import RopeScaling, frequencies
 from foretell.model.cache import KVCache
 from foretell.model.windows import DraftWindow, sunk_attention
 

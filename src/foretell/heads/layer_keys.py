@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.keys import Keys
-from foretell.methods.common.layout import MARKER
-from foretell.methods.common.rope import KINDS, RopeScaling, default_attention_factor
+from foretell.heads.config_keys import Keys
+from foretell.heads.layout import MARKER
+from foretell.heads.rope import KINDS, RopeScaling, default_attention_factor
 
 HARMLESS = frozenset(
     {

@@ -6,8 +6,8 @@ import torch
 
 from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError, nearest
-from foretell.methods.common import formats
-from foretell.methods.common.head import Head
+from foretell.heads import formats
+from foretell.heads.head import Head
 from foretell.model.target import CausalModel, ModelSpec
 
 AnyHead = TypeVar("AnyHead", bound=Head)

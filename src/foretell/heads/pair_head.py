@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm
-from foretell.methods.common.rope import RopeScaling
-from foretell.methods.common.sizes import check_heads
+from foretell.heads.config_values import check_heads
+from foretell.heads.head import Head, HeadConfig
+from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm
+from foretell.heads.rope import RopeScaling
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 

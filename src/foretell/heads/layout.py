@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.files import WEIGHTS
-from foretell.methods.common.head import Head, HeadConfig
-from foretell.methods.common.keys import Keys
+from foretell.heads.config_keys import Keys
+from foretell.heads.directories import WEIGHTS
+from foretell.heads.head import Head, HeadConfig
 
 MARKER = "foretell"
 """The key of config.json under which this library says what is in a directory; others ignore it."""

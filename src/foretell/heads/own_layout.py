@@ -5,9 +5,9 @@ import typing
 from typing import Any, ClassVar
 
 from foretell.core.errors import ConfigError, ModelError
-from foretell.methods.common.head import HeadConfig
-from foretell.methods.common.keys import Keys
-from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, some
+from foretell.heads.config_keys import Keys
+from foretell.heads.head import HeadConfig
+from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, some
 
 OURS = ("architectures", "dtype", "torch_dtype", MARKER)
 """Keys of config.json that are not the head's configuration."""

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.noise import token_table
+from foretell.heads.config_values import check_ids
+from foretell.heads.head import Head
+from foretell.heads.modules import Attention
 from foretell.kernels import heads, structures
 from foretell.kernels.build import warn_once
 from foretell.kernels.functions import check
 from foretell.kernels.native import need
 from foretell.kernels.pages import huge_pages
-from foretell.methods.common.head import Head
-from foretell.methods.common.layers import Attention
-from foretell.methods.common.sizes import check_ids
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import HEAD_DIMS, NativeModel, supports
 from foretell.model.target import CausalModel
@@ -165,7 +165,7 @@ class InBlocks(TensorWeights):
 
 
 def layer_of(memory: Memory, attention: nn.Module, mlp: nn.Module | None, **norms: Tensor | None) -> structures.Layer:
-    """A decoder layer of ``methods.common.layers``; norms by the names of ``structures.Layer``."""
+    """A decoder layer of ``heads.layers``; norms by the names of ``structures.Layer``."""
     assert isinstance(attention, Attention)
     shape, limit = attention.shape, attention.shape.limit
     layer = structures.Layer(window=shape.window if limit is None else limit.size, sinks=limit.sinks if limit else 0)

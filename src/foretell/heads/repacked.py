@@ -10,8 +10,8 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from foretell.checkpoints.packed import Packed
+from foretell.heads.head import AnyHead, Head
 from foretell.kernels.dequantise import dequantise_into
-from foretell.methods.common.head import AnyHead, Head
 
 OUTPUT = "lm_head.weight"
 

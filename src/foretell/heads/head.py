@@ -12,8 +12,8 @@ from torch import nn
 
 from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
-from foretell.methods.common.layers import Attention
-from foretell.methods.common.sizes import check_sizes
+from foretell.heads.config_values import check_sizes
+from foretell.heads.modules import Attention
 from foretell.model.target import CausalModel, ModelSpec
 from foretell.model.windows import DraftWindow
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from foretell.methods.common.layout import MARKER
+from foretell.heads.layout import MARKER
 
 
 def marker(config: Mapping[str, Any]) -> Mapping[str, Any]:

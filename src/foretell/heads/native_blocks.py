@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from foretell.heads.native import Memory, Vocabulary, addresses
 from foretell.kernels import heads
-from foretell.methods.common.native import Memory, Vocabulary, addresses
 
 
 class NativeBlocks:
