@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Co
 
 from foretell.core.tree import layout
 from foretell.model.bandwidth import dram_read_bandwidth
-from foretell.model.llama import lean, native
+from foretell.model.llama.run import lean, native
 from foretell.model.target import CausalModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -17,7 +17,7 @@ from foretell import Engine, Request, SamplingParams
 from foretell.core.noise import Stream, stream_keys
 from foretell.core.tree import layout
 from foretell.engine.engine import Completion
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from foretell.model.load import as_model
 from foretell.model.target import CausalModel
 

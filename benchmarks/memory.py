@@ -12,7 +12,7 @@ from pathlib import Path
 
 CHILD = """
 import json, sys
-import torch, transformers, foretell, foretell.model.load, foretell.model.llama.lean
+import torch, transformers, foretell, foretell.model.load, foretell.model.llama.run.lean
 from pathlib import Path
 def status(field):
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field))

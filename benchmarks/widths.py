@@ -21,7 +21,7 @@ from foretell.core.tree import layout
 from foretell.kernels import build
 from foretell.kernels.native import variant
 from foretell.model.bandwidth import dram_read_bandwidth
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import foretell
 from foretell.checkpoints.catalogue import DEFAULT, pulled
-from foretell.cli.pull import fetch
+from foretell.cli.commands.pull import fetch
 from foretell.core.errors import ForetellError
 from foretell.kernels.build import cpu_flags
 from foretell.model.trained import default_speculation

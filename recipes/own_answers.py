@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoTokenizer
 
-from foretell.model.llama.pack import make_linear
+from foretell.model.llama.run.pack import make_linear
 from recipes.process import prepare, wait_while_paused
 
 Text = tuple[list[int], int]

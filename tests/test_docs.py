@@ -378,6 +378,6 @@ def test_one_promise_of_speed_everywhere() -> None:
         assert told[page].count(PROMISE) == 1, page
     package = Path(foretell.__file__).parent
     sources = {str(file.relative_to(package)): " ".join(file.read_text().split()) for file in package.rglob("*.py")}
-    assert PROMISE in sources["cli/serve.py"]
+    assert PROMISE in sources["cli/commands/serve.py"]
     never = [name for name, text in (told | sources).items() if "never slower" in text.lower()]
     assert never in ([], ["docs/LOG.md"])

@@ -74,7 +74,7 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
         (Sequoia(depth=4, size=9), 3, 1), (Sequoia(depth=4, size=9), 3, 2), (Sequoia(depth=4, size=9), 2, 1),
         (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
     ],
-    "model.llama.native._numbers": [((1, 2),), ((2, 1),), ((1,),)],
+    "model.llama.run.native._numbers": [((1, 2),), ((2, 1),), ((1,),)],
     "verify.selection.gauss": [(3, CPU), (5, CPU)],
 }  # fmt: skip
 """Arguments of which no two give the same."""
@@ -124,7 +124,7 @@ SEEN: dict[str, str] = {
     "checkpoints.gguf.file._open": "tests/checkpoints/gguf/test_load.py",
     "checkpoints.gguf.values.say": "tests/checkpoints/gguf/test_config.py::test_every_key_is_read_or_said",
     "model.hf.own.Positions.during.put:self._tables": "tests/model/hf/test_own.py",
-    "model.llama.native.NativeModel._threads:self._threads_for": "tests/model/llama/test_native.py",
+    "model.llama.run.native.NativeModel._threads:self._threads_for": "tests/model/llama/test_native.py",
     "model.table.TableLM._explicit:self._known": "tests/model/test_table.py",
     "checkpoints.templates._compiled": "tests/engine/request/test_conversation.py",
     "model.trained._entry_of_files": "tests/model/test_trained.py",
@@ -139,8 +139,8 @@ SEEN: dict[str, str] = {
     "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
     "server.app._routes": "tests/server/test_openapi.py",
     "server.backend.Backend.thoughts:self._thoughts": "tests/server/test_thoughts.py",
-    "server.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
-    "server.tokens.TokenTexts.__init__:self._text": "tests/server/test_echo.py",
+    "server.texts.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
+    "server.texts.tokens.TokenTexts.__init__:self._text": "tests/server/test_echo.py",
     "service.drift.Drifts.__call__:self._watches": "tests/service/test_drift.py",
     "service.processors.StepBudget.spend:self._spent": "tests/service/test_processors.py",
     "service.tenants.Tenants.choice:self._stores": "tests/service/test_tenants.py",

@@ -11,7 +11,7 @@ from foretell.certify import certify, weights_distance
 from foretell.certify.plain import reference
 from foretell.certify.weights import log_probs, unquantised_of
 from foretell.core.errors import ConfigError
-from foretell.model.llama import native
+from foretell.model.llama.run import native
 from foretell.model.load import load_model
 from tests.model.llama.family import make_model
 

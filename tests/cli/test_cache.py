@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretell.checkpoints.catalogue import CATALOGUE
-from foretell.cli import cache
+from foretell.cli.commands import cache
 from tests.cli.conftest import Invoke
 
 MODEL = next(iter(CATALOGUE))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.certify_url import read_prompts
+from foretell.cli.commands.certify_url import read_prompts
 from foretell.core.errors import ConfigError
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from foretell import ConfigError, Engine, Service, ServiceOptions, bundled, speculative_config
-from foretell.cli import certify, settings
-from foretell.cli.bench import _methods
-from foretell.cli.serve import _also
+from foretell.cli import settings
+from foretell.cli.commands import certify
+from foretell.cli.commands.bench import _methods
+from foretell.cli.commands.serve import _also
 from foretell.engine.config import default_drafter
 
 HEAD = "bundled/smollm2-135m/eagle3"

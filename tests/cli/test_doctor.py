@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli.doctor import flags_of
+from foretell.cli.commands.doctor import flags_of
 from foretell.cli.options import Models
 from foretell.core.errors import ConfigError
 from foretell.costs.table import CostTable, TextCosts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.cli import methods
+from foretell.cli.commands import methods
 from foretell.core import builtin
 from tests.cli.conftest import Invoke
 
@@ -211,7 +211,7 @@ def test_methods_is_one_screen_without_torch() -> None:
 
 def test_the_file_of_methods_is_fresh() -> None:
     made = methods.brief(methods.catalogue())
-    assert json.loads(methods.BRIEF.read_text(encoding="utf-8")) == made, "python -m foretell.cli.methods"
+    assert json.loads(methods.BRIEF.read_text(encoding="utf-8")) == made, "python -m foretell.cli.commands.methods"
 
 
 def test_methods_of_packages_are_listed_too(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from foretell import Engine
 from foretell.analysis.explain import explain, number_game
-from foretell.cli.explain import PROMPT, _time, show
+from foretell.cli.commands.explain import PROMPT, _time, show
 from foretell.core.visible import quoted
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
@@ -184,7 +184,7 @@ def test_of_tokens_with_one_text_the_one_that_was_taken_is_marked(monkeypatch: p
 
     from rich.console import Console
 
-    from foretell.cli.explain import _place
+    from foretell.cli.commands.explain import _place
 
     found = explain(Engine.load("bundled", speculative="draft_model"), PROMPT, temperature=0.7, seed=0)
     place = found.places[0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretell import ConfigError, LearnOptions
-from foretell.cli.learn import summary
+from foretell.cli.commands.learn import summary
 from foretell.learn.plot import draw_history, running
 from foretell.learn.session import Session
 from tests.cli.conftest import Invoke

@@ -46,7 +46,7 @@ def test_a_table_that_does_not_fit_is_printed_as_blocks() -> None:
 
 def test_methods_on_a_narrow_terminal_keep_their_words(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = invoke("methods", "--all").stdout
-    monkeypatch.setattr("foretell.cli.methods.WIDE", 40)
+    monkeypatch.setattr("foretell.cli.commands.methods.WIDE", 40)
     narrow = invoke("methods", "--all").stdout
     assert "draft_model" in narrow
     assert "…" not in narrow
@@ -155,7 +155,7 @@ def test_an_instruct_model_gets_texts_of_a_file_as_messages(
 def test_an_instruct_model_gets_the_prompt_of_explain_as_a_message(
     invoke: Invoke, instruct: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foretell.cli.explain import PROMPT
+    from foretell.cli.commands.explain import PROMPT
 
     asked: list[Any] = []
 
@@ -266,7 +266,7 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str | None], status: int, told: int
 ) -> None:
     """It ended the chat without a word; from a pipe it still does."""
-    from foretell.cli import chat
+    from foretell.cli.commands import chat
 
     left = list(typed)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from foretell.cli import train_auto
+from foretell.cli.commands import train_auto
 from foretell.cli.train_worth import best_depth, worth
 from foretell.model import trained
 from foretell.train.plan import Task

@@ -18,8 +18,8 @@ from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.features import FeatureBuffer
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel, supports
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel, supports
 from foretell.model.target import CausalModel
 from tests.draft.test_join import CAPACITY, METHODS, MODELS, Guesses, Lane, guesses, row, target, tiny
 from tests.methods.eagle.eagles import EAGLE3, random_head

@@ -12,7 +12,7 @@ from foretell.checkpoints.lora import read_lora
 from foretell.engine.beginnings import PIECE, beginnings, shared
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import Shared
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from tests.model.adapters import write_adapter
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -10,7 +10,7 @@ from foretell import Engine, Request, SamplingParams
 from foretell.core.tree import root_tree
 from foretell.engine.state import State
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target

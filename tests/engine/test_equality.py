@@ -12,7 +12,7 @@ from foretell import Completion, Engine, Request, SamplingParams
 from foretell.core.noise import Noise, derive_seed, exponentials
 from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target

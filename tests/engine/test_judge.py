@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foretell import ConfigError, Engine, ModelError, Request, SamplingParams
-from foretell.cli.methods import catalogue
+from foretell.cli.commands.methods import catalogue
 from foretell.heads import formats
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights

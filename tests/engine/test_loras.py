@@ -15,9 +15,9 @@ from foretell.draft.base import Method
 from foretell.engine.request.request import row_of, submission_of
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.kangaroo.drafter import EarlyExit
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.loras import MergedWeights
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.loras import MergedWeights
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import read_shape
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance

@@ -19,7 +19,7 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
-from foretell.model.llama.native import NativeModel, supports
+from foretell.model.llama.run.native import NativeModel, supports
 from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer
 from tests.engine.test_recurrent import asked

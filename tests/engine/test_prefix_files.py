@@ -13,7 +13,7 @@ from foretell.draft.suffix import Suffix
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prefix_files import PrefixFiles
 from foretell.methods.eagle.drafter import Eagle3
-from foretell.model.llama.native import supports
+from foretell.model.llama.run.native import supports
 from tests.engine.test_prefix import row
 from tests.methods.eagle.eagles import EAGLE3, random_head
 from tests.model.llama.hybrid import hybrid_config, native_hybrid

@@ -11,7 +11,7 @@ from foretell import Completion, Engine, Request, SamplingParams, Service, Servi
 from foretell.engine.batch import Batch
 from foretell.engine.speculation import Speculation
 from foretell.kernels.native import library
-from foretell.model.llama.native import MOST_PASSES
+from foretell.model.llama.run.native import MOST_PASSES
 from foretell.model.target import Target
 from tests.service.test_service import Mailbox
 

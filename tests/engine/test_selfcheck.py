@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from foretell import Engine, ServiceOptions
 from foretell.checkpoints.lora import read_loras
 from foretell.cli.app import app
-from foretell.cli.serve import _one_by_one
+from foretell.cli.commands.serve import _one_by_one
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.engine import selfcheck
 from foretell.engine.prefix import Prefix
 from foretell.engine.selfcheck import SelfCheck, check_passes, self_check
 from foretell.model.cache import KVCache
-from foretell.model.llama.bound import NativeCache
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.bound import NativeCache
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import load_model
 from foretell.model.target import Output, WrappedModel
 from tests.model.adapters import write_adapter

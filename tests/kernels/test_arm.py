@@ -12,7 +12,7 @@ from torch import Tensor
 from foretell.core.noise import token_table
 from foretell.kernels import build, native
 from foretell.kernels.cpu import cpu_flags
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from tests.kernels.emulator import COMPILER, At, Call, compiled, emulated, needs_emulator, recorded
 from tests.model.llama.family import BUSHY, CAPACITY, VOCABULARY, make_model, prefill, run_tree
 from tests.processes import quick_compiler

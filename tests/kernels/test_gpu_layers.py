@@ -12,8 +12,8 @@ from foretell.kernels.gpu import ops as operators
 from foretell.kernels.gpu.ops import register
 from foretell.model import blocks as blocked
 from foretell.model.blocks import BlockCache
-from foretell.model.llama import lean
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run import lean
+from foretell.model.llama.run.lean import LeanModel
 from tests.model.llama.family import VOCABULARY, make_model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretell.kernels import build, native
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from tests.kernels.emulator import emulated
 from tests.kernels.test_arm import BF16, F32, Q4, Q8, numbers, passes, product
 

@@ -33,8 +33,8 @@ from foretell.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medu
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama import native
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run import native
+from foretell.model.llama.run.native import NativeModel
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -15,9 +15,9 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.mtp.drafter import MTP
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama import native
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run import native
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 from foretell.model.windows import UNBOUNDED, DraftWindow
 from tests.methods.eagle.eagles import random_head

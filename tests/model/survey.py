@@ -20,8 +20,8 @@ from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.refusals import check_config
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import unsupported
 from foretell.model.target import CausalModel
 from tests.model.tiny import ACCEPTED, BUSHY, Rows, largest_error

@@ -314,7 +314,7 @@ def test_auto_survives_a_twin_that_fails(monkeypatch: pytest.MonkeyPatch, saved:
     """A compiler that is missing must never stop what transformers can run."""
     install(monkeypatch, native=FakeTwin(None, RuntimeError("no compiler")))
     assert isinstance(load_model(str(saved)), TransformersModel)
-    monkeypatch.setitem(sys.modules, "foretell.model.llama.native", None)  # cannot even be imported
+    monkeypatch.setitem(sys.modules, "foretell.model.llama.run.native", None)  # cannot even be imported
     assert isinstance(load_model(str(saved)), TransformersModel)
 
 
@@ -323,7 +323,7 @@ def test_forced_implementation_says_why_not(monkeypatch: pytest.MonkeyPatch, sav
     install(monkeypatch, native=FakeTwin("float16 is not for CPUs"))
     with pytest.raises(ConfigError, match=r"'native' does not support .*llama: float16 is not for CPUs"):
         load_model(str(saved), implementation="native")
-    monkeypatch.setitem(sys.modules, "foretell.model.llama.lean", None)
+    monkeypatch.setitem(sys.modules, "foretell.model.llama.run.lean", None)
     with pytest.raises(ConfigError, match="'lean' does not support"):
         load_model(str(saved), implementation="lean")
 

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
-from foretell.server.anthropic import Blocks
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
-from foretell.server.reading import Reading
 from foretell.server.replies.anthropic import MessageReply
-from foretell.server.tools import ToolUse
+from foretell.server.routes.anthropic import Blocks
+from foretell.server.texts.reading import Reading
+from foretell.server.texts.tools import ToolUse
 from tests.server.calls import SCHEMA, is_dog
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService

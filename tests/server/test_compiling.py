@@ -9,7 +9,7 @@ from foretell import ConfigError, Engine
 from foretell.engine.structured import compiling
 from foretell.engine.structured.compiling import CompileCheck
 from foretell.engine.structured.constraint import Constraints, json_grammar
-from foretell.server.tools import ToolUse
+from foretell.server.texts.tools import ToolUse
 
 PATTERNS = {"type": "object", "patternProperties": {f"^a{at:04d}x": {"type": "integer"} for at in range(2000)}}
 SMALL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

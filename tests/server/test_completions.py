@@ -12,7 +12,7 @@ from foretell.engine.request.row import Piece
 from foretell.engine.request.text import TextStream
 from foretell.model.load import load_tokenizer
 from foretell.server.replies.completions import TextReply
-from foretell.server.tokens import LOWEST, TokenTexts, finite
+from foretell.server.texts.tokens import LOWEST, TokenTexts, finite
 from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService

@@ -24,7 +24,7 @@ from foretell.engine.request.request import token_ids
 from foretell.engine.structured.constraint import Constraint, ConstraintProcessor, Constraints, _unnamed, json_grammar
 from foretell.engine.structured.enforceable import loosened
 from foretell.engine.structured.keywords import BOUNDS, COUNTS, FORMATS, HELD, LISTS, MAPS, NOT_HELD, ONE
-from foretell.server.tools import ToolUse
+from foretell.server.texts.tools import ToolUse
 from tests.engine.harness import TreeMethod
 from tests.stress.schemas import Keywords, is_valid, random_schema
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foretell.engine.structured.constraint import Constraint, Constraints
-from foretell.server.tools import ToolUse
+from foretell.server.texts.tools import ToolUse
 from tests.server.test_tools import CALL, NAMED, TIME, TOOLS, tokenizer_with
 from tests.stress.schemas import is_valid
 

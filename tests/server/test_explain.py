@@ -10,8 +10,8 @@ from foretell import Engine, Service
 from foretell.analysis.explain import explain
 from foretell.core.params import SamplingParams
 from foretell.engine.request.submission import Submission
-from foretell.server.explain import MOST_STEPS, MOST_TOKENS
 from foretell.server.replies.explain import ExplainReply
+from foretell.server.routes.explain import MOST_STEPS, MOST_TOKENS
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 from tests.service.test_service import Mailbox

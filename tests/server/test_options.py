@@ -11,9 +11,9 @@ import pytest
 from foretell.core.errors import ConfigError
 from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
-from foretell.server.formats import term_of, wanted_format
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.tools import ToolUse
+from foretell.server.texts.formats import term_of, wanted_format
+from foretell.server.texts.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import ByteTokenizer, FakeService
 from tests.server.test_tools import NOW, TOOLS, WEATHER

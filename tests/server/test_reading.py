@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from foretell import Engine
 from foretell.core.tree import chain_parent, layout
-from foretell.server.embeddings import _read
+from foretell.server.routes.embeddings import _read
 from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService

@@ -12,8 +12,8 @@ from foretell.core.errors import ModelError
 from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
 from foretell.server.replies.responses import ResponseReply
-from foretell.server.responses import Output
-from foretell.server.tools import ToolUse
+from foretell.server.routes.responses import Output
+from foretell.server.texts.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService
 

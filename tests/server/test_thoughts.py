@@ -24,8 +24,8 @@ from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
-from foretell.server.reading import Reading, whole
-from foretell.server.tools import ToolUse
+from foretell.server.texts.reading import Reading, whole
+from foretell.server.texts.tools import ToolUse
 from foretell.service.service import Service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, VOCAB, ByteTokenizer, FakeService

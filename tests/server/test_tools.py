@@ -14,8 +14,8 @@ from foretell import ConfigError, Engine
 from foretell.engine.request.calls import knows_tools, messages_with_tools
 from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
-from foretell.server.reading import whole
-from foretell.server.tools import (
+from foretell.server.texts.reading import whole
+from foretell.server.texts.tools import (
     OPEN,
     CallDelta,
     ContentDelta,

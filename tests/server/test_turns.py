@@ -12,7 +12,7 @@ from foretell.engine.request.calls import messages_with_tools
 from foretell.model.load import load_tokenizer
 from foretell.server.errors import ApiError
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.turns import Form, turns
+from foretell.server.texts.turns import Form, turns
 from tests.engine.request.test_conversation import beginning_with
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService

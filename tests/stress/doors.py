@@ -30,10 +30,10 @@ from foretell.core.errors import PromptError
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
 from foretell.server.backend import Backend
-from foretell.server.chat import prompt_of
 from foretell.server.errors import ApiError, parse
 from foretell.server.protocol import anthropic, ollama, responses
 from foretell.server.protocol.requests import ChatRequest
+from foretell.server.routes.chat import prompt_of
 from tests.engine.request.test_told import BOTH, END, LOOP, PARTS, QWEN
 from tests.server.fake import EOS, FakeService
 from tests.server.live import live

@@ -24,8 +24,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 
 from foretell import web
 from foretell.engine.structured.thoughts import Thinking, family_named
-from foretell.server.reading import ThoughtDelta, ThoughtStream
-from foretell.server.tools import ContentDelta
+from foretell.server.texts.reading import ThoughtDelta, ThoughtStream
+from foretell.server.texts.tools import ContentDelta
 
 TEXT = """    if n <= 0:
         return []

@@ -75,8 +75,8 @@ def marked(known: Mapping[str, int], is_special: Callable[[int], bool]) -> list[
 
 
 def with_tokenizer(model: tuple[int, ...], vocab_size: int, tokenizer: Any) -> tuple[int, ...]:
-    """The ends that a model of so many tokens names, with those that its tokenizer knows: the tokens that it names, markers
-    of its vocabulary, and what its chat template closes an answer with."""
+    """The ends that the model names, with those that its tokenizer knows: the tokens that it names, markers of its
+    vocabulary, and what its chat template closes an answer with. All are below vocab_size."""
     ids = getattr(tokenizer, "convert_tokens_to_ids", None)
     if ids is None:
         return model

@@ -5,22 +5,22 @@ from typing import Annotated
 import typer
 
 from foretell import __version__
-from foretell.cli.bench import bench
-from foretell.cli.cache import cache
-from foretell.cli.certify import certify
-from foretell.cli.chat import chat
-from foretell.cli.doctor import doctor
+from foretell.cli.commands.bench import bench
+from foretell.cli.commands.cache import cache
+from foretell.cli.commands.certify import certify
+from foretell.cli.commands.chat import chat
+from foretell.cli.commands.doctor import doctor
+from foretell.cli.commands.explain import explain
+from foretell.cli.commands.export import export, vllm_args
+from foretell.cli.commands.generate import generate
+from foretell.cli.commands.learn import learn
+from foretell.cli.commands.methods import methods
+from foretell.cli.commands.pull import list_, pull, rm
+from foretell.cli.commands.report import report
+from foretell.cli.commands.serve import serve
+from foretell.cli.commands.theory import theory
+from foretell.cli.commands.train import train
 from foretell.cli.errors import OneLineGroup
-from foretell.cli.explain import explain
-from foretell.cli.export import export, vllm_args
-from foretell.cli.generate import generate
-from foretell.cli.learn import learn
-from foretell.cli.methods import methods
-from foretell.cli.pull import list_, pull, rm
-from foretell.cli.report import report
-from foretell.cli.serve import serve
-from foretell.cli.theory import theory
-from foretell.cli.train import train
 
 app = typer.Typer(
     name="foretell",

@@ -1,7 +1,7 @@
 """What can be known of configurations without torch: a wrong one is refused at once, in the words of the registries.
 
-Names of options and their kinds are read from ``methods.json``, which ``python -m foretell.cli.methods`` makes of the
-registries; ranges of a verifier's or a method's options are left to these, as is all of what packages add.
+Names of options and their kinds are read from ``methods.json``, which ``python -m foretell.cli.commands.methods`` makes of
+the registries; ranges of a verifier's or a method's options are left to these, as is all of what packages add.
 """
 
 import json

@@ -24,8 +24,8 @@ from foretell.kernels.build import warn_once
 from foretell.kernels.functions import check
 from foretell.kernels.native import need
 from foretell.kernels.pages import huge_pages
-from foretell.model.llama.matrices import read_matrices
-from foretell.model.llama.native import HEAD_DIMS, NativeModel, supports
+from foretell.model.llama.read.matrices import read_matrices
+from foretell.model.llama.run.native import HEAD_DIMS, NativeModel, supports
 from foretell.model.target import CausalModel
 
 WEIGHTS = ("auto", "same", "int8")
@@ -165,7 +165,7 @@ class InBlocks(TensorWeights):
 
 
 def layer_of(memory: Memory, attention: nn.Module, mlp: nn.Module | None, **norms: Tensor | None) -> structures.Layer:
-    """A decoder layer of ``heads.layers``; norms by the names of ``structures.Layer``."""
+    """A decoder layer of ``heads.modules``; norms by the names of ``structures.Layer``."""
     assert isinstance(attention, Attention)
     shape, limit = attention.shape, attention.shape.limit
     layer = structures.Layer(window=shape.window if limit is None else limit.size, sinks=limit.sinks if limit else 0)

@@ -1,7 +1,7 @@
 """The input of training: texts of the target, and the frozen target's outputs on them, computed in each step.
 
 Outputs are not stored on disk: hidden states of three layers are a thousand times the size of their text. In memory they
-may be kept (``heads.kept``).
+may be kept (``heads.stored_outputs``).
 """
 
 from abc import ABC, abstractmethod

@@ -12,7 +12,7 @@ from foretell.kernels.pages import huge_pages
 def dram_read_bandwidth(num_bytes: int = 1 << 30, *, repeats: int = 10, huge: bool = False) -> float:
     """Bytes per second at which torch's threads read a buffer larger than any cache; the best of some repeats.
 
-    huge: request 2 MiB pages, in which ``llama/native.py`` keeps weights. Without the native library torch does the
+    huge: request 2 MiB pages, in which ``run/native.py`` keeps weights. Without the native library torch does the
     reading, and a summation's own cost may hide part of the bandwidth.
     """
     memory = huge_pages(num_bytes) if huge else torch.empty(num_bytes, dtype=torch.uint8)

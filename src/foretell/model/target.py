@@ -2,7 +2,7 @@
 
 A ``CausalModel`` is weights; a ``KVCache`` is the memory of some rows; a ``Target`` is the pair that the engine and
 the drafters call. Three modules implement ``CausalModel``: ``model/hf/adapter.py`` (the unmodified transformers model, the
-reference), ``llama/lean.py`` (a fast implementation of the Llama family) and ``llama/native.py`` (the same as one C
+reference), ``run/lean.py`` (a fast implementation of the Llama family) and ``run/native.py`` (the same as one C
 operator).
 """
 

@@ -24,8 +24,8 @@ from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import Job
 from foretell.server.protocol.sampling import Sampling
-from foretell.server.reading import AnswerPieces
 from foretell.server.security import TENANT
+from foretell.server.texts.reading import AnswerPieces
 from foretell.server.usage import metrics, usage
 
 Body = TypeVar("Body", bound=Sampling)

@@ -14,14 +14,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Match
 
 from foretell import __version__
-from foretell.server import learner, models, ollama
-from foretell.server.anthropic import count_tokens, messages
 from foretell.server.backend import Backend
-from foretell.server.chat import chat_completions
-from foretell.server.completions import completions
-from foretell.server.embeddings import embeddings
 from foretell.server.errors import ApiError
-from foretell.server.explain import explain
 from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
 from foretell.server.protocol.anthropic import MessagesRequest
@@ -43,9 +37,15 @@ from foretell.server.replies.explain import ExplainReply
 from foretell.server.replies.ollama import OllamaChatLine, OllamaError, OllamaModels, OllamaShown, OllamaTextLine
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.replies.tokens import EmbeddingsReply, TextOfTokens, TokensReply
-from foretell.server.responses import responses
+from foretell.server.routes import learner, models, ollama
+from foretell.server.routes.anthropic import count_tokens, messages
+from foretell.server.routes.chat import chat_completions
+from foretell.server.routes.completions import completions
+from foretell.server.routes.embeddings import embeddings
+from foretell.server.routes.explain import explain
+from foretell.server.routes.responses import responses
+from foretell.server.routes.tokenize import detokenize, tokenize
 from foretell.server.security import REQUEST_ID, Gate
-from foretell.server.tokenize import detokenize, tokenize
 
 if TYPE_CHECKING:
     from foretell.service.service import Service

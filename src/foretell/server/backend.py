@@ -18,7 +18,7 @@ from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import Metrics
 from foretell.server.options import ServerOptions
-from foretell.server.tokens import TokenTexts
+from foretell.server.texts.tokens import TokenTexts
 
 if TYPE_CHECKING:
     from foretell.engine.structured.constraint import Constraints

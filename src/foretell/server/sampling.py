@@ -15,8 +15,8 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
-from foretell.server.prediction import prediction_method
 from foretell.server.protocol.sampling import Sampling, Speculative
+from foretell.server.texts.prediction import prediction_method
 
 if TYPE_CHECKING:
     from foretell.service.service import Service

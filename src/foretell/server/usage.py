@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretell.engine.request.result import Completion
-from foretell.server.prediction import count_prediction
+from foretell.server.texts.prediction import count_prediction
 
 
 def usage(

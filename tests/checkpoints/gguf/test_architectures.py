@@ -18,8 +18,8 @@ from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.tokenizer import read_tokenizer
 from foretell.checkpoints.gguf.weights import GGUFWeights
 from foretell.core.errors import ModelError
+from foretell.model.llama.read.split import split_weights
 from foretell.model.llama.shape import read_shape
-from foretell.model.llama.split import split_weights
 from foretell.model.load import load_model, unsupported
 from tests.checkpoints.gguf.change import change
 from tests.checkpoints.gguf.oracle import Case, case, checkpoint, labels

@@ -17,7 +17,7 @@ from foretell.checkpoints.gguf.file import GGUFFile, open_gguf
 from foretell.checkpoints.gguf.weights import GGUFWeights
 from foretell.checkpoints.packed import BLOCK_KINDS
 from foretell.kernels.dequantise import dequantise_into
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import load_config, load_model, load_tokenizer, unsupported
 from tests.checkpoints.gguf.change import change
 from tests.checkpoints.gguf.oracle import case, checkpoint, labels

@@ -13,8 +13,8 @@ from foretell.heads.teacher import Teacher
 from foretell.methods.dflash.descendants import BlockConv, CandidateSelector
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import from_module
 from foretell.train.methods import prepare
 from foretell.train.trainer import train

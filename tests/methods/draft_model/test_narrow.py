@@ -15,8 +15,8 @@ from foretell.kernels.native import library
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel, frequent_tokens
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama import matrices
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.read import matrices
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import load_model
 from foretell.model.target import CausalModel, Target
 from tests.engine.test_rejection import ALPHA, Spoilt, p_value, toy

@@ -28,7 +28,7 @@ from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.eagle.objective_eagle3 import unrolled
 from foretell.methods.features import TOGETHER, FeatureBuffer
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import VOCAB as TOY

@@ -20,8 +20,8 @@ from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama import native
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run import native
+from foretell.model.llama.run.native import NativeModel
 from tests.methods.eagle.eagles import random_head
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, Pass, Recorded, decoded, prompts
 from tests.model.tiny import VOCAB, tiny_module

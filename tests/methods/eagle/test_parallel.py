@@ -14,7 +14,7 @@ from foretell.heads import formats
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.eagle import parallel
 from foretell.methods.eagle.parallel import PEagle, PEagleHead, PEagleHeadConfig
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.model.tiny import VOCAB, tiny_module

@@ -19,9 +19,9 @@ from foretell.heads.repacked import blocks_kept, by_chance, with_weights
 from foretell.heads.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
-from foretell.model.llama.quantise import FORMAT_OF, FORMATS
+from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 from tests.methods.gguf.record import HEADS, HIDDEN, SIZES, TARGET, head_of, open_data, save_target
 from tests.methods.gguf.rewrite import rewrite

@@ -14,7 +14,7 @@ from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from tests.methods.gguf.record import MODULES, WHOLE, open_data, save_module, save_whole
 from tests.methods.gguf.rewrite import rewrite
 from tests.model.tiny import tiny_module

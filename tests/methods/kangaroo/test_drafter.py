@@ -21,7 +21,7 @@ from foretell.heads.teacher import Batch, Teacher
 from foretell.methods.kangaroo.drafter import EarlyExit, EarlyExitDrafter, Kangaroo, KangarooDrafter
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
 from tests.engine.conftest import audited  # noqa: F401 - every step is followed by adding up the books

@@ -15,7 +15,7 @@ from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.one_layer import text_config
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.methods.mtp.checkpoints import LAYERS, PREFIX, config_of, save

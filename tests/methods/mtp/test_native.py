@@ -11,8 +11,8 @@ from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
-from foretell.model.llama import native
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run import native
+from foretell.model.llama.run.native import NativeModel
 from tests.methods.eagle.test_drafter import Recorded, decoded, prompts
 from tests.methods.eagle.test_native import LENGTHS, Decoding, Levels, Rounded, Whole, distance
 from tests.methods.gguf.record import WHOLE, open_data, save_whole

@@ -10,7 +10,7 @@ from foretell.core.tree import chain_parent, layout
 from foretell.heads import formats
 from foretell.methods.mtp.objective import MTPObjective
 from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.run.lean import LeanModel
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.model.tiny import VOCAB, tiny_module

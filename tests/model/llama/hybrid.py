@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from foretell.core.tree import Plan, layout
 from foretell.model.cache import KVCache
-from foretell.model.llama.native import NativeModel
-from foretell.model.llama.states import HybridCache
+from foretell.model.llama.run.native import NativeModel
+from foretell.model.llama.run.states import HybridCache
 from tests.model.recurrent import FAMILIES
 from tests.model.tiny import COMMON, VOCAB, path_to
 

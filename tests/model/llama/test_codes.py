@@ -12,8 +12,8 @@ from foretell.engine.prefix import PrefixStore
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.model.codes import SCALE_BYTES, from_codes, spread_of, to_codes
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from tests.model.llama import test_native as plain_tests
 from tests.model.llama.family import BUSHY, chain, make_model, prefill, valid
 from tests.model.llama.hybrid import native_hybrid

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import layout
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel, supports
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel, supports
 from foretell.model.load import load_model
 from tests.model.llama.family import CAPACITY, chain, make_model
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretell.model.llama.native import NativeModel, supports
-from foretell.model.llama.states import HybridCache
+from foretell.model.llama.run.native import NativeModel, supports
+from foretell.model.llama.run.states import HybridCache
 from foretell.model.recurrent import BASE, READ
 from tests.model.llama.hybrid import KINDS, Plain, Texts, draw, hybrid_config, line, native_hybrid, step
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import layout
-from foretell.model.llama.native import NativeModel, supports
+from foretell.model.llama.run.native import NativeModel, supports
 from foretell.model.load import load_model
 from foretell.model.target import CausalModel
 from tests.model.llama.hybrid import CASES, hybrid_config, hybrid_module

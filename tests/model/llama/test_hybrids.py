@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretell.model.llama.mixture import mixture_of
-from foretell.model.llama.native import NativeModel, supports
+from foretell.model.llama.run.native import NativeModel, supports
 from tests.model.llama.hybrid import (
     CASES,
     KINDS,

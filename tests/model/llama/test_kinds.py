@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.model.llama import twin
-from foretell.model.llama.quantise import E2M1_LEVELS, FORMAT_OF, FORMATS, IQ4_LEVELS
-from foretell.model.llama.unpack import unpack
+from foretell.model.llama.read import twin
+from foretell.model.llama.read.quantise import E2M1_LEVELS, FORMAT_OF, FORMATS, IQ4_LEVELS
+from foretell.model.llama.read.unpack import unpack
 from tests.checkpoints.gguf.make import SCALES
 from tests.model.llama.test_quantise import BLOCK_KINDS, KINDS, Held, check_products, columns_of, file_rows, pytestmark
 

@@ -9,9 +9,9 @@ import torch
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan, layout
-from foretell.model.llama import lean
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.pack import PackedLinear, PlainLinear, packing_unsupported
+from foretell.model.llama.run import lean
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.pack import PackedLinear, PlainLinear, packing_unsupported
 from tests.model.llama.family import (
     BUSHY,
     CAPACITY,

@@ -13,9 +13,9 @@ from foretell.checkpoints.lora import Lora, LoraError, read_lora
 from foretell.checkpoints.weights import ModuleWeights, TensorWeights
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import layout
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.loras import MergedWeights
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.loras import MergedWeights
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import read_shape
 from foretell.model.load import load_model
 from foretell.model.target import CausalModel, Target

@@ -16,10 +16,11 @@ from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.prediction import Prediction, PredictionConfig
 from foretell.engine.calibrate import Bench
 from foretell.engine.speculation import Speculation
-from foretell.model.llama import experts, mixture, native
-from foretell.model.llama.lean import LeanModel
+from foretell.model.llama import mixture
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run import experts, native
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import read_shape
 from foretell.model.target import CausalModel
 from tests.model.llama.family import CAPACITY, SPARSE, VOCABULARY, chain, make_model

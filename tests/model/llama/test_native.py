@@ -21,9 +21,9 @@ from foretell.kernels import build, cpu
 from foretell.kernels.native import library, openmp_runtime
 from foretell.kernels.pages import huge_pages
 from foretell.model.bandwidth import dram_read_bandwidth
-from foretell.model.llama import native
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run import native
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from tests.model.llama.family import (
     BUSHY,
     FAMILY,

@@ -8,8 +8,8 @@ import torch
 from foretell.core.errors import CapacityError
 from foretell.core.tree import chain_parent, layout
 from foretell.model.cache import KVCache
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.pack import PackedLinear, bucket
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.pack import PackedLinear, bucket
 from foretell.model.prefill import feed, real_nodes
 from foretell.model.target import Target
 from tests.model.llama.family import VOCABULARY, make_model

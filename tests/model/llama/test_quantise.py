@@ -17,10 +17,11 @@ from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import need
-from foretell.model.llama import matrices, native, quantise, twin, unpack
 from foretell.model.llama import shape as llama
-from foretell.model.llama.native import NativeModel
-from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
+from foretell.model.llama.read import matrices, quantise, twin, unpack
+from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS, TILE, Blocks
+from foretell.model.llama.run import native
+from foretell.model.llama.run.native import NativeModel
 from tests.checkpoints.gguf.make import SCALES
 from tests.model.llama.family import BUSHY, chain, make_model, oracle_logits, prefill
 

@@ -29,7 +29,7 @@ class Expander(Protocol):
     @property
     def chance(self) -> Tensor | None:
         """[B, W] predicted probability that the target keeps each node read by the last call of ``logits``, given that it
-        keeps the nodes above it: ``heads.acceptance.predicted``. None where no acceptance head is loaded. Called once,
+        keeps the nodes above it: ``acceptance.head.predicted``. None where no acceptance head is loaded. Called once,
         right after that call, by shapes with ``asks_acceptance``; ``Drafter`` returns None by default."""
 
 

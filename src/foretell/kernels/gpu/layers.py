@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """What stands between a decoder's products on an accelerator, in Triton: norms, and rotations that write keys and values.
 
-Sums are float32, and results are rounded where the torch twin (``model/llama/lean.py``) rounds them. A program handles a
-node alone, so its bits depend on nothing beside it.
+Sums are float32, and results are rounded where the torch twin (``model/llama/run/lean.py``) rounds them. A program handles
+a node alone, so its bits depend on nothing beside it.
 """
 
 import triton

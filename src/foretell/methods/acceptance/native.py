@@ -8,7 +8,7 @@ from foretell.heads.native_blocks import NativeBlocks
 from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.medusa.head import ResBlock
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 
 

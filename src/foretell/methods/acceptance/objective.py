@@ -34,7 +34,7 @@ class GuessPlaces:
     """M guesses: the inputs of an acceptance head, and the labels."""
 
     hidden: Tensor  # [M, H] float32 the drafter's hidden state after it has read the guess
-    distribution_inputs: Tensor  # [M, 4] float32 ``heads.acceptance.distribution_inputs``
+    distribution_inputs: Tensor  # [M, 4] float32 ``acceptance.head.distribution_inputs``
     labels: Tensor  # [M] float32 probability that the target keeps it
     row: Tensor  # [M] int64 row of the batch
     at: Tensor  # [M] int64 position of the guess in its text

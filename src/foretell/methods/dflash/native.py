@@ -19,7 +19,7 @@ from foretell.methods.chains import draw_block
 from foretell.methods.dflash.descendants import BlockConv
 from foretell.methods.dflash.head import DFlashHead
 from foretell.model.bound import BoundCache
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 
 

@@ -23,8 +23,8 @@ from foretell.heads.config_values import check_ids
 from foretell.heads.directories import read_tensors
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.llama import shape as llama
-from foretell.model.llama.lean import LeanModel
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.lean import LeanModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import from_tensors, load_config, unsupported
 from foretell.model.target import CausalModel
 from foretell.model.windows import DraftWindow

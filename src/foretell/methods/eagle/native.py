@@ -21,7 +21,7 @@ from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.mtp.trained import MTPHead
 from foretell.model.bound import BoundCache
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import EMBEDDING, read_shape
 from foretell.model.target import CausalModel
 

@@ -13,7 +13,7 @@ from foretell.kernels import structures
 from foretell.kernels.functions import check
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.bound import BoundCache
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 
 

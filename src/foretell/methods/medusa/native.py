@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from foretell.heads.native import Memory, Vocabulary, refusal, rounding
 from foretell.heads.native_blocks import NativeBlocks
 from foretell.methods.medusa.head import MedusaHead, ResBlock
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 
 

@@ -1,7 +1,7 @@
 """Hybrids: models of the Llama family some of whose layers have a recurrent mixer in place of attention, or beside it.
 
 What transformers' configurations say of them: Qwen3-Next, Qwen3.5, LFM2, Nemotron-H and Granite 4 (dense and mixtures),
-Falcon-H1 and Bamba. Their tensors: ``hybrid_weights.py``; their experts: ``mixture.py``.
+Falcon-H1 and Bamba. Their tensors: ``read/hybrid_weights.py``; their experts: ``mixture.py``.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ from torch import Tensor
 from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.kernels import structures
-from foretell.model.llama.parts import within
+from foretell.model.llama.read.parts import within
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
 _FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one

@@ -1,4 +1,5 @@
-"""Common parts of the Llama family: dimensions, names of weights, rope tables. Read by ``lean.py`` and ``native.py``.
+"""Common parts of the Llama family: dimensions, names of weights, rope tables. ``run/lean.py`` and
+``run/native.py`` read them.
 
 Covered: the types of ``types.ARCHITECTURES`` with rope types default, linear, llama3, yarn and (up to its switch)
 longrope. Not covered, and refused with the reason: rope that depends on the length (dynamic), quantised checkpoints, other

@@ -1,4 +1,5 @@
-"""What the members of the Llama family have that Llama has not: one value a family, read by ``lean.py`` and ``native.py``.
+"""What the members of the Llama family have that Llama has not: one value a family, which ``run/lean.py``
+and ``run/native.py`` read.
 
 Llama's layer is x + attention(norm x), x + mlp(norm x). Gemma 2 and 3 norm what attention and MLP return too, OLMo 2 only
 that, GLM-4 all four. Granite scales embeddings, scores, residuals and logits; Gemma scales embeddings and caps with tanh.

@@ -1,4 +1,4 @@
-"""What a text must look like, under the names of several servers. ``server/formats.py`` makes one wish of them."""
+"""What a text must look like, under the names of several servers. ``server/texts/formats.py`` makes one wish of them."""
 
 from typing import Annotated, Literal
 

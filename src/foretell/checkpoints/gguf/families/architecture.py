@@ -45,7 +45,7 @@ class Architecture:
     layer: Mapping[str, str]  # what every layer has: without blk.N. and model.layers.N.
     config: Callable[
         [GGUFFile], dict[str, Any]
-    ]  # what config.json would say, without what all files have (``config.py``)
+    ]  # what config.json would say, without what all files have (``gguf/config.py``)
     some: Callable[[GGUFFile, int], Mapping[str, str]] | None = None  # what layer N alone has beside these
     may: Mapping[str, str] = field(default_factory=lambda: BIASES)  # what every layer may have
     some_may: Callable[[GGUFFile, int], Mapping[str, str]] | None = None  # what layer N alone may have beside these

@@ -22,8 +22,8 @@ from foretell.kernels.pages import huge_pages
 from foretell.methods.medusa.head import head_weight
 from foretell.model.cache import KVCache
 from foretell.model.llama import shape as llama
-from foretell.model.llama.matrices import read_matrices
-from foretell.model.llama.native import NativeModel
+from foretell.model.llama.read.matrices import read_matrices
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel, Output, WrappedModel
 
 

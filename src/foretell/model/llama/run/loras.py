@@ -13,10 +13,10 @@ from foretell.checkpoints.weights import TensorWeights, WeightSource
 from foretell.core.tree import Plan
 from foretell.kernels import structures
 from foretell.kernels.pages import huge_pages
-from foretell.model.llama.contents import linear_sizes
-from foretell.model.llama.pack import Linear
+from foretell.model.llama.read.contents import linear_sizes
+from foretell.model.llama.read.split import split_weights
+from foretell.model.llama.run.pack import Linear
 from foretell.model.llama.shape import LlamaShape, layer_names
-from foretell.model.llama.split import split_weights
 
 KINDS = ("q", "k", "v", "o", "gate", "up", "down")
 """Linears that can have an adapter, in the order of ``native/lora.h``."""

@@ -15,15 +15,15 @@ from foretell import __version__
 from foretell.engine.request.result import Completion
 from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read_json
 from foretell.server.backend import LATEST, Backend
-from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.ollama import Asked, GenerateRequest, OllamaChatRequest, ShowRequest, as_chat, of_prompt
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.reading import Delta, Reading, ThoughtDelta, whole
+from foretell.server.routes.chat import Plan, plan_of
 from foretell.server.sampling import submissions
 from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
-from foretell.server.tools import CallDelta, ContentDelta, ToolCall, arguments_of
+from foretell.server.texts.reading import Delta, Reading, ThoughtDelta, whole
+from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCall, arguments_of
 
 LINES = "application/x-ndjson"
 

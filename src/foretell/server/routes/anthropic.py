@@ -13,13 +13,13 @@ from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read
 from foretell.server.backend import Backend
-from foretell.server.chat import Plan, plan_of, prompt_of
 from foretell.server.errors import ApiError
 from foretell.server.job import finish
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
-from foretell.server.reading import Delta, Reading, ThoughtDelta
+from foretell.server.routes.chat import Plan, plan_of, prompt_of
 from foretell.server.stream import LINE_END, EventStream, JsonReply, as_json, while_connected
-from foretell.server.tools import CallDelta, arguments_of
+from foretell.server.texts.reading import Delta, Reading, ThoughtDelta
+from foretell.server.texts.tools import CallDelta, arguments_of
 
 Events = list[dict[str, Any]]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.model.llama.mixture import Mixture, route
-from foretell.model.llama.pack import Linear, bucket
+from foretell.model.llama.run.pack import Linear, bucket
 
 MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4
 

@@ -199,8 +199,9 @@ def _auto(
     json_: bool,
     no_color: bool,
 ) -> None:
-    """Prompts, answers, training and what it is worth, by ``cli.train_auto``."""
-    from foretell.cli import train_auto, train_worth
+    """Prompts, answers, training and what it is worth, by ``commands.train_auto``."""
+    from foretell.cli import train_worth
+    from foretell.cli.commands import train_auto
     from foretell.train.plan import Task
 
     unread = ("init", "limit", "max_new_tokens", "temperature", "raw", "max_short_share", "config")
@@ -289,7 +290,7 @@ def _drafter(
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
     with told_if_interrupted(lambda: NOTHING), waiting(f"loading {target}", no_color=no_color):
-        from foretell.cli.train_auto import fast_dtype
+        from foretell.cli.commands.train_auto import fast_dtype
         from foretell.heads.teacher import Teacher
         from foretell.model.identity import target_hash
         from foretell.model.load import load_model

@@ -56,7 +56,7 @@ FEWEST, MOST = 4, 24
 
 
 def auto(task: "Task", drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Run or go on; the result. drafter: trains on a file of prompts (``cli.train``). Raises ForetellError, OSError."""
+    """Run or go on; the result. drafter: trains on a file of prompts (``train.py``). Raises ForetellError, OSError."""
     if not 0 < task.hours <= 10_000:
         raise ConfigError(f"--hours {task.hours:g} must be above 0 and at most 10000")
     with _folder(task.out):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foretell.kernels import structures
 from foretell.kernels.functions import check
-from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.mixers import CONV, STATE, TERMS
+from foretell.model.llama.run.bound import NativeCache
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.recurrent import BASE, READ, RecurrentCache, Saved, States
 

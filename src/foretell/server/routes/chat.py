@@ -19,15 +19,15 @@ from foretell.engine.structured.thoughts import State, Thinking, Thoughts, reads
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
-from foretell.server.formats import format_processor, term_of, wanted_format
 from foretell.server.job import finish
 from foretell.server.protocol.messages import AssistantTurn
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.reading import Delta, Reading, whole
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
-from foretell.server.tools import CallDelta, ContentDelta, ToolUse
-from foretell.server.turns import form_of, text_of, turns
+from foretell.server.texts.formats import format_processor, term_of, wanted_format
+from foretell.server.texts.reading import Delta, Reading, whole
+from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
+from foretell.server.texts.turns import form_of, text_of, turns
 
 OBJECT = "chat.completion"
 NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # of a template's values, as a header names them

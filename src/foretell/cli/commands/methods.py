@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 WIDE = 140  # columns, where the output is no terminal
 BRIEF = early.FILE
-"""``brief`` of what comes with foretell, so that the list needs no torch: made by ``python -m foretell.cli.methods``."""
+"""``brief`` of what comes with foretell, so that the list needs no torch: ``python -m foretell.cli.commands.methods``
+makes it."""
 All = Annotated[
     bool, typer.Option("--all", help="Options, what each rule does, and every refused combination with its reason.")
 ]

@@ -13,11 +13,11 @@ from foretell.engine.request.submission import Submission
 from foretell.server.answer import Answer, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad
-from foretell.server.formats import format_processor, wanted_format
 from foretell.server.job import finish
 from foretell.server.protocol.requests import AnyPrompt, CompletionRequest
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+from foretell.server.texts.formats import format_processor, wanted_format
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 

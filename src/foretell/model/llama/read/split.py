@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.weights import WeightSource, expect_shape
-from foretell.model.llama.parts import Part, PartWeights, in_heads
+from foretell.model.llama.read.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import rotation_order
 

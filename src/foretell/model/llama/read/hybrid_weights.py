@@ -1,4 +1,4 @@
-"""The tensors of hybrids under the names that the decoder reads them by (``hybrids.py``: what such models are)."""
+"""The tensors of hybrids under the names that the decoder reads them by (``llama/hybrids.py``: what such models are)."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ import torch
 
 from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.model.llama.mixers import Mixer
-from foretell.model.llama.parts import Part, PartWeights, in_heads
+from foretell.model.llama.read.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
 
 Renames = tuple[tuple[str, str], ...]

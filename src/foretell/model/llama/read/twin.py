@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.model.llama.quantise import BLOCK, Blocks
+from foretell.model.llama.read.quantise import BLOCK, Blocks
 
 _TINY = 1e-30
 

@@ -21,9 +21,9 @@ from foretell.model.prefill import feed
 from foretell.model.target import Target
 from foretell.server.answer import in_worker, read_json
 from foretell.server.backend import Backend
-from foretell.server.completions import prompts_of
 from foretell.server.errors import bad, of_engine
 from foretell.server.protocol.requests import EmbeddingRequest
+from foretell.server.routes.completions import prompts_of
 from foretell.server.stream import JsonReply, while_connected
 
 Pooling = Literal["mean", "last"]

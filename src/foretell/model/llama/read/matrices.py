@@ -23,7 +23,7 @@ from foretell.core.progress import tell
 from foretell.kernels import structures
 from foretell.kernels.native import need
 from foretell.model.llama import shape as llama
-from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
+from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS, TILE, pack_into
 
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _VALUES = 1 << 20  # about so many are converted at a time by one thread

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.packed import BLOCK_KINDS
-from foretell.model.llama.quantise import Blocks, padded, rows_of
+from foretell.model.llama.read.quantise import Blocks, padded, rows_of
 
 _TWOS = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
 

@@ -15,13 +15,13 @@ from foretell.engine.request.row import Piece
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
-from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
-from foretell.server.reading import Delta, Reading
+from foretell.server.routes.chat import Plan, plan_of
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
-from foretell.server.tools import CallDelta, ContentDelta, ToolUse
+from foretell.server.texts.reading import Delta, Reading
+from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
 
 Events = list[dict[str, Any]]
 

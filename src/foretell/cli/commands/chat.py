@@ -7,9 +7,9 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.commands.generate import System
 from foretell.cli.errors import INTERRUPTED, say
 from foretell.cli.fields import with_fields, with_group
-from foretell.cli.generate import System
 from foretell.cli.interrupt import interruptible
 from foretell.cli.output import PieceWriter, has_color
 from foretell.core.errors import PromptError

@@ -36,18 +36,19 @@ from foretell.kernels.pages import huge_pages
 from foretell.kernels.race import race_library
 from foretell.model.cache import KVCache, Shared
 from foretell.model.codes import spread_of
-from foretell.model.llama import ahead, mixers
+from foretell.model.llama import mixers
 from foretell.model.llama import shape as llama
-from foretell.model.llama.bound import NativeCache
-from foretell.model.llama.contents import check_contents
-from foretell.model.llama.hybrid_weights import hybrid_weights
-from foretell.model.llama.loras import KINDS, merged_weights, placed, terms_of
-from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
+from foretell.model.llama.read.contents import check_contents
+from foretell.model.llama.read.hybrid_weights import hybrid_weights
+from foretell.model.llama.read.matrices import Matrices, read_matrices
+from foretell.model.llama.read.split import split_weights
+from foretell.model.llama.run import ahead
+from foretell.model.llama.run.bound import NativeCache
+from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_of
+from foretell.model.llama.run.states import HybridCache
+from foretell.model.llama.run.threads import fewest_threads
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.split import split_weights
-from foretell.model.llama.states import HybridCache
-from foretell.model.llama.threads import fewest_threads
 from foretell.model.target import CausalModel, Decoded, Output
 from foretell.model.windows import DraftWindow
 

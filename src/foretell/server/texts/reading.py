@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from foretell.engine.request.row import Piece
 from foretell.engine.structured.thinking import of_answer
 from foretell.engine.structured.thoughts import Part, Phase, State, Thinking, read, rest_of
-from foretell.server.tools import CallDelta, ContentDelta, ToolCall, ToolCallStream, ToolUse, new_call_id
+from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCall, ToolCallStream, ToolUse, new_call_id
 
 
 @dataclass(frozen=True)

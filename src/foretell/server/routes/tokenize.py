@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from foretell.server.answer import in_worker, read_json
 from foretell.server.backend import Backend
-from foretell.server.chat import prompt_of
 from foretell.server.errors import bad
 from foretell.server.protocol.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
+from foretell.server.routes.chat import prompt_of
 from foretell.server.stream import JsonReply, while_connected
 
 OF_CHATS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")

@@ -1,0 +1,1 @@
+"""The commands, a file each: arguments in, the public API called, a table out."""

@@ -1,0 +1,1 @@
+"""A checkpoint's tensors as the decoders want them: named, split, quantised."""

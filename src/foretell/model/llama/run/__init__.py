@@ -1,0 +1,1 @@
+"""The decoders at work: in torch (``lean``) and in C (``native``), with their caches."""
