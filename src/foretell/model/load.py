@@ -305,7 +305,7 @@ def parse_device(device: str | torch.device) -> torch.device:
 def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why implementation ``kind`` ("lean" or "native") cannot run a configuration; None where it can."""
     try:
-        module = importlib.import_module(f"foretell.model.llama.{kind}")
+        module = importlib.import_module(f"foretell.model.llama.run.{kind}")
         reason: str | None = module.supports(config, dtype, device)
     except Exception as error:  # no compiler, or an operator that does not build
         return first_line(error)
@@ -371,7 +371,7 @@ def _load_fast(
 ) -> CausalModel:
     begun = monotonic()
     tell(name, 0.0)
-    module = importlib.import_module(f"foretell.model.llama.{kind}")
+    module = importlib.import_module(f"foretell.model.llama.run.{kind}")
     options: dict[str, Any] = {"weights": weights, "kv": kv} if kind == "native" else {}
     if merged is not None:
         options["merged"] = merged
