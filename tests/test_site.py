@@ -42,6 +42,7 @@ def test_every_document_is_in_the_navigation() -> None:
     ("path", "at", "text", "expected"),
     [
         ("README.md", "index.md", "[a](docs/serving.md#measured)", "[a](serving.md#measured)"),
+        ("README.md", "index.md", "[a](docs/README.md)", "[a](index.md)"),
         ("README.md", "index.md", "![a](docs/figures/speedup.svg)", "![a](figures/speedup.svg)"),
         (
             "docs/serving.md",
