@@ -116,9 +116,9 @@ def table(root: Path) -> list[tuple[str, int, int, int, int, int, int]]:
 
 
 def words(root: Path) -> dict[str, int]:
-    """Words of README.md and of each page of docs, the log apart."""
+    """Words of README.md and of each page of docs."""
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    return {page.name: len(page.read_text(encoding="utf-8").split()) for page in pages if page.name != "LOG.md"}
+    return {page.relative_to(root).as_posix(): len(page.read_text(encoding="utf-8").split()) for page in pages}
 
 
 def entered(work: Callable[[], object], root: Path = PACKAGE) -> set[str]:

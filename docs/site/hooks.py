@@ -49,7 +49,7 @@ GROUPS = {
 
 def uri(path: str) -> str:
     """The site's source path of a file of the repository."""
-    if path == "README.md":
+    if path in ("README.md", "docs/README.md"):  # the navigation is the index of the pages
         return "index.md"
     if path.startswith("docs/"):
         inside = path.removeprefix("docs/")
