@@ -100,6 +100,7 @@ class PromptChunk:
     start: list[int]  # of each row: the position of its first token of this chunk
     count: list[int]  # of each row: how many of its tokens the chunk holds; the rest is padding
     taps: Tensor  # [B, n, T * H], n = max(count)
+    stored: bool = False  # the prefix store holds the taps too: a drafter may keep them without memory of its own
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class PromptReader:
         arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
         if prefix.taps is not None and layers:
             taps = prefix.taps[:, :count]
-            self._tell(arrival, 0, count, taps)
+            self._tell(arrival, 0, count, taps, stored=True)
             arrival.taps.append(taps)
 
     def read(
@@ -172,8 +172,8 @@ class PromptReader:
         if saved is not None:
             arrival.states.setdefault(saved.position, saved)
 
-    def _tell(self, arrival: Arrival, start: int, count: int, taps: Tensor) -> None:
+    def _tell(self, arrival: Arrival, start: int, count: int, taps: Tensor, *, stored: bool = False) -> None:
         """Hidden states of known text, for its drafter and whoever learns from them."""
-        arrival.drafter.read_prompt(PromptChunk([start], [count], taps))
+        arrival.drafter.read_prompt(PromptChunk([start], [count], taps, stored))
         if self.on_prompt is not None:
             self.on_prompt(arrival.row, start, taps[0])

@@ -22,6 +22,7 @@ class Unread:
 
     start: int = 0
     count: int = 0
+    stored: list[Tensor] = field(default_factory=list)  # each [n, T * H], of the first positions; others hold them too
     made: list[Tensor] = field(default_factory=list)  # each [n, F]
     taps: list[Tensor] = field(default_factory=list)  # each [n, T * H], of the positions after those
     num_taps: int = 0  # positions that there are taps of, here or for all rows
@@ -59,6 +60,11 @@ class FeatureBuffer:
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Take in a chunk of each row's prompt. It must begin where the row's known features end."""
+        if chunk.stored and self.prepare is not None and not any(self.ends):
+            # Their features are made when they are asked for, however many they are: waiting costs no memory.
+            for row, taps, count in zip(self.rows, chunk.taps.unbind(), chunk.count, strict=True):
+                row.stored, row.count = [taps[:count]] if count else [], count
+            return
         taps = chunk.taps if chunk.taps.is_cpu else chunk.taps.clone()  # a captured graph writes them over
         self._add(taps, chunk.count, chunk.start, wait=True)
 
@@ -121,7 +127,7 @@ class FeatureBuffer:
         if row.num_taps >= TOGETHER:
             one = row.taps[0] if row.taps else self._later[0]
             if row.num_taps * one.shape[-1] * one.element_size() >= MOST_BYTES:
-                self._make([row])
+                self._make([row], stored=False)
 
     def _add(
         self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None, *, wait: bool = False
@@ -130,7 +136,7 @@ class FeatureBuffer:
         self._gather()
         late, is_empty = wait and self.prepare is not None, True
         for row in self.rows:
-            late = late or bool(row.taps)  # they are made in order
+            late = late or bool(row.taps or row.stored)  # they are made in order
             is_empty = is_empty and not row.count
         if not late:
             block = block if self.prepare is None else self.prepare(block)
@@ -146,9 +152,13 @@ class FeatureBuffer:
                 row.made.append(block[index, :count])
                 row.count += count
 
-    def _make(self, rows: Sequence[Unread]) -> None:
-        """The features of these rows' taps."""
+    def _make(self, rows: Sequence[Unread], *, stored: bool = True) -> None:
+        """The features of these rows' taps; stored: of those too that others hold."""
         self._gather()
+        for row in rows if stored else ():
+            if row.stored and self.prepare is not None:
+                row.made = [self.prepare(row.stored[0][None])[0], *row.made]
+                row.stored = []
         waiting = [piece for row in rows for piece in row.taps]
         if not waiting:
             return

@@ -361,6 +361,34 @@ def test_the_buffer_hands_out_every_feature_once_in_order() -> None:
     assert buffer.take() == (None, [9, 2, 2], [0, 0, 0])
 
 
+def test_taps_that_the_prefix_store_holds_wait_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, and whatever of later positions is made before them; the features are those of a text that
+    was read anew."""
+    monkeypatch.setattr("foretell.methods.features.MOST_BYTES", 8 * 40)
+    made: list[int] = []
+
+    def prepare(taps: Tensor) -> Tensor:
+        made.append(taps.shape[1])
+        return taps[..., :1] * 10.0
+
+    tree = TokenTree(torch.zeros(1, 1).long(), torch.full((1, 1), -1), torch.zeros(1, 1).long())
+    known = torch.arange(200.0).view(1, 100, 2)
+    buffers = [FeatureBuffer(1, prepare) for _ in range(2)]
+    for buffer, stored in zip(buffers, (True, False), strict=True):
+        made.clear()
+        buffer.read_prompt(PromptChunk([0], [100], known, stored))
+        assert made == ([] if stored else [100])
+        buffer.read_prompt(PromptChunk([100], [3], 7.0 * known[:, :3]))
+        for step in range(60):
+            taps = torch.full((1, 1, 2), 1000.0 + step)
+            buffer.observe(Commit(tree, torch.tensor(buffer.ends), [[0]], [[1]], taps))
+        assert made == [*([] if stored else [100]), 40]
+        assert buffer.ends == [163]
+    one, other = (torch.cat([buffer.take_first(0, 70), buffer.take()[0][0]]) for buffer in buffers)  # type: ignore
+    assert torch.equal(one, other)
+    assert one.shape == (163, 1)
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
     """Nothing is made of a prompt's or a plain step's taps until it is asked for, or until a row has many; and all are
