@@ -24,11 +24,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import foretell
+from foretell.engine import loop as loops
 from foretell.engine.request.result import Update
 from foretell.engine.request.submission import Submission
 from foretell.model.trained import default_speculation
@@ -205,6 +207,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=10.0, help="GiB of the arms' KV together")
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
+    # What else runs is to leave the machine alone. An arm that works in turns would not get back threads that it gave up.
+    loops.thread_limit = nullcontext  # type: ignore[assignment]
     options.out.mkdir(parents=True, exist_ok=True)
     for target in [] if options.report else options.targets:
         users = [int(one) for one in options.users.split(",")]
