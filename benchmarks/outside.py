@@ -30,7 +30,7 @@ import torch
 
 from foretell import Engine, SamplingParams
 from foretell.engine import batch as batch_module
-from foretell.engine import step as step_module
+from foretell.engine import judging
 from foretell.engine.loop import Loop
 from foretell.engine.state import State
 from foretell.methods.eagle.native import NativePair
@@ -66,10 +66,10 @@ class Clock:
 
 def instrument(clock: Clock, steps: list[dict[str, float]], *, eager: bool) -> None:
     """Time what a step is made of; steps gets one entry for each."""
-    for name, part in (("layout", "layout"), ("draw", "draw"), ("_evidence", "laws")):
-        setattr(step_module, name, clock.timed(part, getattr(step_module, name)))
+    for name, part in (("layout", "layout"), ("draw", "draw"), ("evidence_of", "laws")):
+        setattr(judging, name, clock.timed(part, getattr(judging, name)))
     if eager:
-        made = step_module._evidence
+        made = judging.evidence_of
 
         def at_once(*given: Any) -> Evidence:
             begun = perf_counter()
@@ -79,7 +79,7 @@ def instrument(clock: Clock, steps: list[dict[str, float]], *, eager: bool) -> N
             clock._inner[-1] += perf_counter() - begun
             return evidence
 
-        step_module._evidence = at_once
+        judging.evidence_of = at_once
     State.advance = clock.timed("advance", State.advance)  # type: ignore[method-assign]
     NativePair.chain = clock.timed("head", NativePair.chain)  # type: ignore[method-assign]
     NativePair.tree = clock.timed("head", NativePair.tree)  # type: ignore[method-assign]

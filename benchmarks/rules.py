@@ -20,7 +20,7 @@ import torch
 from foretell import VERIFIERS, DrawMode, Engine
 from foretell.bench import encode_item, load_suite
 from foretell.core.tree import depths
-from foretell.engine import step as step_module
+from foretell.engine import judging
 
 DEPTH = 4
 READERS = [rule.name for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
@@ -62,7 +62,7 @@ def main() -> None:
     suite = load_suite("bundled")
     prompts = [encode_item(base, item) for item in suite[:: max(1, len(suite) // args.prompts)][: args.prompts]]
     prompts = [ids for ids in prompts if len(ids) + args.tokens < base.model.spec.max_positions]
-    draw = step_module.draw
+    draw = judging.draw
     rules: list[str] = []
     lengths: dict[str, list[float]] = defaultdict(list)
     times: dict[str, list[float]] = defaultdict(list)
@@ -77,7 +77,7 @@ def main() -> None:
             lengths[name].append(1.0 + float((VERIFIERS[name].stops(evidence).stops * depth).sum()))
         return draw(verifier, evidence)
 
-    step_module.draw = asked
+    judging.draw = asked
     print(
         f"{len(prompts)} prompts of {args.tokens} tokens, lines of {DEPTH} guesses, {args.threads} threads; times in us"
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import foretell.engine.step as step_module
+import foretell.engine.judging as judging
 from foretell.certify import certify
 from foretell.cli.output import as_json
 from foretell.core import deferred
@@ -253,13 +253,13 @@ def test_a_commit_that_moves_a_wrong_slot_is_caught(architecture: str, monkeypat
 
 
 def test_a_layout_that_is_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = step_module.layout
+    right = judging.layout
 
     def wrong(parent: Tensor, length: Tensor, *args: Any, **options: Any) -> Any:
         plan = right(parent, length, *args, **options)
         return replace(plan, positions=plan.positions + (plan.positions > length[:, None]).long())
 
-    monkeypatch.setattr(step_module, "layout", wrong)
+    monkeypatch.setattr(judging, "layout", wrong)
     model = from_module(tiny_module("llama"))
     found = h.certificate(h.engine(model, DraftModel(model)), verifiers=["coupled"], max_new_tokens=8)
     assert "window" in h.failed(found)

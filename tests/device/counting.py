@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from foretell import Engine, Request, SamplingParams
 from foretell.engine import batch as batches
+from foretell.engine import judging
 from foretell.engine import step as stepping
 from foretell.engine.event import StepEvent
 from foretell.engine.state import State
@@ -72,10 +73,10 @@ def phases() -> Iterator[None]:
     def stepped(state: State, target: Target, drafter: Any, *args: Any, **kwargs: Any) -> StepEvent:
         return step(state, target, Phased(drafter), *args, **kwargs)
 
-    verifying = ("draw", "_evidence", "candidates")
+    verifying = ("draw", "evidence_of", "candidates")
     with (
-        patch.multiple(stepping, **{name: phased("verify", getattr(stepping, name)) for name in verifying}),
-        patch.multiple(stepping, layout=phased("target", stepping.layout)),
+        patch.multiple(judging, **{name: phased("verify", getattr(judging, name)) for name in verifying}),
+        patch.multiple(judging, layout=phased("target", judging.layout)),
         patch.object(State, "advance", phased("verify", State.advance)),
         patch.object(Target, "forward", phased("target", Target.forward, within="draft")),
         patch.object(Target, "commit", phased("target", Target.commit, within="draft")),

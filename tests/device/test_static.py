@@ -16,7 +16,7 @@ from torch import Tensor
 from foretell import SamplingParams
 from foretell.core.spec import method_words
 from foretell.core.tree import Plan
-from foretell.engine import step as stepping
+from foretell.engine import judging
 from foretell.engine.event import StepEvent
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
@@ -131,9 +131,9 @@ def test_the_kernels_of_one_step_decide_the_next(words: str) -> None:
     """Nothing of a step is in its kernels but the memory they read: with the next step's tokens, parents, lengths and keys
     there they come to its verdict."""
     replayed, plain = Replayed(), engine_on(NAME, method_words(words)[0])
-    begin, end = replayed.judge(stepping.layout, stepping.draw)
+    begin, end = replayed.judge(judging.layout, judging.draw)
     expected = [done.token_ids for done in plain.generate_batch(requests(ROWS))]
-    with patch.multiple(stepping, layout=begin, draw=end):
+    with patch.multiple(judging, layout=begin, draw=end):
         found = [done.token_ids for done in engine_on(NAME, method_words(words)[0]).generate_batch(requests(ROWS))]
     assert found == expected
     assert replayed.compared > 3

@@ -11,7 +11,7 @@ from foretell.core.deferred import Deferred
 from foretell.core.noise import Stream, race, stream_keys
 from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.core.tree import ancestors
-from foretell.engine import step as step_module
+from foretell.engine import judging
 from foretell.engine.event import StepEvent
 from foretell.verify import Evidence
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
@@ -19,13 +19,13 @@ from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, out
 
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow twin: the probabilities of all nodes, at once."""
-    later = step_module._evidence
+    later = judging.evidence_of
 
     def at_once(*given: Any) -> Evidence:
         evidence = later(*given)
         return Evidence(evidence.tree, evidence.p, evidence.noise, evidence.taps)
 
-    monkeypatch.setattr(step_module, "_evidence", at_once)
+    monkeypatch.setattr(judging, "evidence_of", at_once)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

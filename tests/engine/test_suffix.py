@@ -12,7 +12,7 @@ from foretell.core.tree import depths
 from foretell.draft.config import Loader
 from foretell.draft.recycling import Recycling, RecyclingDrafter
 from foretell.draft.suffix import Suffix
-from foretell.engine.step import candidates
+from foretell.engine.candidates import candidates
 from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 

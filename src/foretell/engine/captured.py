@@ -1,6 +1,6 @@
 """The target's half of a step as one captured graph: layout, pass, draws and verdict, the moves of KV, and what comes next.
 
-``step`` is the same launch by launch: the slow twin, which also takes all that a graph cannot hold.
+``judging.judge`` is the same launch by launch: the slow twin, which also takes all that a graph cannot hold.
 """
 
 from typing import Any, NamedTuple
@@ -8,23 +8,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.core.deferred import Deferred
 from foretell.core.graphs import RECORDERS, Feed, Graphs, bucket
 from foretell.core.noise import Noise
-from foretell.core.probs import Paths
 from foretell.core.tree import TokenTree, layout
 from foretell.engine.candidates import candidates
+from foretell.engine.judging import Judged, evidence_of
 from foretell.engine.state import State, moves_of, pack
 from foretell.engine.tapping import Tapping
 from foretell.model.cache import SPARE, KVCache
 from foretell.model.target import CausalModel, Target
-from foretell.verify.base import Evidence, RowVerifiers, Verifier
+from foretell.verify.base import RowVerifiers, Verdict, Verifier
 from foretell.verify.drawing import MAX_ELEMENTS, draw
 
 READS_HISTORY = "penalties, min_new_tokens and processors of users read the text on the host"
 
 
-class Judged(NamedTuple):
+class Outputs(NamedTuple):
     """What a step's graph puts out, of as many rows and nodes as its bucket has."""
 
     logits: Tensor  # [B, N, V]
@@ -35,11 +34,11 @@ class Judged(NamedTuple):
     packed: Tensor  # ``state.pack``
     following: Tensor  # [2, B] length and pending token of each row after the step
 
-    def cut(self, num_rows: int, num_nodes: int) -> "Judged":
+    def cut(self, num_rows: int, num_nodes: int) -> "Outputs":
         """That of the rows and nodes that are no padding; what the host reads is cut there."""
         rows, nodes = slice(num_rows), slice(num_nodes)
         path, *others = self.verdict
-        return Judged(
+        return Outputs(
             self.logits[rows, nodes],
             self.ancestry[rows, nodes, nodes],
             (path[rows, nodes], *(each[rows] for each in others)),
@@ -79,8 +78,9 @@ class CapturedSteps:
         return min(bucket(state.num_rows), self.pool.reserve), bucket(tree.num_nodes)
 
     def judge(
-        self, state: State, tree: TokenTree, verifier: Verifier | RowVerifiers, tapping: Tapping, num_candidates: int
-    ) -> Judged | None:
+        self, state: State, tree: TokenTree, verifier: Verifier | RowVerifiers, noise: Noise, tapping: Tapping,
+        num_candidates: int,
+    ) -> Judged | None:  # fmt: skip
         """None where the step cannot be launched so. What it returns is valid until the next step."""
         if reason := self.why_not(state, verifier, tree):
             self.graphs.skipped(reason)
@@ -106,7 +106,7 @@ class CapturedSteps:
 
         def judged(
             tokens: Tensor, parent: Tensor, labels: Tensor, length: Tensor, seeds: Tensor, *others: Tensor
-        ) -> Judged:
+        ) -> Outputs:
             held: dict[str, Any] = dict(zip(names, others, strict=True))
             whole = TokenTree(tokens, parent, labels, hidden_layer=layer, max_children=most, **held)
             target = Target.of(self.model, self.pool.rows(0, rows))
@@ -114,15 +114,13 @@ class CapturedSteps:
             layers = (whole.hidden_layer, self.model.spec.num_layers)
             output = target.forward(tokens, plan, layers=layers, hidden=whole.hidden, taps=tapping.layers)
             assert output.logits is not None
-            paths = Paths(tokens, plan.ancestry, parent, is_tree=True)
-            deferred = Deferred(output.logits, processors, history, paths)
-            verdict = draw(
-                verifier,
-                Evidence.later(whole, deferred, Noise(seeds, length), tapping.for_verifier(output.taps)),
+            evidence = evidence_of(
+                output.logits, output.taps, whole, plan.ancestry, Noise(seeds, length), processors, history, tapping
             )
+            verdict = draw(verifier, evidence)
             if most != 1:  # of a line all lies after the committed tokens already
                 target.commit(*moves_of(length, verdict))
-            return Judged(
+            return Outputs(
                 output.logits,
                 plan.ancestry,
                 (verdict.path, verdict.count, verdict.bonus, verdict.sound),
@@ -145,8 +143,13 @@ class CapturedSteps:
             feeds.append(Feed(each, wide, -1 if name == "notes" else 0))
         # What a self-drafter wrote in its layers is moved, and not written again: that cannot be done twice.
         twice = most == 1 or not layer
-        found = self.graphs.run(key, feeds, judged, outcome=(lambda found: found.packed) if twice else None)
-        return found.cut(state.num_rows, tree.num_nodes)
+        whole = self.graphs.run(key, feeds, judged, outcome=(lambda made: made.packed) if twice else None)
+        made = whole.cut(state.num_rows, tree.num_nodes)
+        # Made anew for each step: an observer reads p of this one.
+        evidence = evidence_of(made.logits, made.taps, tree, made.ancestry, noise, state.processors, history, tapping)
+        return Judged(
+            made.logits, evidence, Verdict(*made.verdict), made.taps, made.candidates, made.packed, made.following
+        )
 
 
 def graphs_of(model: CausalModel, width: int) -> str | None:
