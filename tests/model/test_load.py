@@ -174,7 +174,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **twins: FakeTwin) -> None:
     """Put fakes in the place of the fast modules."""
     for kind in ("native", "lean"):
         monkeypatch.setitem(
-            sys.modules, f"foretell.model.llama.{kind}", twins.get(kind, FakeTwin("is not tested here"))
+            sys.modules, f"foretell.model.llama.run.{kind}", twins.get(kind, FakeTwin("is not tested here"))
         )
 
 

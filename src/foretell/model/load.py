@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from os import PathLike, fspath
 from pathlib import Path
 from time import monotonic
@@ -17,14 +18,15 @@ from foretell.checkpoints import tokenizer as tokenizers
 from foretell.checkpoints.directories import check_files, check_layers, resolve
 from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.tokenizer import read_tokenizer
-from foretell.checkpoints.lora import Lora, LoraError, read_loras
-from foretell.checkpoints.names import FAST, check_implementation, check_kv, check_weights, torch_name
+from foretell.checkpoints.lora import Lora, read_loras
+from foretell.checkpoints.names import FAST, torch_name
 from foretell.checkpoints.source import is_file, read_config, read_plain
 from foretell.checkpoints.weights import ShapeError
 from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.progress import tell
 from foretell.kernels.build import SETTLED, warn_once
 from foretell.model.host import drawn_on_host
+from foretell.model.loading import OWN_CODE, Found, Loading, Wish, no_loras, plan_loading
 from foretell.model.target import CausalModel
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it imports it, and what imports it
@@ -32,7 +34,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it im
 
     from foretell.model.parallel import Launch
 
-_PACKING = ("auto", "native")  # what can run quantised weights
 LARGE = 10**8  # bytes of weights from which it is said that a token could read fewer
 ModelInMemory: TypeAlias = Union[CausalModel, "PreTrainedModel"]
 """What ``as_model`` takes."""
@@ -81,41 +82,42 @@ def load_model(
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
     """
     name = fspath(name)
-    check_implementation(implementation)
-    if device_map is not None and implementation in FAST:
-        raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
     loras = read_loras(named_loras(lora))
-    if loras and (tensor_parallel or device_map is not None or implementation == "transformers"):
-        raise ConfigError(
-            "lora needs implementation 'native' or 'lean': drop implementation='transformers', device_map and "
-            "tensor_parallel, or merge the adapter into the model with peft"
-        )
-    launch = _launch(implementation, device_map) if tensor_parallel else None
-    where = parse_device(device if launch is None else launch.device(device))
-    wanted = _weights_dtype(weights, parse_dtype(dtype))
-    check_kv(kv)
-    rounds = weights in ("int8", "int4") or kv == "int8"  # what the native implementation alone runs
-    rounded = f"weights={weights!r}" if weights in ("int8", "int4") else f"kv={kv!r}"
-    if rounds and (tensor_parallel or device_map is not None or implementation not in _PACKING):
-        raise ConfigError(f"{rounded} needs the native implementation, on one CPU: drop one of the options")
+    wish = Wish(
+        name, parse_dtype(dtype), dtype == "auto", device_map=device_map, implementation=implementation,
+        tensor_parallel=tensor_parallel, weights=weights, kv=kv, num_loras=len(loras),
+        merges=bool(loras) and not isinstance(lora, Mapping),
+    )  # fmt: skip
+    wish.check()
+    launch = _launch() if tensor_parallel else None
+    wish = replace(wish, device=parse_device(device if launch is None else launch.device(device)))
     path = resolve(name, code=trust_remote_code)
+    found = _found(wish, path, trusted=trust_remote_code)
+    loading = plan_loading(wish, found)
+    if loading.is_widened:
+        _tell_widened(name, path, found)
+    if launch is not None:
+        return _shard(wish, path, loading, launch)
+    (merged,), held = (loras.values(), {}) if loading.merges else ((None,), loras)
+    model = _run(wish, path, loading, merged)
+    if held:
+        model.add_loras(held)
+    return model
+
+
+def _found(wish: Wish, path: Path, *, trusted: bool) -> Found:
+    """Look at the files. Raises ModelError where they cannot be used."""
+    name = wish.name
     plain = None if is_file(path) else _plain(path, name=name)
     if plain is None and not is_file(path):
-        from foretell.model.hf.code import has_code, load_with_code
+        from foretell.model.hf.code import has_code
 
-        if has_code(path, name=name, trusted=trust_remote_code):
-            if rounds:
-                raise ConfigError(f"{rounded} needs the native implementation; {name} runs its own code")
-            if loras:
-                raise ConfigError(f"lora needs the native or the lean implementation; {name} runs its own code")
-            return load_with_code(
-                path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
-                is_auto_dtype=dtype == "auto",
-            )  # fmt: skip
+        if has_code(path, name=name, trusted=trusted):
+            return Found(has_code=True)
     files = check_files(path, name=name)
     if is_file(path):
         plain = _plain(path, name=name)
-    if plain is None or launch is not None:
+    if plain is None or wish.tensor_parallel:
         from foretell.model.hf.refusals import check_config
 
         config = load_config(path, name=name)
@@ -123,75 +125,65 @@ def load_model(
     else:
         config = plain[0]
     check_layers(files, config, name=name)
-    quantised = weights in ("int8", "int4") or (weights in ("auto", "least") and files.is_quantised)
-    if (
-        quantised and dtype is None and implementation in _PACKING
-    ):  # keys and values in bfloat16 are read in half the time
-        has_bf16 = unsupported("native", config, torch.bfloat16, where) is None
-        wanted = torch.bfloat16 if has_bf16 else torch.float32
-    if wanted is None:
-        checkpoint = getattr(config.get_text_config(), "dtype", None) or files.dtype or torch.float32
-        on_cpu = where.type == "cpu" and device_map is None
-        wanted = torch.float32 if on_cpu and dtype is None else checkpoint
-        if wanted != checkpoint and implementation in _PACKING and launch is None:
-            _tell_widened(name, path, config, checkpoint, where)
-    if launch is not None:
-        from foretell.model.parallel import ShardedModel, check_divides
+    stored = getattr(config.get_text_config(), "dtype", None) or files.dtype
+    return Found(
+        is_gguf=is_file(path),
+        stored=stored,
+        is_quantised=files.is_quantised,
+        unsupported=lambda kind, dtype: unsupported(kind, config, dtype, wish.device),
+    )
 
-        if is_file(path):
-            raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
-        check_divides(config, launch.num_processes, name=name)
-        return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
-    merged = None
-    if not isinstance(lora, Mapping) and (weights in ("fp32", "bf16") or not files.is_quantised):
-        (merged,), loras = loras.values() or (None,), {}
-    load = partial(_load_fast, path=path, dtype=wanted, device=where, name=name, weights=weights, kv=kv, merged=merged)
 
-    def adapted(model: CausalModel) -> CausalModel:
-        if loras:
-            model.add_loras(loras)
-        return model
-
-    if implementation in FAST:
-        reason = unsupported(implementation, config, wanted, where)
-        if reason is not None:
-            raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
-        return adapted(load(implementation))
-    if rounds:
-        reason = unsupported("native", config, wanted, where)
-        if reason is not None:
-            raise ConfigError(f"{rounded} needs the native implementation, which {name} has not here: {reason}")
-        return adapted(load("native"))
-    if implementation == "auto" and device_map is None:
-        reasons: dict[str, str] = {}
-        for kind in FAST:
-            reason = unsupported(kind, config, wanted, where)
-            if reason is None:
-                try:
-                    model = load(kind)
-                    _tell_slower(name, kind, reasons, where)
-                    return adapted(model)
-                except ShapeError:
+def _run(wish: Wish, path: Path, loading: Loading, merged: Lora | None) -> CausalModel:
+    """The model by the first of the ways that works."""
+    name, reasons = wish.name, dict(loading.reasons)
+    for way in loading.ways:
+        if way in FAST:
+            assert loading.dtype is not None
+            try:
+                model = _load_fast(way, wish, path, loading.dtype, merged)
+                _tell_slower(name, way, reasons, wish.device)
+                return model
+            except Exception as error:
+                # A fast implementation that fails must not prevent loading by another one.
+                if isinstance(error, ShapeError) or wish.implementation in FAST or wish.rounds:
                     raise
-                except Exception as error:  # a failing fast implementation must not prevent loading by transformers
-                    reason = first_line(error)
-            reasons[kind] = reason
-            logger.info("%s: not loaded as %s: %s", name, kind, reason)
-        if loras or merged is not None:
-            why = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-            raise LoraError(f"{name} runs by transformers alone here, where adapters (--lora) do not run ({why})")
-        _tell_slower(name, "transformers", reasons, where)
-    from foretell.model.hf.adapter import TransformersModel
+                reasons[way] = first_line(error)
+        else:
+            _tell_slower(name, way, reasons, wish.device)
+            return _load_module(way, wish, path, loading.dtype)
+    raise no_loras(name, reasons)
 
+
+def _load_module(way: str, wish: Wish, path: Path, dtype: torch.dtype | None) -> CausalModel:
+    """As a module of transformers, or by the code that the model comes with."""
+    from foretell.model.hf.adapter import TransformersModel
+    from foretell.model.hf.code import load_with_code
+
+    if way == OWN_CODE:
+        return load_with_code(
+            path, name=wish.name, dtype=dtype, device=wish.device, device_map=wish.device_map,
+            implementation=wish.implementation, is_auto_dtype=wish.is_auto_dtype,
+        )  # fmt: skip
     if not _draws_bars:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
     begun = monotonic()
-    tell(name, 0.0)
-    model = TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
-    _tell_loaded(name, "transformers", begun)
+    tell(wish.name, 0.0)
+    assert dtype is not None
+    model = TransformersModel.load(path, dtype=dtype, device=wish.device, device_map=wish.device_map, name=wish.name)
+    _tell_loaded(wish.name, way, begun)
     return model
+
+
+def _shard(wish: Wish, path: Path, loading: Loading, launch: "Launch") -> CausalModel:
+    """This process's part of a model."""
+    from foretell.model.parallel import ShardedModel, check_divides
+
+    assert loading.dtype is not None
+    check_divides(load_config(path, name=wish.name), launch.num_processes, name=wish.name)
+    return ShardedModel.load_shard(path, launch, dtype=loading.dtype, device=wish.device, name=wish.name)
 
 
 @drawn_on_host
@@ -314,41 +306,30 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
 
 def _tell_slower(name: str, chosen: str, reasons: Mapping[str, str], where: torch.device) -> None:
     """Warn once that a faster implementation does not run, and why; not of what the user chose or the machine cannot do."""
-    for kind, reason in reasons.items():
+    before = [kind for kind in takewhile(lambda kind: kind != chosen, FAST) if kind in reasons]
+    for kind in before:
+        logger.info("%s: not loaded as %s: %s", name, kind, reasons[kind])
+    for kind in before:
+        reason = reasons[kind]
         if not reason.startswith(SETTLED) and (kind != "native" or where.type == "cpu"):
             warn_once(f"{name} runs as {chosen!r}, which is slower than {kind!r}: {reason}", reason)
             return
 
 
-def _tell_widened(name: str, path: Path, config: Any, checkpoint: torch.dtype, where: torch.device) -> None:
+def _tell_widened(name: str, path: Path, found: Found) -> None:
     """Warn once that a large checkpoint runs in float32 though it could as it is stored: a token reads twice the bytes."""
     size = sum(file.stat().st_size for file in ([path] if is_file(path) else path.glob("*.safetensors")))
-    if size >= LARGE and unsupported("native", config, checkpoint, where) is None:
-        stored = str(checkpoint).removeprefix("torch.")
+    if size >= LARGE and found.stored is not None and found.unsupported("native", found.stored) is None:
+        stored = str(found.stored).removeprefix("torch.")
         told = f"{name} is stored in {stored} and runs in float32"
         warn_once(f"{told}, which reads twice the bytes for each token: dtype 'auto' runs it as it is stored", told)
 
 
-def _launch(implementation: str, device_map: Any) -> "Launch":
-    """The process group of this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
-    if device_map is not None:
-        raise ConfigError("device_map and tensor_parallel=True exclude each other: give one of them")
-    if implementation in FAST:
-        raise ConfigError(f"tensor_parallel=True needs implementation='transformers', not {implementation!r}")
+def _launch() -> "Launch":
+    """The process group of this process, for tensor_parallel."""
     from foretell.model.parallel import Launch
 
     return Launch.find()
-
-
-def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype that weights ask for. Raises ConfigError where they are unknown, or contradict the one that is given."""
-    check_weights(weights)
-    asked = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, dtype)
-    if dtype not in (None, asked):
-        raise ConfigError(
-            f"weights={weights!r} contradicts dtype {str(dtype).removeprefix('torch.')!r}: drop one of the two"
-        )
-    return asked
 
 
 def named_loras(lora: LoraGiven) -> Mapping[str, str | PathLike[str]]:
@@ -358,27 +339,19 @@ def named_loras(lora: LoraGiven) -> Mapping[str, str | PathLike[str]]:
     return {Path(fspath(lora)).expanduser().resolve().name: lora}
 
 
-def _load_fast(
-    kind: str,
-    *,
-    path: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    name: str,
-    weights: str,
-    kv: str,
-    merged: Lora | None,
-) -> CausalModel:
+def _load_fast(kind: str, wish: Wish, path: Path, dtype: torch.dtype, merged: Lora | None) -> CausalModel:
     begun = monotonic()
-    tell(name, 0.0)
+    tell(wish.name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.run.{kind}")
-    options: dict[str, Any] = {"weights": weights, "kv": kv} if kind == "native" else {}
+    options: dict[str, Any] = {"weights": wish.weights, "kv": wish.kv} if kind == "native" else {}
     if merged is not None:
         options["merged"] = merged
-    model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
+    model: CausalModel = getattr(module, FAST[kind]).load(
+        path, dtype=dtype, device=wish.device, name=wish.name, **options
+    )
     if merged is not None:
         model.spec = replace(model.spec, merged=str(merged.path))
-    _tell_loaded(name, kind, begun)
+    _tell_loaded(wish.name, kind, begun)
     return model
 
 
