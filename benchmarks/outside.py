@@ -29,8 +29,7 @@ from typing import Any
 import torch
 
 from foretell import Engine, SamplingParams
-from foretell.engine import batch as batch_module
-from foretell.engine import judging
+from foretell.engine import batch as batch_module, judging
 from foretell.engine.loop import Loop
 from foretell.engine.state import State
 from foretell.methods.eagle.native import NativePair

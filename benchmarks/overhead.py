@@ -18,8 +18,7 @@ import torch
 
 from foretell import Engine
 from foretell.bench import encode_item, load_suite
-from foretell.engine import engine as engine_module
-from foretell.engine import step as step_module
+from foretell.engine import engine as engine_module, step as step_module
 
 CASES = (
     "coupled:chain:5", "rejection:chain:5", "block:chain:5", "coupled:sequoia/size=15:5", "rejection:sequoia/size=15:5",

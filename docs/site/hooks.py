@@ -87,10 +87,10 @@ def homes() -> dict[str, str]:
     """Public name -> the module that has it, read from the package without importing it."""
     tree = ast.parse((ROOT / "src/foretell/__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOMES":
-            found: dict[str, str] = ast.literal_eval(node.value)
-            return found
-    raise ValueError("foretell/__init__.py has no _HOMES")
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_NAMES":
+            by_home: dict[str, str] = ast.literal_eval(node.value)
+            return {name: home for home, names in by_home.items() for name in names.split()}
+    raise ValueError("foretell/__init__.py has no _NAMES")
 
 
 def reference() -> Iterator[tuple[str, str]]:

@@ -14,174 +14,99 @@ are public too, and found by entry points: docs/extend.md.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from foretell.core.errors import (
-        CapacityError,
-        ConfigError,
-        DrafterError,
-        EngineError,
-        ForetellError,
-        ModelError,
-        PromptError,
-        QueueFullError,
-        ServiceClosedError,
-        TrainError,
-        VerifierError,
-        VocabularyMismatchError,
-    )
-    from foretell.core.noise import Noise
-    from foretell.core.params import SamplingParams
-    from foretell.core.probs import History, Processors
-    from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_tree, root_tree
-    from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk, choose
-    from foretell.draft.config import Loader, MethodConfig
-    from foretell.draft.growing.frontier import Expander, Grown
-    from foretell.draft.growing.grow import grow
-    from foretell.draft.ngram import chain_of
-    from foretell.draft.shapes import SHAPES, Shape
-    from foretell.engine.config import METHODS, speculative_config
-    from foretell.engine.engine import Engine, Request, Stream
-    from foretell.engine.event import Observer, StepEvent
-    from foretell.engine.request.result import Completion, Update
-    from foretell.engine.request.row import Piece
-    from foretell.engine.request.submission import Submission
-    from foretell.learn.options import LearnOptions
-    from foretell.model.target import CausalModel, ModelSpec, Target
-    from foretell.service.options import ServiceOptions
-    from foretell.service.service import Service
-    from foretell.verify import VERIFIERS
-    from foretell.verify.base import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
-
-__all__ = [
-    "METHODS",
-    "SHAPES",
-    "VERIFIERS",
-    "Capabilities",
-    "CapacityError",
-    "CausalModel",
-    "Commit",
-    "Completion",
-    "ConfigError",
-    "Context",
-    "Drafter",
-    "DrafterError",
-    "DrawMode",
-    "DrawnBy",
-    "Engine",
-    "EngineError",
-    "Evidence",
-    "Expander",
-    "ForetellError",
-    "Grown",
-    "History",
-    "LearnOptions",
-    "LightStep",
-    "Loader",
-    "Method",
-    "MethodConfig",
-    "ModelError",
-    "ModelSpec",
-    "Noise",
-    "Observer",
-    "Piece",
-    "Plan",
-    "Processors",
-    "PromptChunk",
-    "PromptError",
-    "QueueFullError",
-    "Request",
-    "SamplingParams",
-    "Service",
-    "ServiceClosedError",
-    "ServiceOptions",
-    "Shape",
-    "StepEvent",
-    "Stream",
-    "Submission",
-    "Target",
-    "TokenTree",
-    "TrainError",
-    "Update",
-    "Verdict",
-    "Verifier",
-    "VerifierError",
-    "VerifierLoader",
-    "VocabularyMismatchError",
-    "Walk",
-    "chain_of",
-    "chain_tree",
-    "choose",
-    "grow",
-    "root_tree",
-    "speculative_config",
-    "stops_from_edges",
-]
+_NAMES = {
+    "core.errors": "CapacityError ConfigError DrafterError EngineError ForetellError ModelError PromptError QueueFullError"
+    " ServiceClosedError TrainError VerifierError VocabularyMismatchError",
+    "core.noise": "Noise",
+    "core.params": "SamplingParams",
+    "core.probs": "History Processors",
+    "core.tree": "DrawMode DrawnBy Plan TokenTree chain_tree root_tree",
+    "draft.base": "Capabilities Commit Context Drafter LightStep Method PromptChunk choose",
+    "draft.config": "Loader MethodConfig",
+    "draft.growing.frontier": "Expander Grown",
+    "draft.growing.grow": "grow",
+    "draft.ngram": "chain_of",
+    "draft.shapes": "SHAPES Shape",
+    "engine.config": "METHODS speculative_config",
+    "engine.engine": "Engine Stream",
+    "engine.event": "Observer StepEvent",
+    "engine.request.request": "Request",
+    "engine.request.result": "Completion Update",
+    "engine.request.row": "Piece",
+    "engine.request.submission": "Submission",
+    "learn.options": "LearnOptions",
+    "model.target": "CausalModel ModelSpec Target",
+    "service.options": "ServiceOptions",
+    "service.service": "Service",
+    "verify": "VERIFIERS",
+    "verify.base": "Evidence Verdict Verifier VerifierLoader Walk stops_from_edges",
+}
+"""The public names by the file that has them; for type checkers the same stands below."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
-_HOMES = {
-    "CapacityError": "core.errors",
-    "DrafterError": "core.errors",
-    "EngineError": "core.errors",
-    "QueueFullError": "core.errors",
-    "ServiceClosedError": "core.errors",
-    "TrainError": "core.errors",
-    "VerifierError": "core.errors",
-    "VocabularyMismatchError": "core.errors",
-    "METHODS": "engine.config",
-    "SHAPES": "draft.shapes",
-    "VERIFIERS": "verify",
-    "Capabilities": "draft.base",
-    "CausalModel": "model.target",
-    "Commit": "draft.base",
-    "Completion": "engine.request.result",
-    "ConfigError": "core.errors",
-    "Context": "draft.base",
-    "Drafter": "draft.base",
-    "DrawMode": "core.tree",
-    "Engine": "engine.engine",
-    "Evidence": "verify.base",
-    "Expander": "draft.growing.frontier",
-    "ForetellError": "core.errors",
-    "Grown": "draft.growing.frontier",
-    "History": "core.probs",
-    "DrawnBy": "core.tree",
-    "LearnOptions": "learn.options",
-    "LightStep": "draft.base",
-    "Loader": "draft.config",
-    "Method": "draft.base",
-    "MethodConfig": "draft.config",
-    "ModelError": "core.errors",
-    "ModelSpec": "model.target",
-    "Noise": "core.noise",
-    "Observer": "engine.event",
-    "Piece": "engine.request.row",
-    "Plan": "core.tree",
-    "Processors": "core.probs",
-    "PromptChunk": "draft.base",
-    "PromptError": "core.errors",
-    "Request": "engine.request.request",
-    "SamplingParams": "core.params",
-    "Service": "service.service",
-    "ServiceOptions": "service.options",
-    "Shape": "draft.shapes",
-    "StepEvent": "engine.event",
-    "Stream": "engine.engine",
-    "Submission": "engine.request.submission",
-    "Target": "model.target",
-    "TokenTree": "core.tree",
-    "Update": "engine.request.result",
-    "Verdict": "verify.base",
-    "Verifier": "verify.base",
-    "VerifierLoader": "verify.base",
-    "Walk": "verify.base",
-    "chain_of": "draft.ngram",
-    "chain_tree": "core.tree",
-    "choose": "draft.base",
-    "grow": "draft.growing.grow",
-    "root_tree": "core.tree",
-    "speculative_config": "engine.config",
-    "stops_from_edges": "verify.base",
-}
+if TYPE_CHECKING:
+    from foretell.core.errors import (
+        CapacityError as CapacityError,
+        ConfigError as ConfigError,
+        DrafterError as DrafterError,
+        EngineError as EngineError,
+        ForetellError as ForetellError,
+        ModelError as ModelError,
+        PromptError as PromptError,
+        QueueFullError as QueueFullError,
+        ServiceClosedError as ServiceClosedError,
+        TrainError as TrainError,
+        VerifierError as VerifierError,
+        VocabularyMismatchError as VocabularyMismatchError,
+    )
+    from foretell.core.noise import Noise as Noise
+    from foretell.core.params import SamplingParams as SamplingParams
+    from foretell.core.probs import History as History, Processors as Processors
+    from foretell.core.tree import (
+        DrawMode as DrawMode,
+        DrawnBy as DrawnBy,
+        Plan as Plan,
+        TokenTree as TokenTree,
+        chain_tree as chain_tree,
+        root_tree as root_tree,
+    )
+    from foretell.draft.base import (
+        Capabilities as Capabilities,
+        Commit as Commit,
+        Context as Context,
+        Drafter as Drafter,
+        LightStep as LightStep,
+        Method as Method,
+        PromptChunk as PromptChunk,
+        choose as choose,
+    )
+    from foretell.draft.config import Loader as Loader, MethodConfig as MethodConfig
+    from foretell.draft.growing.frontier import Expander as Expander, Grown as Grown
+    from foretell.draft.growing.grow import grow as grow
+    from foretell.draft.ngram import chain_of as chain_of
+    from foretell.draft.shapes import SHAPES as SHAPES, Shape as Shape
+    from foretell.engine.config import METHODS as METHODS, speculative_config as speculative_config
+    from foretell.engine.engine import Engine as Engine, Stream as Stream
+    from foretell.engine.event import Observer as Observer, StepEvent as StepEvent
+    from foretell.engine.request.request import Request as Request
+    from foretell.engine.request.result import Completion as Completion, Update as Update
+    from foretell.engine.request.row import Piece as Piece
+    from foretell.engine.request.submission import Submission as Submission
+    from foretell.learn.options import LearnOptions as LearnOptions
+    from foretell.model.target import CausalModel as CausalModel, ModelSpec as ModelSpec, Target as Target
+    from foretell.service.options import ServiceOptions as ServiceOptions
+    from foretell.service.service import Service as Service
+    from foretell.verify import VERIFIERS as VERIFIERS
+    from foretell.verify.base import (
+        Evidence as Evidence,
+        Verdict as Verdict,
+        Verifier as Verifier,
+        VerifierLoader as VerifierLoader,
+        Walk as Walk,
+        stops_from_edges as stops_from_edges,
+    )
 
 
 def __getattr__(name: str) -> Any:

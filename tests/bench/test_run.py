@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretell.bench import BenchInterrupted, BenchReport, Item, PromptDone, parse_method, run_bench
-from foretell.bench import run as bench_run
+from foretell.bench import BenchInterrupted, BenchReport, Item, PromptDone, parse_method, run as bench_run, run_bench
 from foretell.bench.run import measure
 from foretell.bench.trace import DecodedRun
 from foretell.cli.output import as_json

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretell.bench import Item, load_suite, parse_method, run_bench, with_forms
-from foretell.bench import run as bench_run
+from foretell.bench import Item, load_suite, parse_method, run as bench_run, run_bench, with_forms
 from foretell.bench.answers import Check, python_check
 from foretell.bench.script import Script, encode_item, encode_turns
 from foretell.bench.trace import DecodedRun

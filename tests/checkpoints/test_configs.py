@@ -12,8 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from foretell import bundled
 from foretell.checkpoints.config_defaults import DEFAULTS
 from foretell.checkpoints.configs import plain_config, read_plain
-from foretell.checkpoints.source import read_config, read_generation
-from foretell.checkpoints.source import read_plain as read_both
+from foretell.checkpoints.source import read_config, read_generation, read_plain as read_both
 from foretell.model.llama.rope import scaled_frequencies
 from foretell.model.llama.shape import read_shape
 

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from foretell.checkpoints import catalogue
-from foretell.checkpoints import pull as module
+from foretell.checkpoints import catalogue, pull as module
 from foretell.checkpoints.catalogue import (
     CATALOGUE,
     HubFile,

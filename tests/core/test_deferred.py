@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.core import deferred as module
-from foretell.core import probs as probs_module
+from foretell.core import deferred as module, probs as probs_module
 from foretell.core.deferred import Deferred
 from foretell.core.noise import Stream, exponentials, race, stream_keys
 from foretell.core.params import SamplingParams

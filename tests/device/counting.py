@@ -10,9 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from foretell import Engine, Request, SamplingParams
-from foretell.engine import batch as batches
-from foretell.engine import judging
-from foretell.engine import step as stepping
+from foretell.engine import batch as batches, judging, step as stepping
 from foretell.engine.event import StepEvent
 from foretell.engine.state import State
 from foretell.model.load import load_model, load_tokenizer

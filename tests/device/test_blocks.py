@@ -10,8 +10,7 @@ import pytest
 from foretell import SamplingParams, ServiceOptions
 from foretell.core import graphs
 from foretell.core.errors import ConfigError
-from foretell.engine import engine as engines
-from foretell.engine import selfcheck
+from foretell.engine import engine as engines, selfcheck
 from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.kernels.gpu import ops as operators

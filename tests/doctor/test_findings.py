@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from foretell.core.errors import ConfigError
-from foretell.doctor import findings as f
-from foretell.doctor import head as diagnosing
+from foretell.doctor import findings as f, head as diagnosing
 from foretell.doctor.contexts import TextScore
 from foretell.doctor.diagnosis import Slot, Trial
 from foretell.doctor.record import Record

@@ -5,8 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.core.errors import ConfigError
 from foretell.draft import native

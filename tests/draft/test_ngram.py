@@ -3,8 +3,7 @@
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.core.errors import ConfigError
 from foretell.draft.automaton import MAX_READ, Automaton

@@ -3,8 +3,7 @@
 import tracemalloc
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.draft.prediction import MAX_ANCHOR, PredictionFollower
 

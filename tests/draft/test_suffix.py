@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.core.errors import ConfigError
 from foretell.draft.automaton import NOWHERE, Automaton, Place

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from foretell import Completion, Engine, Request, SamplingParams
 from foretell.core.noise import Noise, derive_seed, exponentials

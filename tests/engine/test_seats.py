@@ -1,7 +1,6 @@
 """Rows of the pool, over any sequence of leaving and coming: each keeps its content, groups lie together, few rows move."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.engine.seats import Seats, seated
 

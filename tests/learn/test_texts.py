@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.learn.training.gate import HeldOut, judge
 from foretell.learn.training.texts import RawText, ReplayBuffer, Text, reduce_laws

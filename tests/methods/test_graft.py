@@ -1,8 +1,7 @@
 """Guesses of one method in the trees of another, against paths as sets."""
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy, TokenTree

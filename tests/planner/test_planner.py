@@ -13,8 +13,7 @@ import pytest
 
 from foretell.core.errors import ConfigError
 from foretell.costs.table import CostTable
-from foretell.planner import decisions as decisions_module
-from foretell.planner import planner as planner_module
+from foretell.planner import decisions as decisions_module, planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.allocation import Allocation, Problem, price, search
 from foretell.planner.budget import BUDGET

@@ -7,8 +7,7 @@ models, and ``test_every_field_is_in_a_table`` finds one that is missing.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields as fields_of
-from dataclasses import replace
+from dataclasses import fields as fields_of, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 

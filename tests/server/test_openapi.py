@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from foretell.server.app import build_app
 from foretell.server.errors import ApiError, parse

@@ -12,8 +12,7 @@ import pytest
 from foretell import Engine, SamplingParams, Service, Submission
 from foretell.core.errors import EngineError, ForetellError, ServiceClosedError
 from foretell.costs.table import CostTable
-from foretell.engine import batch as passes
-from foretell.engine import failures as policy
+from foretell.engine import batch as passes, failures as policy
 from foretell.engine.batch import Batch
 from foretell.engine.failures import PLANNER, Failures, RaisedFailures
 from foretell.engine.guarded_planner import GuardedPlanner

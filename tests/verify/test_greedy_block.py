@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawnBy, TokenTree, chain_tree
-from foretell.verify import Evidence
-from foretell.verify import greedy_block as module
+from foretell.verify import Evidence, greedy_block as module
 from foretell.verify.block import Block
 from foretell.verify.greedy_block import GreedyBlock, Level, draws_of
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables

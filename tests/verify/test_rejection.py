@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawnBy, TokenTree, ancestors, chain_tree
-from foretell.verify import Evidence, Rejection, Walk
-from foretell.verify import rejection as module
+from foretell.verify import Evidence, Rejection, Walk, rejection as module
 from foretell.verify.base import stops_from_edges
 from foretell.verify.rejection import children_of, try_children
 from tests.verify.enumerate import (

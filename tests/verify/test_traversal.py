@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawnBy, TokenTree, chain_tree
-from foretell.verify import Evidence, Rejection, Verifier, Walk
-from foretell.verify import traversal as module
+from foretell.verify import Evidence, Rejection, Verifier, Walk, traversal as module
 from foretell.verify.block import Block
 from foretell.verify.traversal import Traversal, slow_ratios, stops_in_postorder
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables

@@ -16,8 +16,7 @@ from foretell.analysis.pairs import Pairs
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Stream, exponentials, int64_seed, race, race_top, stream_keys
 from foretell.core.tree import DrawMode
-from foretell.theory import acceptance as one_step
-from foretell.theory import coupling, optimum, recursive
+from foretell.theory import acceptance as one_step, coupling, optimum, recursive
 from foretell.verify.selection import Importance, Transport
 
 Rule = Callable[[Tensor, Tensor, int, torch.Generator], Tensor]

@@ -28,8 +28,7 @@ def read_plain(path: Path, *, name: str) -> tuple[Any, Any] | None:
     """The configuration, as transformers has it, and the ends that a generation configuration names; without transformers.
     None where transformers has to read them. Raises ModelError for a GGUF file that cannot be used."""
     if is_file(path):
-        from foretell.checkpoints.gguf.config import end_ids
-        from foretell.checkpoints.gguf.config import read_plain as read
+        from foretell.checkpoints.gguf.config import end_ids, read_plain as read
         from foretell.checkpoints.gguf.file import open_gguf
 
         file = open_gguf(path, name=name)

@@ -28,9 +28,7 @@ from foretell.engine.planning import Planning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.conversation import render
-from foretell.engine.request.request import Prompt as Prompt
-from foretell.engine.request.request import Request as Request
-from foretell.engine.request.request import check_several, row_of, submission_of
+from foretell.engine.request.request import Prompt as Prompt, Request as Request, check_several, row_of, submission_of
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece, Row
 from foretell.engine.request.scoring import Scoring

@@ -2,8 +2,7 @@
 
 import ctypes
 
-from torch import Tensor, dtype, float32
-from torch import bfloat16 as _bfloat16
+from torch import Tensor, bfloat16 as _bfloat16, dtype, float32
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 """Names of a layer's matrices, in order."""

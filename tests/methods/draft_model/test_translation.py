@@ -4,8 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from foretell.core.errors import VocabularyMismatchError
 from foretell.methods.draft_model.vocabulary.spelling import Spelling, cut

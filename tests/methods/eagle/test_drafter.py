@@ -31,8 +31,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
-from tests.engine.harness import VOCAB as TOY
-from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.engine.harness import VOCAB as TOY, ToyTokenizer, mixed_requests, outcome, plain, table
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.model.tiny import VOCAB, tiny_module
 

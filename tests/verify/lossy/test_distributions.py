@@ -21,8 +21,7 @@ from foretell.verify.lossy.lookahead import EntropyGated
 from foretell.verify.lossy.threshold import Threshold
 from foretell.verify.lossy.top_n import TopN
 from foretell.verify.lossy.typical import Typical
-from tests.verify import enumerate as exact
-from tests.verify import test_statistics as statistics
+from tests.verify import enumerate as exact, test_statistics as statistics
 from tests.verify.enumerate import Case, Drafts, Tables
 from tests.verify.random_trees import decided
 from tests.verify.test_exact import GivenNoise, all_noise, coupled_tree, given_noise

@@ -18,8 +18,7 @@ from foretell.core.probs import one_hot_argmax
 from foretell.core.spec import parse_spec, spec_of
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree
 from foretell.verify import Coupled, Evidence, Verifier, draw
-from foretell.verify.lossy import base as lossy
-from foretell.verify.lossy import typical as lossy_typical
+from foretell.verify.lossy import base as lossy, typical as lossy_typical
 from foretell.verify.lossy.base import Lossy, Mismatch
 from foretell.verify.lossy.divergence import Divergence
 from foretell.verify.lossy.judge import Judge, JudgeHead

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretell.cli import early, settings
-from foretell.cli import options as o
+from foretell.cli import early, options as o, settings
 from foretell.cli.errors import INTERRUPTED, TERMINATED, say
 from foretell.cli.fields import with_group
 from foretell.cli.interrupt import Terminated, interruptible
@@ -158,8 +157,7 @@ def bench(
 
 def _questions(name: str, size: int | None, categories: str | None, limit: int | None, quality: bool) -> "list[Item]":
     """The questions that the options ask for; what is to be said of the suite is a line each."""
-    from foretell.bench import read_suite, select
-    from foretell.bench import sample as sampled
+    from foretell.bench import read_suite, sample as sampled, select
 
     suite = read_suite(name)
     if size is not None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import early, settings
-from foretell.cli import options as o
+from foretell.cli import early, options as o, settings
 from foretell.cli.commands import certify_url as u
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli import options as o, settings
 from foretell.cli.layout import print_table
 from foretell.cli.output import VISIBLE, as_json, check_writable, has_color, write
 from foretell.core.errors import ConfigError

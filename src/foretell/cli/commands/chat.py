@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli import options as o, settings
 from foretell.cli.commands.generate import System
 from foretell.cli.errors import INTERRUPTED, say
 from foretell.cli.fields import with_fields, with_group

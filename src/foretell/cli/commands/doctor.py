@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import early, settings
-from foretell.cli import options as o
+from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table

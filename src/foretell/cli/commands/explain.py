@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli import options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.output import as_json, has_color
@@ -82,8 +81,7 @@ def explain(
             "nothing guesses for this target: name a drafter by --draft NAME_OR_DIR, or a method by --method, e.g. ngram"
         )
     engine = settings.load_engine(models, config, no_color=no_color)
-    from foretell.analysis.explain import explain as taken_apart
-    from foretell.analysis.explain import number_game
+    from foretell.analysis.explain import explain as taken_apart, number_game
     from foretell.engine.request.conversation import takes_messages
 
     asked: str | list[int] = PROMPT if prompt is None else prompt

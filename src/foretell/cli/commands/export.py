@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.checkpoints.catalogue import CATALOGUE
-from foretell.cli import early
-from foretell.cli import options as o
+from foretell.cli import early, options as o
 from foretell.cli.output import as_json
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli import options as o, settings
 from foretell.cli.errors import INTERRUPTED
 from foretell.cli.fields import with_fields, with_group
 from foretell.cli.interrupt import interruptible

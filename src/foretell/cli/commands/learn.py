@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli import options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_fields, with_group
 from foretell.cli.output import as_json, check_plot, check_writable, write

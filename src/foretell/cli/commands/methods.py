@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import early
-from foretell.cli import options as o
+from foretell.cli import early, options as o
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, has_color
 from foretell.core import builtin

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import early, settings
-from foretell.cli import options as o
+from foretell.cli import early, options as o, settings
 from foretell.cli.errors import explain
 from foretell.cli.fields import with_fields, with_group
 from foretell.core.errors import ConfigError

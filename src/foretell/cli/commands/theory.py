@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import options as o
-from foretell.cli import settings
+from foretell.cli import options as o, settings
 from foretell.cli.errors import OneLineGroup, say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import progress_bar, show_table

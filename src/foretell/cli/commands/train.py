@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli import early, settings
-from foretell.cli import options as o
+from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
 from foretell.cli.output import as_json, waiting, write

@@ -18,8 +18,7 @@ from foretell.checkpoints import ends
 from foretell.checkpoints.source import is_file, read_config, read_generation, read_plain
 from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
 from foretell.core.errors import ConfigError, ModelError
-from foretell.model.llama import hybrids
-from foretell.model.llama import traits as families
+from foretell.model.llama import hybrids, traits as families
 from foretell.model.llama.mixers import Mixer
 from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
-from foretell.model.llama import hybrids
-from foretell.model.llama import mixture as mixtures
+from foretell.model.llama import hybrids, mixture as mixtures
 from foretell.model.llama.rope import scaled_frequencies
 
 

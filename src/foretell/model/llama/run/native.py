@@ -36,8 +36,7 @@ from foretell.kernels.pages import huge_pages
 from foretell.kernels.race import race_library
 from foretell.model.cache import KVCache, Shared
 from foretell.model.codes import spread_of
-from foretell.model.llama import mixers
-from foretell.model.llama import shape as llama
+from foretell.model.llama import mixers, shape as llama
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
 from foretell.model.llama.read.contents import check_contents
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
