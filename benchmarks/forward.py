@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Co
 from foretell.core.tree import layout
 from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.llama.run import lean, native
-from foretell.model.target import CausalModel
+from foretell.model.target import CausalModel, PassOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -109,7 +109,7 @@ def twin_pass(model: CausalModel, args: argparse.Namespace) -> Callable[[int, bo
         parent = torch.arange(-1, num_tokens - 1)[None]
         span = min(capacity, -(-(args.context + num_tokens) // 64) * 64)
         plan = layout(parent, length, capacity, span=span)
-        model.forward(next(texts_of(num_tokens)), plan, cache, head=head)
+        model.forward(next(texts_of(num_tokens)), plan, cache, PassOptions(head=head))
 
     return run
 

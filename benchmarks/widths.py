@@ -22,6 +22,7 @@ from foretell.kernels import build
 from foretell.kernels.native import variant
 from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.llama.run.native import NativeModel
+from foretell.model.target import PassOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -61,7 +62,7 @@ def passes_of(model: NativeModel, args: argparse.Namespace) -> dict[str, Callabl
 
     def run(start: int, count: int, head: bool) -> None:
         plan = layout(torch.arange(-1, count - 1)[None], torch.tensor([start]), capacity)
-        model.forward(tokens[:, start : start + count], plan, cache, head=head)
+        model.forward(tokens[:, start : start + count], plan, cache, PassOptions(head=head))
 
     def prefill() -> None:
         for start in range(0, args.prompt, args.chunk):

@@ -20,7 +20,7 @@ from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel, supports
-from foretell.model.target import CausalModel
+from foretell.model.target import CausalModel, PassOptions
 from tests.draft.test_join import CAPACITY, METHODS, MODELS, Guesses, Lane, guesses, row, target, tiny
 from tests.methods.eagle.eagles import EAGLE3, random_head
 from tests.model.tiny import tiny_module
@@ -158,7 +158,7 @@ def test_a_pass_on_the_cpu_leaves_the_taps_of_the_one_before_alone(kind: str) ->
         for step in range(4):
             tree = root_tree(torch.tensor([step + 1]))
             plan = layout(tree.parent, torch.tensor([step]), 64)
-            taps = model.forward(tree.tokens, plan, cache, taps=(0, 2)).taps
+            taps = model.forward(tree.tokens, plan, cache, PassOptions(taps=(0, 2))).taps
             assert taps is not None
             kept.append((taps, taps.clone()))
     assert all(torch.equal(taps, copy) for taps, copy in kept)

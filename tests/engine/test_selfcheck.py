@@ -24,7 +24,7 @@ from foretell.model.cache import KVCache
 from foretell.model.llama.run.bound import NativeCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import load_model
-from foretell.model.target import Output, WrappedModel
+from foretell.model.target import WHOLE, Output, PassOptions, WrappedModel
 from tests.model.adapters import write_adapter
 from tests.model.llama.family import make_model
 from tests.model.llama.hybrid import native_hybrid
@@ -45,9 +45,9 @@ class Faulty(WrappedModel):
         super().__init__(inner)
         self.plan, self.outcome = plan, outcome
 
-    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, **options: Any) -> Output:
-        given = plan if self.plan is None or not options.get("head", True) else self.plan(plan)
-        out = self.inner.forward(tokens, given, cache, **options)
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
+        given = plan if self.plan is None or not options.head else self.plan(plan)
+        out = self.inner.forward(tokens, given, cache, options)
         if self.outcome is not None and out.logits is not None:
             out = replace(out, logits=self.outcome(plan, out.logits))
         return out
@@ -153,14 +153,13 @@ def test_the_first_wrong_layer_is_named(sound: Any) -> None:
     class Layer(Faulty):
         """Layer 2 adds something where a pass has many nodes."""
 
-        def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, **options: Any) -> Output:
+        def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
             if plan.num_nodes == 1 or plan.known is not None:
-                return self.inner.forward(tokens, plan, cache, **options)
-            taps = tuple(options.pop("taps", ()))
-            found = [self.inner.forward(tokens, plan, cache, taps=(0, 1), layers=(0, 2), head=False)]
+                return self.inner.forward(tokens, plan, cache, options)
+            found = [self.inner.forward(tokens, plan, cache, PassOptions((0, 2), taps=(0, 1), head=False))]
             hidden = found[0].hidden + 0.5
-            found.append(self.inner.forward(tokens, plan, cache, taps=(2, 3), layers=(2, LAYERS), hidden=hidden))
-            tapped = torch.cat([found[0].taps, found[1].taps], -1) if taps else None
+            found.append(self.inner.forward(tokens, plan, cache, PassOptions((2, LAYERS), hidden, (2, 3))))
+            tapped = torch.cat([found[0].taps, found[1].taps], -1) if options.taps else None
             return replace(found[1], taps=tapped)
 
     fault = check_passes(Layer(sound)).fault
@@ -193,11 +192,11 @@ def test_native_models_are_bit_identical(kind: str) -> None:
 class Adapted(Faulty):
     """Passes over several nodes forget the rows' adapters."""
 
-    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, **options: Any) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         held = list(cache.loras)
-        if plan.num_nodes > 1 and options.get("head", True):
+        if plan.num_nodes > 1 and options.head:
             cache.loras = [0] * len(held)
-        out = self.inner.forward(tokens, plan, cache, **options)
+        out = self.inner.forward(tokens, plan, cache, options)
         cache.loras = held
         return out
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from foretell import Engine
 from foretell.core.tree import chain_parent, layout
+from foretell.model.target import PassOptions
 from foretell.server.routes.embeddings import _read
 from foretell.service.service import Service
 from tests.server.conftest import Serve
@@ -119,7 +120,7 @@ def test_embeddings_are_the_last_hidden_states(client: openai.OpenAI, bundled: S
                 chain_parent(len(ids), torch.device("cpu"))[None], torch.zeros(1, dtype=torch.int64), len(ids)
             )
             with torch.inference_mode():
-                out = model.forward(torch.tensor([ids]), plan, model.new_cache(1, len(ids)), head=False)
+                out = model.forward(torch.tensor([ids]), plan, model.new_cache(1, len(ids)), PassOptions(head=False))
                 states = model.normed(out.hidden)[0].float()
             wanted = F.normalize(states.mean(0) if pooling == "mean" else states[-1], dim=0)
             assert torch.allclose(torch.tensor(one.embedding), wanted, atol=1e-6)
@@ -175,7 +176,8 @@ def test_a_text_of_several_chunks_has_the_mean_of_all(http: httpx.Client, bundle
     model, ids = bundled.engine.model, [5 + index % 90 for index in range(700)]  # more than one pass reads
     plan = layout(chain_parent(700, torch.device("cpu"))[None], torch.zeros(1, dtype=torch.int64), 700)
     with torch.inference_mode():
-        states = model.normed(model.forward(torch.tensor([ids]), plan, model.new_cache(1, 700), head=False).hidden)[0]
+        out = model.forward(torch.tensor([ids]), plan, model.new_cache(1, 700), PassOptions(head=False))
+        states = model.normed(out.hidden)[0]
     found = torch.tensor(post(http, "/v1/embeddings", input=ids)["data"][0]["embedding"])
     assert torch.allclose(found, F.normalize(states.float().mean(0), dim=0), atol=1e-5)
 

@@ -4,7 +4,7 @@ Drafters, samplers and verifiers then draw on the CPU, by the same kernels and f
 depends on what the accelerator lacks. The price is one wait and one copy of the logits a pass.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import wraps
 from typing import Any, ParamSpec
@@ -15,7 +15,7 @@ from torch import Tensor
 from foretell.checkpoints.lora import Lora
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
-from foretell.model.target import CausalModel, Output, WrappedModel
+from foretell.model.target import WHOLE, CausalModel, Output, PassOptions, WrappedModel
 
 P = ParamSpec("P")
 CPU = torch.device("cpu")
@@ -38,24 +38,13 @@ class HostModel(WrappedModel):
         """See ``CausalModel.rebuilt``."""
         return HostModel(self.inner.rebuilt(tensors))
 
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """See ``CausalModel.forward``."""
         parts = {field.name: getattr(plan, field.name) for field in fields(Plan)}
         there: dict[str, Any] = {name: self._sent(x) if isinstance(x, Tensor) else x for name, x in parts.items()}
-        hidden = None if hidden is None else self._sent(hidden)
-        output = self.inner.forward(
-            self._sent(tokens), Plan(**there), cache, layers=layers, hidden=hidden, taps=taps, head=head
-        )
+        if options.hidden is not None:
+            options = replace(options, hidden=self._sent(options.hidden))
+        output = self.inner.forward(self._sent(tokens), Plan(**there), cache, options)
         logits, taken = output.logits, output.taps
         return Output(
             None if logits is None else logits.to(CPU), output.hidden.to(CPU), None if taken is None else taken.to(CPU)

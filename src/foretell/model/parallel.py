@@ -17,7 +17,6 @@ and raises an error where they differ.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from foretell.core.params import fresh_seed
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.target import Output, T
+from foretell.model.target import WHOLE, Output, PassOptions, T
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Projections by whose rows a plan divides attention, and the count that must then divide by the number of processes.
@@ -129,21 +128,11 @@ class ShardedModel(TransformersModel):
         sharding = DistributedConfig(tp_size=count, tp_plan="auto") if count > 1 else None
         return cls.load(path, dtype=dtype, device=device, sharding=sharding, name=name)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """See ``CausalModel.forward``. Raises ConfigError, in all processes, where they were given unlike passes."""
-        first, stop = self._range(layers, hidden, taps)
-        self._check_agreement(tokens, plan, first, stop, int(head))
-        return super().forward(tokens, plan, cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        first, stop = self._range(options)
+        self._check_agreement(tokens, plan, first, stop, int(options.head))
+        return super().forward(tokens, plan, cache, options)
 
     @property
     def is_shared(self) -> bool:  # type: ignore[override]  # an attribute elsewhere

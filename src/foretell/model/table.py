@@ -18,7 +18,7 @@ from torch import Tensor
 from foretell.core.noise import derive_seed, exponentials, mix
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
-from foretell.model.target import CausalModel, ModelSpec, Output
+from foretell.model.target import WHOLE, CausalModel, ModelSpec, Output, PassOptions
 
 ProbsOfContext = Callable[[tuple[int, ...]], Sequence[float] | Tensor]
 """From the last tokens (at most ``context``, the newest last) to the V probabilities of the next one."""
@@ -84,19 +84,10 @@ class TableLM(CausalModel):
         layers = self.spec.num_layers
         return KVCache(num_rows, capacity, [(1, 1)] * layers, self.spec.dtype, [self.spec.device] * layers)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """See ``CausalModel.forward``."""
-        first, stop = layers or (0, self.spec.num_layers)
+        first, stop = options.layers or (0, self.spec.num_layers)
+        hidden, taps = options.hidden, options.taps
         if first == 0:
             hidden = self.embed(tokens)
         assert hidden is not None, "layers that do not start at 0 need hidden"
@@ -105,7 +96,7 @@ class TableLM(CausalModel):
             hidden = self._layer(layer, hidden, plan, cache)
             if layer in taps:
                 tapped[layer] = hidden
-        logits = self.logits(hidden) if head and stop == self.spec.num_layers else None
+        logits = self.logits(hidden) if options.head and stop == self.spec.num_layers else None
         return Output(logits, hidden, torch.cat([tapped[tap] for tap in taps], -1) if taps else None)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -92,6 +92,34 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class PassOptions:
+    """Which layers of a pass run, and what is asked of them beside their keys and values."""
+
+    layers: tuple[int, int] | None = None
+    """(first, stop); None: all. With first > 0, ``hidden`` must be given, so a self-drafter's lower layers never run
+    twice."""
+    hidden: Tensor | None = None  # [B, n, H] the residual stream that layer ``first`` reads
+    taps: Sequence[int] = ()  # layers whose outputs are returned
+    head: bool = True  # whether there are logits, where the last layer runs: a prefill needs none
+
+    def range(self, num_layers: int) -> tuple[int, int]:
+        """(first, stop). Raises ConfigError where range, hidden and taps do not fit together, or the model."""
+        first, stop = self.layers or (0, num_layers)
+        if not 0 <= first <= stop <= num_layers:
+            raise ConfigError(f"layers {first, stop} are not a range of 0 to {num_layers}")
+        if (self.hidden is None) != (first == 0):
+            raise ConfigError(f"layers {first, stop}: hidden must be given iff the first layer is not 0")
+        for tap in self.taps:
+            if not first <= tap < stop:
+                raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
+        return first, stop
+
+
+WHOLE = PassOptions()
+"""All layers and logits."""
+
+
+@dataclass(frozen=True)
 class Output:
     """What one pass returns. Valid until the next pass of the same model (a captured graph reuses its buffers)."""
 
@@ -175,23 +203,10 @@ class CausalModel(ABC):
         return self.new_cache(num_rows, capacity)
 
     @abstractmethod
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """Run n nodes a row and write their K and V into ``plan.slots`` of the layers that run.
 
-        tokens [B, n] int64 (read only where layers start at 0). layers = (first, stop), default all: with first > 0,
-        hidden [B, n, H] must be the residual stream that layer ``first`` reads, so a self-drafter's lower layers are
-        never run twice. taps are layer indices i: the output of layer i, as hidden is. head=False skips the logits (a
-        prefill needs none). Logits of padding nodes are finite and undefined.
+        tokens [B, n] int64 (read only where layers start at 0). Logits of padding nodes are finite and undefined.
         """
 
     most_passes: int = 1
@@ -298,9 +313,9 @@ class Target:
         taps: Sequence[int] = (),
         head: bool = True,
     ) -> Output:
-        """See ``CausalModel.forward``; the cache is this target's own."""
+        """See ``CausalModel.forward`` and ``PassOptions``; the cache is this target's own."""
         begun = perf_counter()
-        output = self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        output = self.model.forward(tokens, plan, self.cache, PassOptions(layers, hidden, taps, head))
         self.seconds += perf_counter() - begun
         return output
 

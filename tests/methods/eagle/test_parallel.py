@@ -15,6 +15,7 @@ from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.methods.eagle import parallel
 from foretell.methods.eagle.parallel import PEagle, PEagleHead, PEagleHeadConfig
 from foretell.model.llama.run.lean import LeanModel
+from foretell.model.target import PassOptions
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.model.tiny import VOCAB, tiny_module
@@ -63,7 +64,9 @@ def by_hand(head: PEagleHead, text: list[int], count: int) -> list[int]:
     tensors, config = head.state_dict(), head.config
     known = len(text) - 1
     plan = layout(chain_parent(known, torch.device("cpu"))[None], torch.zeros(1, dtype=torch.int64), 96)
-    taps = TARGET.forward(torch.tensor([text[:-1]]), plan, TARGET.new_cache(1, 96), taps=config.layer_ids).taps
+    taps = TARGET.forward(
+        torch.tensor([text[:-1]]), plan, TARGET.new_cache(1, 96), PassOptions(taps=config.layer_ids)
+    ).taps
     assert taps is not None
     outputs = torch.cat([taps[0], head.mask_hidden[0].expand(count - 1, -1)])
     tokens = torch.tensor([*text[1:], *[config.mask_token_id] * (count - 1)])

@@ -16,6 +16,7 @@ from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.one_layer import text_config
 from foretell.model.llama.run.lean import LeanModel
+from foretell.model.target import PassOptions
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.methods.mtp.checkpoints import LAYERS, PREFIX, config_of, save
@@ -139,7 +140,8 @@ def test_a_guess_is_the_reference_argmax(tmp_path: Path) -> None:
     text = prompt + completion.token_ids
     with torch.no_grad():
         plan = layout(chain_parent(len(text), torch.device("cpu"))[None], torch.zeros(1, dtype=torch.int64), 64)
-        out = TARGET.forward(torch.tensor([text]), plan, TARGET.new_cache(1, 64), taps=(TARGET.spec.num_layers - 1,))
+        options = PassOptions(taps=(TARGET.spec.num_layers - 1,))
+        out = TARGET.forward(torch.tensor([text]), plan, TARGET.new_cache(1, 64), options)
         assert out.taps is not None
         features = TARGET.normed(out.taps)[0]
         for length, guess in seen:

@@ -13,6 +13,7 @@ from foretell.core.tree import Plan, layout
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.attention import MaskRecipe
 from foretell.model.llama.shape import read_shape
+from foretell.model.target import PassOptions
 from tests.model.tiny import ACCEPTED, ARCHITECTURES, BUSHY, WINDOW, Rows, largest_error, plain_logits, tiny_module
 
 EXACT = 1e-4  # of the logits' standard deviation, in float32
@@ -180,10 +181,10 @@ def test_taps_and_early_exit(name: str, norm: str) -> None:
         states = call(input_ids=tokens, output_hidden_states=True).hidden_states
     plan = layout(torch.arange(-1, 11)[None], torch.zeros(1, dtype=torch.int64), 16)
     cache = model.new_cache(1, 16)
-    output = model.forward(tokens, plan, cache, taps=(2, 0))
+    output = model.forward(tokens, plan, cache, PassOptions(taps=(2, 0)))
     assert output.taps is not None
     torch.testing.assert_close(output.taps, torch.cat((states[3], states[1]), dim=-1), atol=1e-4, rtol=1e-4)
-    ranged = model.forward(tokens, plan, cache, layers=(0, 3), taps=(0, 2))
+    ranged = model.forward(tokens, plan, cache, PassOptions(layers=(0, 3), taps=(0, 2)))
     torch.testing.assert_close(ranged.taps, torch.cat((states[1], states[3]), dim=-1), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ranged.hidden, states[3], atol=1e-4, rtol=1e-4)
     with torch.no_grad():
@@ -313,8 +314,8 @@ def test_longrope_context_ends_before_its_switch() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"layers": (0, 5)}, "has layers"),
-        ({"layers": (2, 2)}, "has layers"),
+        ({"layers": (0, 5)}, "are not a range of 0 to 4"),
+        ({"layers": (2, 2), "hidden": torch.zeros(3, 7, 32)}, "no layer would run"),
         ({"layers": (2, 4)}, "hidden must be given"),
         ({"hidden": torch.zeros(3, 7, 32)}, "hidden must be given"),
         ({"layers": (0, 2), "taps": (2,)}, "tap 2"),

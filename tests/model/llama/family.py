@@ -51,7 +51,7 @@ from transformers import (
 
 from foretell.core.tree import Plan, layout
 from foretell.model.cache import KVCache
-from foretell.model.target import CausalModel, Output
+from foretell.model.target import CausalModel, Output, PassOptions
 
 VOCABULARY, CAPACITY = 61, 64
 
@@ -283,7 +283,7 @@ def prefill(model: CausalModel, cache: KVCache, prompts: list[list[int]], chunk:
         for row, prompt in enumerate(prompts):
             part = prompt[int(length[row]) : int(length[row] + count[row])]
             tokens[row, : len(part)] = torch.tensor(part, dtype=torch.int64)
-        model.forward(tokens, layout(chain(len(prompts), width), length, CAPACITY), cache, head=False)
+        model.forward(tokens, layout(chain(len(prompts), width), length, CAPACITY), cache, PassOptions(head=False))
         length = length + count
     return length
 

@@ -14,6 +14,7 @@ from foretell.core.tree import Plan, layout
 from foretell.model.cache import KVCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.run.states import HybridCache
+from foretell.model.target import PassOptions
 from tests.model.recurrent import FAMILIES
 from tests.model.tiny import COMMON, VOCAB, path_to
 
@@ -201,7 +202,7 @@ class Texts:
             width = max(map(len, pieces))
             tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces])
             parent = torch.tensor([[i - 1 if i < len(piece) else -1 for i in range(width)] for piece in pieces])
-            self.model.forward(tokens, self.plan(parent), self.cache, head=head)
+            self.model.forward(tokens, self.plan(parent), self.cache, PassOptions(head=head))
             self.length = [done + len(piece) for done, piece in zip(self.length, pieces, strict=True)]
 
     def plan(self, parent: Tensor | Sequence[Sequence[int]]) -> Plan:

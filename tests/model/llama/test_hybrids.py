@@ -10,6 +10,7 @@ import torch
 
 from foretell.model.llama.mixture import mixture_of
 from foretell.model.llama.run.native import NativeModel, supports
+from foretell.model.target import PassOptions
 from tests.model.llama.hybrid import (
     CASES,
     KINDS,
@@ -246,9 +247,11 @@ def test_lower_layers_and_then_upper_ones(case: str) -> None:
             plan, ids, hidden = rows.plan(parents), torch.tensor(tokens), []
             for start, stop in ((0, 1), (1, 4), (4, 7)):
                 part = plan.nodes(start, stop)
-                hidden.append(model.forward(ids[:, start:stop], part, rows.cache, layers=(0, split)).hidden)
+                hidden.append(
+                    model.forward(ids[:, start:stop], part, rows.cache, PassOptions(layers=(0, split))).hidden
+                )
             whole = torch.cat(hidden, 1)
-            out = model.forward(ids, plan, rows.cache, layers=(split, model.spec.num_layers), hidden=whole)
+            out = model.forward(ids, plan, rows.cache, PassOptions(layers=(split, model.spec.num_layers), hidden=whole))
             assert out.logits is not None
             for row in range(2):
                 path = [tokens[row][node] for node in path_of(parents[row], 4)]

@@ -12,6 +12,7 @@ from foretell.core.tree import Plan, layout
 from foretell.model.llama.run import lean
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.pack import PackedLinear, PlainLinear, packing_unsupported
+from foretell.model.target import PassOptions
 from tests.model.llama.family import (
     BUSHY,
     CAPACITY,
@@ -126,16 +127,16 @@ def test_layer_ranges_taps_and_headless_passes() -> None:
         length = prefill(model, cache, prompts, chunk=8)
     tokens = random_tokens(*BUSHY.shape)
     plan = layout(BUSHY, length, CAPACITY)
-    whole = model.forward(tokens, plan, caches[0], taps=(2, 0))
-    lower = model.forward(tokens, plan, caches[1], layers=(0, 1))
+    whole = model.forward(tokens, plan, caches[0], PassOptions(taps=(2, 0)))
+    lower = model.forward(tokens, plan, caches[1], PassOptions(layers=(0, 1)))
     assert lower.logits is None
     assert whole.logits is not None
     assert whole.taps is not None
-    upper = model.forward(tokens, plan, caches[1], layers=(1, 3), hidden=lower.hidden)
+    upper = model.forward(tokens, plan, caches[1], PassOptions(layers=(1, 3), hidden=lower.hidden))
     assert upper.logits is not None
     torch.testing.assert_close(upper.logits, whole.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(whole.taps, torch.cat([upper.hidden, lower.hidden], -1), atol=1e-5, rtol=1e-5)
-    headless = model.forward(tokens, plan, caches[1], head=False)
+    headless = model.forward(tokens, plan, caches[1], PassOptions(head=False))
     assert headless.logits is None
     torch.testing.assert_close(model.logits(headless.hidden), whole.logits, atol=1e-5, rtol=1e-5)
     for one, other in zip(caches[0].keys, caches[1].keys, strict=True):

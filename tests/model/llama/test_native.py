@@ -24,6 +24,7 @@ from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.llama.run import native
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
+from foretell.model.target import PassOptions
 from tests.model.llama.family import (
     BUSHY,
     FAMILY,
@@ -492,25 +493,25 @@ def test_layer_ranges_taps_and_headless_passes_have_the_same_bits(dtype: torch.d
     for cache in caches:
         length = prefill(model, cache, prompts_of((7, 3)), chunk=8)
     tokens, plan = tokens_of(*BUSHY.shape), layout(BUSHY, length, CAPACITY)
-    whole = model.forward(tokens, plan, caches[0], taps=(2, 0))
-    lower = model.forward(tokens, plan, caches[1], layers=(0, 1))
+    whole = model.forward(tokens, plan, caches[0], PassOptions(taps=(2, 0)))
+    lower = model.forward(tokens, plan, caches[1], PassOptions(layers=(0, 1)))
     assert lower.logits is None
     assert whole.logits is not None
     assert whole.taps is not None
     kept = lower.hidden.clone()
-    upper = model.forward(tokens, plan, caches[1], layers=(1, 3), hidden=lower.hidden)
+    upper = model.forward(tokens, plan, caches[1], PassOptions(layers=(1, 3), hidden=lower.hidden))
     assert upper.logits is not None
     assert torch.equal(upper.logits, whole.logits)
     assert torch.equal(lower.hidden, kept)  # what is handed in is not written to
     assert torch.equal(whole.taps, torch.cat([upper.hidden, lower.hidden], -1))
-    headless = model.forward(tokens, plan, caches[1], head=False)
+    headless = model.forward(tokens, plan, caches[1], PassOptions(head=False))
     assert headless.logits is None
     assert torch.equal(model.logits(headless.hidden), whole.logits)
     assert torch.equal(model.logits(headless.hidden[:, 3:4]), whole.logits[:, 3:4])
     one_by_one = [model.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), caches[1]).logits for i in range(9)]
     assert torch.equal(torch.cat([x for x in one_by_one if x is not None], 1), whole.logits)
     with pytest.raises(ConfigError, match="hidden must be given"):
-        model.forward(tokens, plan, caches[1], layers=(1, 3))
+        model.forward(tokens, plan, caches[1], PassOptions(layers=(1, 3)))
 
 
 @pytest.mark.parametrize("fault", ["token", "slot", "position"])
@@ -536,7 +537,7 @@ def test_tokens_and_states_are_those_of_the_plan() -> None:
         with pytest.raises(AssertionError):
             model.forward(tokens, plan, cache)
     with pytest.raises(AssertionError):
-        model.forward(tokens_of(2, 3), plan, cache, layers=(1, 3), hidden=torch.zeros(2, 2, 48))
+        model.forward(tokens_of(2, 3), plan, cache, PassOptions(layers=(1, 3), hidden=torch.zeros(2, 2, 48)))
 
 
 @pytest.mark.parametrize("fault", ["position", "mask"])

@@ -4,7 +4,6 @@ Heads are trained through them, and captured texts bring the target's hidden sta
 beside a large target holds two matrices of it. Gradient flows through the head.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -16,7 +15,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.methods.medusa.head import head_weight, norm_weight
 from foretell.model.cache import KVCache
-from foretell.model.target import CausalModel, ModelSpec, Output
+from foretell.model.target import WHOLE, CausalModel, ModelSpec, Output, PassOptions
 
 TOLERANCE = 2e-2
 """How far the norm may be from the target's, as a share: half precision rounds to 4e-3."""
@@ -71,10 +70,7 @@ class TargetEnds(CausalModel):
         """There are no layers."""
         raise RuntimeError("the ends of a target have no layers")
 
-    def forward(
-        self, tokens: Tensor, plan: Plan, cache: KVCache, *, layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None, taps: Sequence[int] = (), head: bool = True,
-    ) -> Output:  # fmt: skip
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """There are no layers."""
         raise RuntimeError("the ends of a target have no layers")
 

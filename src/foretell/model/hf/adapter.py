@@ -8,7 +8,7 @@ once over a small tree before it is used.
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from foretell.model.hf.runner import Runner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
 from foretell.model.hf.taps import capture
 from foretell.model.recurrent import RecurrentCache
-from foretell.model.target import CausalModel, ModelSpec, Output
+from foretell.model.target import WHOLE, CausalModel, ModelSpec, Output, PassOptions
 
 logger = logging.getLogger(__name__)
 
@@ -193,34 +193,24 @@ class TransformersModel(CausalModel):
         return RecurrentCache(num_rows, capacity, shapes, dtype, devices, dims, layouts=layouts)
 
     @torch.no_grad()
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """See ``CausalModel.forward``. Runs without autograd. Raises ConfigError for an invalid range or tap."""
-        first, stop = self._range(layers, hidden, taps)
+        first, stop = self._range(options)
         # The head is run by the wrapper (which knows how its logits are scaled or capped), everything else by the base.
-        with_head = head and stop == self.spec.num_layers
+        with_head = options.head and stop == self.spec.num_layers
         run = self._runners[0 if with_head else 1]
         with (
             evaluating(self.module),
             replaced(self._owns, plan, self._recipe, cache),
-            layer_range(self._layers, first, stop, hidden, tuples=self._tuples),
-            capture(self._layers, {*taps, stop - 1}) as outputs,
+            layer_range(self._layers, first, stop, options.hidden, tuples=self._tuples),
+            capture(self._layers, {*options.taps, stop - 1}) as outputs,
             self._memory_of(cache, plan) as memory,
         ):
             result = run(tokens, plan.positions + self._first_position, memory, self._masks(plan))
         return Output(
             logits=result.logits.to(self._device) if with_head else None,
             hidden=outputs[stop - 1].to(self._device),
-            taps=torch.cat([outputs[i].to(self._device) for i in taps], dim=-1) if len(taps) else None,
+            taps=torch.cat([outputs[i].to(self._device) for i in options.taps], dim=-1) if options.taps else None,
         )
 
     @contextmanager
@@ -287,20 +277,15 @@ class TransformersModel(CausalModel):
             logits: Tensor = self._without_layers(self._runners[0], normed).logits
         return logits.to(self._device)
 
-    def _range(self, layers: tuple[int, int] | None, hidden: Tensor | None, taps: Sequence[int]) -> tuple[int, int]:
-        first, stop = layers or (0, self.spec.num_layers)
-        if not 0 <= first < stop <= self.spec.num_layers:
-            raise ConfigError(f"layers {first, stop}: {self.spec.name} has layers (0, {self.spec.num_layers})")
-        if (hidden is None) != (first == 0):
-            raise ConfigError(f"layers {first, stop}: hidden must be given iff the first layer is not 0")
+    def _range(self, options: PassOptions) -> tuple[int, int]:
+        first, stop = options.range(self.spec.num_layers)
+        if first == stop:
+            raise ConfigError(f"layers {first, stop}: no layer would run")
         if self._shares and (first, stop) != (0, self.spec.num_layers):
             raise ConfigError(
                 f"layers {first, stop}: upper layers of {self.spec.name} read keys and values of lower ones, so it runs "
                 "whole; use a method that does not run some of the layers"
             )
-        for tap in taps:
-            if not first <= tap < stop:
-                raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
         return first, stop
 
 

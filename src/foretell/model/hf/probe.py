@@ -20,7 +20,7 @@ from foretell.model.hf.attention import LayerMemory
 from foretell.model.hf.reading import Mixer
 from foretell.model.hf.recurrent.mixers import StateRecorder
 from foretell.model.hf.runner import Runner
-from foretell.model.target import CausalModel
+from foretell.model.target import CausalModel, PassOptions
 
 # Two committed tokens, then a root with two children and a grandchild under each: slots and visible slots of the last
 # three nodes differ from those of a chain.
@@ -250,7 +250,8 @@ def _compare(model: CausalModel, module: PreTrainedModel, num_trees: int) -> tup
     capacity = len(tokens) + 1  # one unused slot, so that the last slot is not the newest token
     cache, kept = model.new_cache(1, capacity), torch.tensor([PATHS[1]], device=device)
     nothing = torch.zeros(1, dtype=torch.int64, device=device)
-    model.forward(text[None], layout(chain_parent(NUM_COMMITTED, device)[None], nothing, capacity), cache, head=False)
+    plan = layout(chain_parent(NUM_COMMITTED, device)[None], nothing, capacity)
+    model.forward(text[None], plan, cache, PassOptions(head=False))
     for number, nodes in enumerate(trees):
         plan = layout(torch.tensor(PARENT, device=device)[None], nothing + len(text), capacity)
         output = model.forward(nodes[None], plan, cache)

@@ -6,7 +6,6 @@ longrope. Not covered, and refused with the reason: rope that depends on the len
 activations than silu and gelu, other mixtures of experts than those of ``mixture.TYPES``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,21 +186,6 @@ def read_local(path: Path, *, name: str) -> LlamaShape:
     shape = read_shape(*found)
     # Of biases a GGUF file's tensors are all that it says.
     return replace(shape, biases=None) if is_file(path) and not shape.hybrid else shape
-
-
-def check_layers(
-    num_layers: int, layers: tuple[int, int] | None, hidden: Tensor | None, taps: Sequence[int]
-) -> tuple[int, int]:
-    """The range of layers that a call asks for. Raises ConfigError where range, hidden and taps do not fit together."""
-    first, stop = (0, num_layers) if layers is None else layers
-    if not 0 <= first <= stop <= num_layers:
-        raise ConfigError(f"layers {first, stop} are not a range of 0 to {num_layers}")
-    if (hidden is None) != (first == 0):
-        raise ConfigError(f"layers {first, stop}: hidden must be given iff the first layer is not 0")
-    for tap in taps:
-        if not first <= tap < stop:
-            raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
-    return first, stop
 
 
 def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:

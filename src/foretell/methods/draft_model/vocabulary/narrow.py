@@ -7,7 +7,7 @@ probability 0 under q, which every verifier allows: they are never guessed, and 
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ from foretell.model.cache import KVCache
 from foretell.model.llama import shape as llama
 from foretell.model.llama.read.matrices import read_matrices
 from foretell.model.llama.run.native import NativeModel
-from foretell.model.target import CausalModel, Output, WrappedModel
+from foretell.model.target import WHOLE, CausalModel, Output, PassOptions, WrappedModel
 
 
 def frequent_tokens(model: CausalModel, size: int) -> Tensor:
@@ -58,21 +58,11 @@ class NarrowModel(WrappedModel):
         """See ``CausalModel.rebuilt``: the same tokens of the other weights."""
         return NarrowModel(self.inner.rebuilt(tensors), self.tokens.cpu())
 
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """See ``CausalModel``."""
-        out = self.inner.forward(tokens, plan, cache, layers=layers, hidden=hidden, taps=taps, head=False)
-        ends = layers is None or layers[1] == self.spec.num_layers
-        return replace(out, logits=self.logits(out.hidden)) if head and ends else out
+        out = self.inner.forward(tokens, plan, cache, replace(options, head=False))
+        ends = options.layers is None or options.layers[1] == self.spec.num_layers
+        return replace(out, logits=self.logits(out.hidden)) if options.head and ends else out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel``; float32."""

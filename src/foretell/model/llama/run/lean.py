@@ -6,7 +6,7 @@ never repeated), and nothing is read on the host, so that a step can be captured
 the exception, and run on the CPU alone: ``experts.py``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
@@ -37,7 +37,7 @@ from foretell.model.llama.run.layer import Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
 from foretell.model.llama.run.pack import Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.target import CausalModel, Output
+from foretell.model.target import WHOLE, CausalModel, Output, PassOptions
 from foretell.model.windows import DraftWindow, sunk_attention
 
 _MIN_ROWS = MIN_ROWS  # bf16 attention is slower at one row, too
@@ -203,19 +203,10 @@ class LeanModel(CausalModel):
         return [(self.shape.num_kv_heads, self.shape.head_dim)] * self.shape.num_layers
 
     @torch.no_grad()
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
         """See ``CausalModel.forward``."""
-        first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
+        first, stop = options.range(self.shape.num_layers)
+        hidden, taps = options.hidden, options.taps
         if hidden is None:
             x = self.embed(tokens)  # [B, n, H]
         else:
@@ -246,7 +237,7 @@ class LeanModel(CausalModel):
             x = self._run_layer(index, x, shared, cache)
             if index in taps:
                 tapped[index] = shaped(x)
-        logits = shaped(self._logits(x)) if head and stop == self.shape.num_layers else None
+        logits = shaped(self._logits(x)) if options.head and stop == self.shape.num_layers else None
         tap = torch.cat([tapped[i] for i in taps], -1) if taps else None
         return Output(logits, shaped(x), tap)
 

@@ -48,7 +48,7 @@ from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_
 from foretell.model.llama.run.states import HybridCache
 from foretell.model.llama.run.threads import fewest_threads
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.target import CausalModel, Decoded, Output
+from foretell.model.target import WHOLE, CausalModel, Decoded, Output, PassOptions
 from foretell.model.windows import DraftWindow
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -219,22 +219,12 @@ class NativeModel(CausalModel):
     def _fold(self, *given: int | None) -> int:
         return self.native.states(self.address, *given)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        plan: Plan,
-        cache: KVCache,  # one of this model's own
-        *,
-        layers: tuple[int, int] | None = None,
-        hidden: Tensor | None = None,
-        taps: Sequence[int] = (),
-        head: bool = True,
-    ) -> Output:
-        """See ``CausalModel.forward``. Raises RuntimeError for tokens, slots or positions out of range."""
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
+        """See ``CausalModel.forward``; cache: one of this model's own. Raises RuntimeError for tokens, slots or positions
+        out of range."""
         assert isinstance(cache, NativeCache)
-        first, stop = (0, self.shape.num_layers)
-        if layers is not None or hidden is not None or taps:
-            first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
+        hidden, taps = options.hidden, options.taps
+        first, stop = options.range(self.shape.num_layers)
         slots, positions, ancestry, length, known = plan.slots, plan.positions, plan.ancestry, plan.length, plan.known
         num_rows, num_nodes = slots.shape
         assert num_rows == cache.num_rows
@@ -246,7 +236,7 @@ class NativeModel(CausalModel):
             assert hidden.shape == (num_rows, num_nodes, size)
             residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
-        head = head and stop == self.shape.num_layers
+        head = options.head and stop == self.shape.num_layers
         logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size) if head else None
         # Kept in names until the call returns: a contiguous copy must outlive the use of its address.
         tokens, slots, positions, length = (
