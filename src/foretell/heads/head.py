@@ -68,6 +68,11 @@ class Head(nn.Module, ABC):
             self.max_positions = None
 
     @property
+    def bytes_per_token(self) -> int:
+        """What a drafter holds of each token of a row: keys and values, a feature that it has not read; 0: nothing."""
+        return 0
+
+    @property
     @abstractmethod
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs the head reads, in the order in which they are concatenated."""

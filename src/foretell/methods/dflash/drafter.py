@@ -5,7 +5,7 @@ distribution, whatever their parent is (trees of them: DDTree, 2604.12989). With
 distribution after it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +16,11 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
-from foretell.heads.native import runs_as
-from foretell.heads.repacked import with_weights
 from foretell.methods.chains import can_draw
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.native import NativeFlash, native_flash
-from foretell.methods.features import MOST_BYTES, FeatureBuffer
+from foretell.methods.features import FeatureBuffer
+from foretell.methods.head_method import HeadMethod
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
 from foretell.model.prefill import round_up
@@ -218,7 +217,7 @@ class DFlashDrafter(Drafter):
         return known, torch.cat((slots, behind[:, num_known:]), 1)
 
 
-class DFlash(Method):
+class DFlash(HeadMethod):
     """``--method dflash``: a trained block drafter."""
 
     name = "dflash"
@@ -230,42 +229,17 @@ class DFlash(Method):
         shapes=SHAPES.builtin,
     )
 
-    def __init__(self, head: DFlashHead, model: CausalModel, *, weights: str = "auto") -> None:
-        """model is the target: its embedding and head are the drafter's too. weights: how a native head holds its
-        matrices. Raises ModelError where they do not fit."""
-        head.check_target(model.spec, name="dflash head")
-        self.head, self.model, self.weights = head.eval(), model, weights
-        self.max_positions = head.max_positions
-        self.native, self.not_native = native_flash(self.head, model, weights)
+    called = "dflash head"
+    can_learn = True
+    head: DFlashHead
 
-    def rebuilt(self, weights: Mapping[str, Tensor]) -> "DFlash":
-        """See ``Method``."""
-        return DFlash(with_weights(self.head, weights), self.model, weights=self.weights)
-
-    @property
-    def runs_as(self) -> str:
-        """See ``Method``."""
-        return runs_as(self.not_native, self.head)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The layers whose outputs are the features."""
-        return self.head.taps
+    def _natively(self) -> tuple[NativeFlash | None, str | None]:
+        return native_flash(self.head, self.model, self.weights)
 
     @property
     def foresees(self) -> bool:
         """Whether it can grow the shape ``specdec``: with a confidence head."""
         return self.head.config.confidence
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The head's keys and values, and a feature."""
-        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Taps of which no feature has been made."""
-        return MOST_BYTES
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """An empty memory for these rows."""

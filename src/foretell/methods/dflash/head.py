@@ -280,6 +280,11 @@ class DFlashHead(Head):
         return out
 
     @property
+    def bytes_per_token(self) -> int:
+        """See ``Head``."""
+        return self.new_cache(0, 1).bytes_per_slot + self.config.hidden_size * self.dtype.itemsize
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The layers whose outputs are the features."""
         return self.config.layer_ids

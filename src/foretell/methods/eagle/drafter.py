@@ -5,7 +5,7 @@ token, at slot length - 1, is the root of a growth, whose logits guess the token
 feature is the head's own output at its parent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -21,17 +21,15 @@ from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, grow_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
-from foretell.heads.native import runs_as
 from foretell.heads.pair_head import PairHead
-from foretell.heads.repacked import with_weights
 from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
-from foretell.methods.acceptance.native import speed_up
 from foretell.methods.chains import can_draw, growth_of, row_counts
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair
-from foretell.methods.features import MOST_BYTES, FeatureBuffer
+from foretell.methods.features import FeatureBuffer
+from foretell.methods.head_method import HeadMethod
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
 from foretell.model.prefill import FEW, PREFILL_CHUNK, padded_width, round_up
@@ -353,54 +351,14 @@ class EagleDrafter(Drafter):
         return out.index_copy_(2, self.vocabulary, logits)
 
 
-class _Eagle(Method):
-    """A head, and the target whose features, embeddings and possibly output head it uses."""
+class _Eagle(HeadMethod):
+    """A head over pairs."""
 
-    def __init__(
-        self, head: PairHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
-    ) -> None:
-        """head: on the model's device. acceptance: the acceptance head for the shape ``specdec``, trained on this kind
-        of head. weights: how a native head holds its matrices. Raises ModelError where head was made for a target of
-        another size, or acceptance reads other hidden states."""
-        head.check_target(model.spec, name="the draft head")
-        if acceptance is not None:
-            acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
-        self.head, self.model, self.weights = head.eval(), model, weights
-        self.max_positions = head.max_positions
-        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
-        self.native, self.not_native = native_pair(self.head, model, weights)
+    can_learn = True
+    head: PairHead
 
-    def rebuilt(self, weights: Mapping[str, Tensor]) -> "Method":
-        """See ``Method``. The acceptance head is kept."""
-        made = copy(self)
-        made.head = with_weights(self.head, weights)
-        made.native, made.not_native = native_pair(made.head, self.model, self.weights)
-        return made
-
-    @property
-    def runs_as(self) -> str:
-        """See ``Method``."""
-        return runs_as(self.not_native, self.head)
-
-    @property
-    def foresees(self) -> bool:
-        """With an acceptance head."""
-        return self.acceptance is not None
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The head's."""
-        return self.head.taps
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The head's keys and values, and a feature."""
-        return self.head.bytes_per_token
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Taps of which no feature has been made."""
-        return MOST_BYTES
+    def _natively(self) -> tuple[NativePair | None, str | None]:
+        return native_pair(self.head, self.model, self.weights)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
@@ -423,7 +381,7 @@ class Eagle1(_Eagle):
     def __init__(
         self, head: Eagle1Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
     ) -> None:
-        """See ``_Eagle``; the head must read the last layer. Raises ModelError."""
+        """See ``HeadMethod``; the head must read the last layer. Raises ModelError."""
         super().__init__(head, model, acceptance, weights=weights)
         last = model.spec.num_layers - 1
         if head.config.tap_layer != last:
@@ -451,9 +409,3 @@ class Eagle3(_Eagle):
         shapes=SHAPES.builtin,
     )
     head: Eagle3Head
-
-    def __init__(
-        self, head: Eagle3Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
-    ) -> None:
-        """See ``_Eagle``."""
-        super().__init__(head, model, acceptance, weights=weights)

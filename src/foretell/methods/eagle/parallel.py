@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan, chain_parent, layout
 from foretell.core.upload import tensor_on
-from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.base import Capabilities, Context, Drafter
 from foretell.draft.shapes import SHAPES
 from foretell.methods.eagle.drafter import EagleDrafter
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.features import MOST_BYTES
+from foretell.methods.head_method import HeadMethod
 from foretell.model.prefill import PREFILL_CHUNK, round_up
 from foretell.model.target import CausalModel, Target
 
@@ -112,7 +112,7 @@ class PEagleDrafter(EagleDrafter):
         return self.block[torch.arange(len(tokens), device=tokens.device)[:, None], depth]
 
 
-class PEagle(Method):
+class PEagle(HeadMethod):
     """``--method peagle``."""
 
     name = "peagle"
@@ -123,31 +123,10 @@ class PEagle(Method):
         reads_target=True,
         shapes=tuple(name for name in SHAPES.builtin if name != "specdec"),  # no acceptance head is trained for it
     )
+    head: PEagleHead
 
-    def __init__(self, head: PEagleHead, model: CausalModel) -> None:
-        """head: on the model's device. Raises ModelError where it was made for a target of another size."""
-        head.check_target(model.spec, name="the draft head")
-        self.head, self.model, self.max_positions = head.eval(), model, head.max_positions
-
-    @property
-    def runs_as(self) -> str:
-        """See ``Method``."""
-        return "torch: one pass makes all guesses"
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The head's."""
-        return self.head.taps
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The head's keys and values, and a feature."""
-        return self.head.bytes_per_token
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Taps of which no feature has been made."""
-        return MOST_BYTES
+    def _natively(self) -> tuple[None, str]:
+        return None, "one pass makes all guesses"
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""

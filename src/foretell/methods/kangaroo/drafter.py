@@ -27,9 +27,8 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, 
 from foretell.draft.growing import grow
 from foretell.draft.growing.frontier import Grown, pick, span_for
 from foretell.draft.shapes import SHAPES, Shape, SpecDec
-from foretell.heads.native import runs_as
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
-from foretell.methods.acceptance.native import speed_up
+from foretell.methods.head_method import HeadMethod
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
 from foretell.model.bound import BoundCache
@@ -303,14 +302,16 @@ class KangarooDrafter(EarlyExitDrafter):
         self.lacking += other.lacking
 
 
-class Kangaroo(Method):
+class Kangaroo(HeadMethod):
     """``--method kangaroo``: the target's lower layers and a trained adapter.
 
     The authors' second exit, at the token whose confidence falls, is the shape ``adaptive/rule=probability/threshold=0.6``:
     decided before that token is drawn, which is then not guessed (the authors' code guesses it and stops after it).
     """
 
-    name = "kangaroo"
+    name = called = "kangaroo"
+    buffers = False
+    head: KangarooHead
     capabilities = Capabilities(
         "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=SHAPES.builtin
     )
@@ -318,35 +319,22 @@ class Kangaroo(Method):
     def __init__(
         self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
     ) -> None:
-        """acceptance: the acceptance head for the shape ``specdec``. weights: how a native adapter
-        holds its matrices. Raises ModelError where the head was made for a target of another size, or acceptance reads
-        other hidden states."""
-        head.check_target(model.spec, name="kangaroo")
-        if acceptance is not None:
-            acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
-        self.head, self.exit_layer = head.eval(), head.config.exit_layer
-        self.native, self.not_native = native_adapter(self.head, model, weights)
-        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
+        """See ``HeadMethod``."""
+        super().__init__(head, model, acceptance, weights=weights)
+        self.exit_layer = head.config.exit_layer
+
+    def _natively(self) -> tuple[NativeAdapter | None, str | None]:
+        return native_adapter(self.head, self.model, self.weights)
 
     @property
-    def runs_as(self) -> str:
-        """See ``Method``."""
-        return runs_as(self.not_native, self.head)
-
-    @property
-    def foresees(self) -> bool:
-        """With an acceptance head."""
-        return self.acceptance is not None
+    def taps(self) -> tuple[int, ...]:
+        """None: in steps the drafter computes the shallow states itself."""
+        return ()
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
-        """Layers of the prompt's taps; in steps the drafter computes the shallow states itself."""
+        """The head's."""
         return self.head.taps
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The adapter's keys and values."""
-        return self.head.new_cache(0, 1).bytes_per_slot
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""

@@ -105,6 +105,11 @@ class KangarooHead(Head):
         return head.to(model.spec.device)
 
     @property
+    def bytes_per_token(self) -> int:
+        """See ``Head``."""
+        return self.new_cache(0, 1).bytes_per_slot
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The output of the last shallow layer."""
         return (self.config.exit_layer - 1,)

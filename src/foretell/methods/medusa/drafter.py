@@ -4,7 +4,7 @@ The heads do not read guesses: head k's distribution does not depend on the gues
 serves a whole tree, and the only state of a row is the hidden state of its last committed token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape, SpecDec
-from foretell.heads.native import runs_as
-from foretell.heads.repacked import with_weights
 from foretell.methods.chains import can_draw, draw_block
+from foretell.methods.head_method import HeadMethod
 from foretell.methods.medusa.head import MedusaHead, Stacked
 from foretell.methods.medusa.native import NativeMedusa, native_medusa
 from foretell.model.target import CausalModel, Target
@@ -119,7 +118,7 @@ class MedusaDrafter(Drafter):
         self.known += other.known
 
 
-class Medusa(Method):
+class Medusa(HeadMethod):
     """``--method medusa``: heads on the target's last hidden state."""
 
     name = "medusa"
@@ -131,27 +130,14 @@ class Medusa(Method):
         shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),
     )
 
-    def __init__(self, head: MedusaHead, model: CausalModel, *, weights: str = "auto") -> None:
-        """model is the target; weights: how native heads hold their matrices. Raises ModelError where the heads were
-        trained for one of another size."""
-        head.check_target(model.spec, name="medusa")
-        self.head, self.model, self.weights = head.eval(), model, weights
-        self.native, self.not_native = native_medusa(self.head, model, weights)
-        self.stacked = head.stacked() if self.native is None else None
+    called = "medusa"
+    can_learn, buffers = True, False
+    head: MedusaHead
 
-    def rebuilt(self, weights: Mapping[str, Tensor]) -> "Medusa":
-        """See ``Method``."""
-        return Medusa(with_weights(self.head, weights), self.model, weights=self.weights)
-
-    @property
-    def runs_as(self) -> str:
-        """See ``Method``."""
-        return runs_as(self.not_native, self.head)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The layer that the heads read."""
-        return self.head.taps
+    def _natively(self) -> tuple[NativeMedusa | None, str | None]:
+        native, reason = native_medusa(self.head, self.model, self.weights)
+        self.stacked = self.head.stacked() if native is None else None
+        return native, reason
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """No cache: a hidden state a row."""

@@ -5,73 +5,60 @@ cache never keeps what came of its own guesses.
 """
 
 from foretell.core.errors import ConfigError, ModelError
-from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.base import Capabilities, Context, Drafter
 from foretell.draft.shapes import SHAPES
-from foretell.heads.native import runs_as
 from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
-from foretell.methods.eagle.native import native_pair
-from foretell.methods.features import MOST_BYTES
+from foretell.methods.eagle.native import NativePair, native_pair
+from foretell.methods.head_method import HeadMethod
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.target import CausalModel, Target
 
 
-class MTP(Method):
+class MTP(HeadMethod):
     """``--method mtp``."""
 
     name = "mtp"
+    called = "the MTP head"
     capabilities = Capabilities(
         "the multi-token prediction module of the target's own checkpoint",
         draws=True,
         reads_target=True,
         shapes=tuple(name for name in SHAPES.builtin if name != "specdec"),  # no acceptance head is trained for it
     )
+    head: PairHead
 
     def __init__(self, head: PairHead, model: CausalModel, *, weights: str = "auto") -> None:
-        """head: on the model's device; weights: how a native head holds its matrices. Raises ModelError where it was made
-        for a target of another size."""
-        head.check_target(model.spec, name="the MTP head")
+        """See ``HeadMethod``; the head must read the last layer. Raises ModelError, and ConfigError for a window where the
+        head runs by transformers."""
+        super().__init__(head, model, weights=weights)
         last = model.spec.num_layers - 1
         if head.taps != (last,):
             raise ModelError(
                 f"the MTP head reads the output of target layer {head.taps[0]}, and must read the last one, {last} in "
                 f"{model.spec.name!r}"
             )
-        self.head, self.model = head.eval(), model
-        self.native, self.not_native = native_pair(self.head, model, weights)
         if head.window is not None and self.native is None and isinstance(head, CheckpointMTPHead):
             raise ConfigError(
                 f"draft_window = {head.window.size}: the MTP head runs by transformers, which has no windows for drafts: "
                 f"{self.not_native}; drop it"
             )
 
+    def _natively(self) -> tuple[NativePair | None, str | None]:
+        return native_pair(self.head, self.model, self.weights)
+
     @property
     def runs_as(self) -> str:
         """What the module is."""
         head = self.head
         if not isinstance(head, CheckpointMTPHead):
-            return runs_as(self.not_native, self.head)
+            return super().runs_as
         layer = f"the checkpoint's own {type(head.layer).__name__}"
         layer += f", the first of {head.num_modules}" if head.num_modules > 1 else ""
         if self.native is not None:
             return f"native, {self.native.label}: {layer}"
         blocks = f"; its {head.dequantised} matrices are dequantised" if head.dequantised else ""
         return f"torch: {self.not_native}; {layer}{blocks}"
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The last layer."""
-        return self.head.taps
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The module's keys and values, and a feature."""
-        return self.head.bytes_per_token
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Taps of which no feature has been made."""
-        return MOST_BYTES
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
