@@ -5,7 +5,7 @@
 
 As in retrieval, passages come first and then a question about one of them: ten questions of five kinds behind each of six
 sets of passages, so that with kept prefixes a set is read once. Passages are prose of Python's language reference and of
-installed packages under free licences (``recipes.passage_prompts.found``). At 0 the question's own passage stands there
+installed packages under free licences (``foretell.train.found.passages``). At 0 the question's own passage stands there
 alone.
 """
 
@@ -15,9 +15,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from recipes.passage_prompts import found
-
 from foretell.model.load import load_tokenizer
+from foretell.train.found import passages as found_passages
 
 SETS = 6
 QUESTIONS = {
@@ -32,7 +31,7 @@ QUESTIONS = {
 def suite(tokenizer: Any, tokens: int, seed: int = 0) -> list[dict[str, Any]]:
     """Lines of a suite. tokens: of the passages in front, at least; a function of the seed and of what is installed."""
     r = random.Random(f"contexts/{seed}")
-    passages = found(r, 10_000)
+    passages = found_passages(r, 10_000)
     lines: list[dict[str, Any]] = []
     for _ in range(SETS):
         chosen, size = list[str](), 0

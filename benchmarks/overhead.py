@@ -3,8 +3,8 @@ models.
 
     python benchmarks/overhead.py --target build/inflated [--dtype float32] [--tokens 64] [--temperature 1]
 
-Growing a tree is drafting without the draft model's passes; verification is ``verify.draw``, its noise included;
-distributions is ``logits_to_probs`` of the target's logits, which plain decoding needs as well (for one node).
+Growing a tree is drafting without the draft model's passes; verification is ``verify.draw``, its noise and the
+distributions that a rule reads included.
 """
 
 import argparse
@@ -18,15 +18,16 @@ import torch
 
 from foretell import Engine
 from foretell.bench import encode_item, load_suite
-from foretell.engine import engine as engine_module, step as step_module
+from foretell.engine import judging
+from foretell.engine.event import StepEvent
 
 CASES = (
     "coupled:chain:5", "rejection:chain:5", "block:chain:5", "coupled:sequoia/size=15:5", "rejection:sequoia/size=15:5",
-    "traversal:sequoia/size=15:5", "greedy_block:delayed/delay=0/width=3:5", "rejection:dyspec/size=15:5",
+    "traversal:sequoia/size=15:5", "greedy_block:static/branching=3x1x1x1x1:5", "rejection:dyspec/size=15:5",
     "coupled:eagle2/size=15:5", "coupled:opt_tree/size=15:5",
 )  # fmt: skip
 
-WIDTHS = {"step": 7, "target": 7, "drafts": 7, "grow": 6, "draw": 6, "warp": 6}
+WIDTHS = {"step": 7, "target": 7, "drafts": 7, "grow": 6, "draw": 6}
 
 
 def main() -> None:
@@ -53,35 +54,28 @@ def main() -> None:
 
         return call
 
-    step_module.draw = timed("draw", step_module.draw)
-    step_module.logits_to_probs = timed("warp", step_module.logits_to_probs)
+    judging.draw = timed("draw", judging.draw)  # p included, where a rule reads it
     draft = base.method.model  # type: ignore[attr-defined]
     draft.forward = timed("drafts", draft.forward)
     rows: dict[str, list[float]] = defaultdict(list)
-    step = engine_module.step
 
-    def watched(*given: Any, **options: Any) -> Any:
-        clock.clear()
-        report = step(*given, **options)
-        passes, target = clock["drafts"], report.seconds_target
-        total = report.seconds_draft + target + report.seconds_rest
-        parts = {"step": total, "target": target, "drafts": passes, "grow": report.seconds_draft - passes}
-        for name, seconds in {**parts, "draw": clock["draw"], "warp": clock["warp"]}.items():
+    def watched(event: StepEvent) -> None:
+        passes, draft_s = clock["drafts"], event.seconds_draft
+        parts = {"step": event.seconds, "target": event.seconds_target, "drafts": passes, "grow": draft_s - passes}
+        for name, seconds in {**parts, "draw": clock["draw"]}.items():
             rows[name].append(1e6 * seconds)
-        return report
+        clock.clear()
 
-    engine_module.step = watched
     print(
         f"{args.target}, {args.dtype}, T = {args.temperature}, {torch.get_num_threads()} threads; microseconds a step"
     )
-    print(
-        f"{'rule : shape : depth':44} {'step':>7} {'target':>7} {'drafts':>7} {'grow':>6} {'draw':>6} {'warp':>6}  share"
-    )
+    print(f"{'rule : shape : depth':44} {'step':>7} {'target':>7} {'drafts':>7} {'grow':>6} {'draw':>6}  share")
     for case in CASES:
         verify, shape, count = case.split(":")
         config = {"method": "draft_model", "model": "bundled/draft", "verify": verify, "shape": shape,
                   "num_speculative_tokens": int(count)}  # fmt: skip
         engine = base.with_method(config)
+        engine.observers.append(watched)
         for counted in (False, True):  # once to warm up
             rows.clear()
             for index, ids in enumerate(prompts if counted else prompts[:1]):
