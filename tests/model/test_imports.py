@@ -45,3 +45,11 @@ def test_a_first_token(tmp_path: Path, implementation: str, method: str, told: s
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(told)
+
+
+def test_methods_are_listed_without_transformers() -> None:
+    """A server lists them when it starts, and waited for transformers for 36 seconds on a busy machine."""
+    told = f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    code = f"import sys; from foretell.engine.config import METHODS; dict(METHODS); {told}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout == "[]\n"

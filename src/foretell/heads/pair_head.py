@@ -103,6 +103,10 @@ class PairHead(Head):
     config: PairConfig
     own_embedding: bool = False
     """Whether the head has ``embed_tokens`` of its own."""
+    module: str = ""
+    """What a target's checkpoint has as its head, run by transformers where not natively; "": foretell's own modules."""
+    dequantised: str = ""
+    """The kinds of its matrices that torch holds dequantised."""
 
     @property
     @abstractmethod

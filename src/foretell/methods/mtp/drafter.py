@@ -11,7 +11,6 @@ from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
 from foretell.methods.eagle.native import NativePair, native_pair
 from foretell.methods.head_method import HeadMethod
-from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.target import CausalModel, Target
 
 
@@ -38,7 +37,7 @@ class MTP(HeadMethod):
                 f"the MTP head reads the output of target layer {head.taps[0]}, and must read the last one, {last} in "
                 f"{model.spec.name!r}"
             )
-        if head.window is not None and self.native is None and isinstance(head, CheckpointMTPHead):
+        if head.window is not None and self.native is None and head.module:
             raise ConfigError(
                 f"draft_window = {head.window.size}: the MTP head runs by transformers, which has no windows for drafts: "
                 f"{self.not_native}; drop it"
@@ -51,14 +50,12 @@ class MTP(HeadMethod):
     def runs_as(self) -> str:
         """What the module is."""
         head = self.head
-        if not isinstance(head, CheckpointMTPHead):
+        if not head.module:
             return super().runs_as
-        layer = f"the checkpoint's own {type(head.layer).__name__}"
-        layer += f", the first of {head.num_modules}" if head.num_modules > 1 else ""
         if self.native is not None:
-            return f"native, {self.native.label}: {layer}"
+            return f"native, {self.native.label}: {head.module}"
         blocks = f"; its {head.dequantised} matrices are dequantised" if head.dequantised else ""
-        return f"torch: {self.not_native}; {layer}{blocks}"
+        return f"torch: {self.not_native}; {head.module}{blocks}"
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""

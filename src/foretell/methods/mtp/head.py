@@ -36,7 +36,7 @@ class CheckpointMTPHead(PairHead):
         super().__init__()
         self.config = HeadConfig(spec.hidden_size, spec.vocab_size)
         self.layout: MTPLayout = tensors.layout
-        self.num_modules, self.dequantised = tensors.num_modules, tensors.dequantised
+        self.dequantised = tensors.dequantised
         self._last = spec.num_layers - 1
         own = {key: tensor.to(spec.device, spec.dtype) for key, tensor in tensors.own.items()}
         width = spec.hidden_size
@@ -57,6 +57,8 @@ class CheckpointMTPHead(PairHead):
             raise ModelError(f"{name}: tensor {broken[0]} of its MTP head holds numbers that are not finite")
         decoder, layer = one_layer(config, tensors.block, spec, name=name)
         self.layer, self._config = layer, decoder.config
+        self.module = f"the checkpoint's own {type(layer).__name__}"
+        self.module += f", the first of {tensors.num_modules}" if tensors.num_modules > 1 else ""
         self._blocks = tensors.packed
         self.rotary: Any = decoder.rotary_emb
         norm: Any = type(decoder.norm)
