@@ -193,32 +193,32 @@ def test_corrections_learn_a_drift_and_a_difference() -> None:
     found = Corrections(["m"])
     for _ in range(150):  # all twice as slow; only plain steps seen
         found.tick()
-        found.observe("plain", 2.0 * math.exp(0.1 * rng.standard_normal()), 1.0)
+        found.observe_plain(2.0 * math.exp(0.1 * rng.standard_normal()), 1.0, 1)
     assert found.plain == pytest.approx(2.0, rel=0.1)
     assert found.guess == pytest.approx(2.0, rel=0.35)  # unseen, it follows
     assert found.draft["m"] == pytest.approx(2.0, rel=0.35)
-    doubt = found.doubt
+    doubt = found.doubt(1)
     for _ in range(150):
         found.tick()
-        found.observe("guess", 3.0 * math.exp(0.1 * rng.standard_normal()), 1.0)
+        found.observe_guess(3.0 * math.exp(0.1 * rng.standard_normal()), 1.0)
         found.observe_draft("m", 0.5, 1.0)
     assert found.guess == pytest.approx(3.0, rel=0.1)
     assert found.draft["m"] == pytest.approx(0.5, rel=0.1)
     for _ in range(5):  # a few plain steps are enough to tell them apart again
         found.tick()
-        found.observe("plain", 2.0, 1.0)
+        found.observe_plain(2.0, 1.0, 1)
     assert found.plain == pytest.approx(2.0, rel=0.2)
-    assert found.doubt < doubt
+    assert found.doubt(1) < doubt
 
 
 def test_corrections_shrug_at_outliers() -> None:
     found = Corrections([])
     for step in range(200):
         found.tick()
-        found.observe("plain", 100.0 if step % 20 == 0 else 1.0, 1.0)
+        found.observe_plain(100.0 if step % 20 == 0 else 1.0, 1.0, 1)
     assert found.plain == pytest.approx(1.0, rel=0.15)
     before = found.plain
-    found.observe("plain", 0.0, 1.0)
+    found.observe_plain(0.0, 1.0, 1)
     found.observe_draft("unknown", 1.0, 1.0)
     assert found.plain == before
 
@@ -233,20 +233,23 @@ def test_a_burst_of_slow_guessing_steps_is_forgotten(slower: float, burst: int, 
     def step(kind: str, factor: float, count: int) -> None:
         for _ in range(count):
             found.tick()
-            found.observe(kind, factor * math.exp(0.1 * rng.standard_normal()), 1.0)
+            value = factor * math.exp(0.1 * rng.standard_normal())
             if kind == "guess":
+                found.observe_guess(value, 1.0)
                 found.observe_draft("m", factor * math.exp(0.1 * rng.standard_normal()), 1.0)
+            else:
+                found.observe_plain(value, 1.0, 1)
 
     step("guess", 1.0, 200)
     step("plain", 1.0, plain_first)
     step("guess", slower, burst)
     step("plain", 1.0, 10)  # the machine was slow for both: plain steps say that this is over
     assert found.guess / found.plain < 1.45
-    sure = found.doubt
+    sure = found.doubt(1)
     step("plain", 1.0, 3000)
     assert found.guess / found.plain < 1.1
     assert found.draft["m"] / found.plain < 1.25
-    assert found.doubt > 1.3 * sure, "what was not seen for long is known less"
+    assert found.doubt(1) > 1.3 * sure, "what was not seen for long is known less"
     for _ in range(6):  # and what is slower for good is learned
         step("guess", 3.0, 40)
         step("plain", 1.0, 4)
@@ -290,9 +293,9 @@ def steps(plain: float, guess: float, draft: float, count: int = 200) -> Correct
         found.tick()
         noise = math.exp(0.2 * rng.standard_normal())
         if step % 4 == 0:
-            found.observe("plain", plain * noise, 1.0)
+            found.observe_plain(plain * noise, 1.0, 1)
         else:
-            found.observe("guess", guess * noise, 1.0)
+            found.observe_guess(guess * noise, 1.0)
             found.observe_draft("m", draft * noise, 1.0)
     return found
 

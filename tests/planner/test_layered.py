@@ -394,7 +394,7 @@ def test_a_light_parts_steps_bring_the_targets_weights_back_as_plain_steps_do(mo
     """Two passes after a drafter's are slow, whoever guesses in them: the ones after those say what passes take."""
     planner = Planner(table(0.5), Acceptance(4), {"whole": "light"})
     told: list[float] = []
-    monkeypatch.setattr(planner.corrections, "observe", lambda kind, seconds, predicted: told.append(seconds))
+    monkeypatch.setattr(planner.corrections, "observe_guess", lambda seconds, predicted: told.append(seconds))
     whole, light = StepPlan([4], [2]), StepPlan([4], [0], Option.LIGHT)
     planner._learn(whole, StepObservation(1, [RowStep("row", "whole", 4, 2, 1)], 1.0, 1.3, 0.0))
     for seconds in (1.5, 1.4, 1.3, 1.2, 1.1):

@@ -38,7 +38,8 @@ def learned(rng: np.random.Generator, acceptance: Acceptance, corrections: Corre
         acceptance.tick()
         acceptance.observe(str(rng.choice(["a", "b"])), "m", cap, drafted, kept, drafted + int(rng.integers(0, 3)), 1)
         shares.observe("a", "m", 1, int(rng.integers(0, 4)), int(rng.integers(0, 2)))
-        corrections.observe(str(rng.choice(["plain", "guess"])), float(rng.uniform(0.8, 1.3)), 1.0)
+        is_plain, factor = rng.choice(["plain", "guess"]) == "plain", float(rng.uniform(0.8, 1.3))
+        (corrections.observe_plain(factor, 1.0, 1) if is_plain else corrections.observe_guess(factor, 1.0))
         corrections.observe_draft("m", float(rng.uniform(0.5, 2.0)), 1.0)
 
 

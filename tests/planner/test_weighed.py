@@ -112,7 +112,7 @@ def test_a_guess_pays_its_node_exactly_from_the_least_chance_on(batch: int, leng
     costs = CostTable(costs.verify_cells, costs.draft_cells, {}, {PASS: TextCosts(1e-4, 3e-5)}, 100.0)
     corrections = Corrections(costs.methods)
     for _ in range(50):
-        corrections.observe("guess", 1.3, 1.0)
+        corrections.observe_guess(1.3, 1.0)
     offers = Offers(costs, Acceptance(DEPTH, weighed=("light",)), corrections, LightShares())
     rows = [RowView(str(row), "light", DEPTH, 99, length=length) for row in range(batch)]
     plain, least = offers.plain_of(rows), offers.least_chance(rows)

@@ -12,12 +12,16 @@ class Corrections:
     the table has wrong). Each part falls back towards 0, the table's word, with a memory of ``MEMORY`` steps; a Kalman
     filter holds them. So a factor without recent observations follows the others, and what a few odd steps said of it is
     forgotten. Outliers are clipped.
+
+    Plain passes of other numbers of rows than those that were seen first have a part of their own besides, by powers of
+    two: a table may have one of its cells wrong, and guesses that stand by it would never show it.
     """
 
     MEMORY = 2000.0  # steps after which a part without observations has faded to 1 / e
     _COMMON_START = 0.2**2  # variances, of logs: of the common part at the start ...
     _COMMON, _OWN = 0.32**2, 0.12**2  # ... and of the parts where nothing was seen for long
     _OWN_DRAFT = 0.6**2  # large: an error in the costs of drafting says little about those of passes
+    _OWN_SIZE, _SIZE_DRIFT = 0.3**2, 0.01**2  # of the part of a number of rows: at the start, and added by each step
     _NOISE = 0.15**2  # of one step's time
     _CLIP = 2.5  # standard deviations
     _MAX_LOG = math.log(50.0)
@@ -40,15 +44,43 @@ class Corrections:
         self._ticks = 0  # steps that mean and covariance have not been told of
         self._streak = [0] * len(own)
         self._seen = [0] * len(own)  # observations of each factor
+        self._sizes: dict[int, tuple[float, float]] = {}  # (mean, variance) of the log, by ``_size`` of the rows
         self.plain, self.guess = 1.0, 1.0
         self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
 
-    @property
-    def doubt(self) -> float:
-        """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
+    def doubt(self, batch: int) -> float:
+        """Standard deviation of log (guessing passes' factor / plain passes' factor), for a number of rows."""
         plain, guess = 1 + self._PLAIN, 1 + self._GUESS
         both = self._covariance(plain, plain) + self._covariance(guess, guess) - 2.0 * self._covariance(plain, guess)
-        return math.sqrt(max(both, 0.0))
+        return math.sqrt(max(both, 0.0) + self._of_size(batch)[1])
+
+    def knows_size(self, batch: int) -> bool:
+        """Whether plain passes of about so many rows were seen, or none of any number."""
+        return not self._sizes or _size(batch) in self._sizes
+
+    def plain_of(self, batch: int) -> float:
+        """The factor of plain passes of so many rows."""
+        return self.plain * math.exp(self._of_size(batch)[0])
+
+    def _of_size(self, batch: int) -> tuple[float, float]:
+        return self._sizes.get(_size(batch), (0.0, self._OWN_SIZE if self._sizes else 0.0))
+
+    def observe_plain(self, measured: float, predicted: float, batch: int) -> None:
+        """A plain pass of so many rows. predicted: the table's figure, uncorrected."""
+        if measured <= 0.0 or predicted <= 0.0:
+            return
+        mean, variance = self._of_size(batch)
+        if variance:
+            plain = 1 + self._PLAIN
+            common = self._covariance(0, 0) + 2.0 * self._covariance(0, plain) + self._covariance(plain, plain)
+            spread = variance + common + self._NOISE
+            most = self._CLIP * math.sqrt(spread)
+            surprise = math.log(measured / predicted) - math.log(self.plain) - mean
+            gain = variance / spread
+            mean += gain * min(max(surprise, -most), most)
+            variance = (1.0 - gain) * variance + self._SIZE_DRIFT
+        self._sizes[_size(batch)] = mean, variance
+        self._learn(self._PLAIN, measured * math.exp(-mean), predicted)
 
     def contradiction(self) -> str | None:
         """What live steps say against the table, after enough of them; None where they agree with it.
@@ -101,9 +133,9 @@ class Corrections:
             self._cov[place] = row = [value * share for value in row]
             row[place] += self._still[place] * (1.0 - share)
 
-    def observe(self, kind: str, measured: float, predicted: float) -> None:
-        """kind: "plain" or "guess", for a pass. predicted: the table's figure, uncorrected."""
-        self._learn({"plain": self._PLAIN, "guess": self._GUESS}[kind], measured, predicted)
+    def observe_guess(self, measured: float, predicted: float) -> None:
+        """A pass over guesses."""
+        self._learn(self._GUESS, measured, predicted)
 
     def observe_draft(self, method: str, measured: float, predicted: float) -> None:
         """The same for a method's drafting; one that was not measured is skipped."""
@@ -140,3 +172,8 @@ class Corrections:
         self.plain, self.guess = math.exp(common + mean[1 + self._PLAIN]), math.exp(common + mean[1 + self._GUESS])
         for method, factor in self._index.items():
             self.draft[method] = math.exp(common + mean[1 + factor])
+
+
+def _size(batch: int) -> int:
+    """Of numbers of rows within a factor of two."""
+    return max(batch - 1, 0).bit_length()

@@ -84,10 +84,10 @@ class Decisions:
         """A trial in place of what stands, if one may pay and is covered: of a plain step and of rows without guesses by
         the budget of what stands, then of the other options, the lower first."""
         expected, stands = standing.expected, standing.stands
-        rate = standing.without
+        rate, doubt = standing.without, self._corrections.doubt(len(standing.caps))
         if expected is not None:
             rate = expected.rate
-            trial = self._plain_trial(standing, plain, expected, unsettled)
+            trial = self._plain_trial(standing, plain, expected, doubt, unsettled)
             if trial is not None and self._budget.covers(trial):
                 return trial
             trial = offers[stands].idle(expected)
@@ -96,7 +96,7 @@ class Decisions:
         for option, offer in offers.items():
             if option == stands:
                 continue
-            hope = offer.hoped(self._corrections.doubt)
+            hope = offer.hoped(doubt)
             goes_on = option == Option.WHOLE and offer.goes_on(self._budget.goes_on)
             if hope is None or (hope.rate <= rate * (1.0 + GAIN_TO_START) and not goes_on):
                 continue
@@ -105,12 +105,16 @@ class Decisions:
                 return max(covered, key=lambda trial: trial.value)
         return None
 
-    def _plain_trial(self, standing: Decision, plain: float, expected: Allocation, unsettled: int) -> Trial | None:
-        """A plain step in place of guesses, if it may tell something."""
-        batch = len(standing.caps)
-        if self.since_plain < PLAIN_TRIAL_PERIOD:
+    def _plain_trial(
+        self, standing: Decision, plain: float, expected: Allocation, doubt: float, unsettled: int
+    ) -> Trial | None:
+        """A plain step in place of guesses, if it may tell something: at once where none of so many rows was seen."""
+        batch, is_new = len(standing.caps), not self._corrections.knows_size(len(standing.caps))
+        if self.since_plain < PLAIN_TRIAL_PERIOD and not is_new:
             return None
-        if batch / plain * exp(self._corrections.doubt) <= expected.rate and self.knows_plain:
+        if batch / plain * exp(doubt) <= expected.rate and self.knows_plain and not is_new:
             return None
-        loss = (1 + unsettled) * max(plain - batch / expected.rate, MIN_CHARGE_PASSES * plain)
+        least = MIN_CHARGE_PASSES * plain
+        # Of a new number of rows the table alone says that it loses more, and it is one step for each.
+        loss = (1 + unsettled) * (least if is_new else max(plain - batch / expected.rate, least))
         return Trial(standing.stands, Allocation([0] * batch, float(batch), plain), loss)

@@ -46,7 +46,7 @@ class Offers:
 
     def plain(self, batch: int, length: float = 0.0) -> float:
         """Seconds of a step without guesses; length: of the rows' texts, mean."""
-        return self.costs.verify(batch, batch, length) * self.corrections.plain if batch else 1.0
+        return self.costs.verify(batch, batch, length) * self.corrections.plain_of(batch) if batch else 1.0
 
     def plain_of(self, rows: Sequence[RowView]) -> float:
         """The same of these rows."""

@@ -385,8 +385,10 @@ class Planner:
 
     def _learn_plain(self, step: StepObservation) -> None:
         self._plain_skipped += 1
-        if self._plain_skipped > self._plain_skip:  # where they are known well, one of a few plain steps says enough
-            self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch, step.length))
+        # Where they are known well, one of a few plain steps says enough.
+        if self._plain_skipped > self._plain_skip or not self.corrections.knows_size(step.batch):
+            plain = self.costs.verify(step.batch, step.batch, step.length)
+            self.corrections.observe_plain(step.seconds, plain, step.batch)
             known = self.corrections.plain_spread <= WELL_KNOWN
             self._plain_skipped, self._plain_skip = 0, PLAIN_SKIPPED if known else 0
 
@@ -411,14 +413,16 @@ class Planner:
                 self._learn_plain(step)
             return accepted
         self._plain_skip = 0
-        kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
         predicted, drafting = self._offers.pass_seconds(step), step.seconds_draft
         if heavy and self.parts and plan.option == Option.WHOLE:
             # What a pass takes longer here than after a light part's guesses is a part of what drafting costs.
             drafting = max(step.seconds - predicted * self.corrections.guess, drafting)
         elif settled:
-            self.corrections.observe(kind, measured, predicted)
+            if nodes:
+                self.corrections.observe_guess(measured, predicted)
+            else:
+                self.corrections.observe_plain(measured, predicted, step.batch)
         if len(asked) == 1 and not by_light and not plan.lagging:  # the table does not include catching up
             ((method, rows),) = asked.items()
             expected = self._offers.draft_seconds(method, rows, step.batch)
