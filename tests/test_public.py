@@ -1,6 +1,8 @@
 """The public surface: one sorted list, importable, and nothing public beside it."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from importlib import resources
@@ -61,3 +63,9 @@ def test_importing_the_package_is_cheap() -> None:
 def test_typed_and_versioned() -> None:
     assert resources.files("foretell").joinpath("py.typed").is_file()
     assert foretell.__version__.count(".") == 2
+
+
+def test_the_docstring_of_load_names_every_argument() -> None:
+    told = inspect.getdoc(foretell.Engine.load) or ""
+    names = inspect.signature(foretell.Engine.load).parameters
+    assert [name for name in names if not re.search(rf"^{name}: ", told, re.MULTILINE)] == []

@@ -150,21 +150,35 @@ class Engine:
         lora: LoraGiven = None,
         progress: bool | Listener = False,
     ) -> "Engine":
-        """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
-        foretell), and its drafter.
+        """Load a target and its drafter.
 
-        Target and draft may be models in memory, of transformers or of foretell, which stay as they are. tokenizer: None
-        takes the one beside the target's files; a model in memory has none, so texts need it given; draft_tokenizer is the
-        same for the draft, which may have another vocabulary (see ``DraftModelConfig.vocabulary``). draft: the key
-        "model" of speculative, whose method is then draft_model where it is not named.
-        tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
-        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4", kv: "auto" or "int8" (see
-        ``load_model``): with quantised ones the text follows the quantised model's distribution.
-        lora: adapters of the target as peft saves them, {name: directory, ...}, of which each request may name one
-        (``generate(..., lora=name)``), or the directory of a single one for all requests, merged where that is exact (see
-        ``load_model``).
-        trust_remote_code runs the Python code that models come with. progress: True writes to standard error what is
-        loaded, its share and the time; a function is called with the first two (a share is 0 to 1).
+        target: a hub id, a directory, a GGUF file, a name of the catalogue ("bundled" comes with foretell), or a model in
+            memory, of transformers or of foretell, which stays as it is.
+        speculative: the method, verifier and shape, with vLLM's keys; a name alone is a method. None: no guesses.
+        draft: the draft model, named as target is, or in memory; the method is then draft_model where none is named.
+        draft_tokenizer: of a draft with another vocabulary (``DraftModelConfig.vocabulary``). None: the one beside it.
+        tokenizer: None takes the one beside the target's files; of a model in memory texts need it given.
+        device: "cpu", "cuda", "cuda:1", "mps", ...
+        dtype: "float32", "bfloat16", "float16" or "auto", the checkpoint's own. None: that on accelerators, else float32.
+        device_map: accelerate's, for a target larger than one device.
+        implementation: "native", "lean", "transformers", or "auto", the fastest that runs this target here.
+        tensor_parallel: this process's shard of the target, and the whole drafter; torchrun starts the processes, which
+            make the same calls (docs/parallel.md).
+        width: above 0 every decode pass has that many nodes a row, so that all passes agree bit for bit (``step``).
+        prefix_memory_gib: how much KV of texts is kept for prompts that begin alike.
+        speculation: "on" guesses as deep as ``speculative`` says; "auto" decides before every step by measured costs.
+        drafter_errors: "plain" goes on without guesses where a drafter fails, "raise" raises DrafterError.
+        cuda_graphs: "auto" launches what a step asks of a CUDA device as captured graphs, where that can be; "off": not.
+        weights: "auto", "fp32", "bf16", "int8", "int4" or "least" (``load_model``); with rounded ones the text follows the
+            rounded model's distribution.
+        kv: "auto", or "int8": rounded keys and values in about half the memory.
+        trust_remote_code: run the Python code that models come with.
+        lora: adapters of the target as peft saves them: {name: directory, ...}, of which each request may name one
+            (``generate(..., lora=name)``), or one directory for all requests.
+        progress: True writes to standard error what is loaded, its share and the time; a function is called with the first
+            two (a share is 0 to 1).
+
+        Raises ConfigError for options that do not fit together, ModelError for models that cannot be found or run.
         """
         with listening(Lines() if progress is True else progress or None):
             given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
