@@ -55,18 +55,18 @@ class Corrections:
         return math.sqrt(max(both, 0.0) + self._of_size(batch)[1])
 
     def knows_size(self, batch: int) -> bool:
-        """Whether plain passes of about so many rows were seen, or none of any number."""
+        """Whether plain passes of about that many rows were seen, or none of any number."""
         return not self._sizes or _size(batch) in self._sizes
 
     def plain_of(self, batch: int) -> float:
-        """The factor of plain passes of so many rows."""
+        """The factor of plain passes of that many rows."""
         return self.plain * math.exp(self._of_size(batch)[0])
 
     def _of_size(self, batch: int) -> tuple[float, float]:
         return self._sizes.get(_size(batch), (0.0, self._OWN_SIZE if self._sizes else 0.0))
 
     def observe_plain(self, measured: float, predicted: float, batch: int) -> None:
-        """A plain pass of so many rows. predicted: the table's figure, uncorrected."""
+        """A plain pass of that many rows. predicted: the table's figure, uncorrected."""
         if measured <= 0.0 or predicted <= 0.0:
             return
         mean, variance = self._of_size(batch)

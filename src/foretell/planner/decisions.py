@@ -108,7 +108,7 @@ class Decisions:
     def _plain_trial(
         self, standing: Decision, plain: float, expected: Allocation, doubt: float, unsettled: int
     ) -> Trial | None:
-        """A plain step in place of guesses, if it may tell something: at once where none of so many rows was seen."""
+        """A plain step in place of guesses, if it may tell something: at once where none with that many rows was seen."""
         batch, is_new = len(standing.caps), not self._corrections.knows_size(len(standing.caps))
         if self.since_plain < PLAIN_TRIAL_PERIOD and not is_new:
             return None
