@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
 from foretell.heads.stored_outputs import Kept, KeptBatch, LinearHead, rounded
-from foretell.heads.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
 from foretell.methods.medusa.head import head_weight
 from foretell.model.identity import target_hash
 from foretell.train.methods import prepare
@@ -296,14 +296,14 @@ class KeptTeacher(Teacher):
         assert text.kept is not None
         self._kept[tuple(text.ids)] = text.kept
 
-    def label(self, batch: Batch, taps: Sequence[int]) -> Any:
+    def label(self, batch: TeacherBatch, taps: Sequence[int]) -> Any:
         """See ``Teacher.label``. taps: those of the ``Writer``."""
         rows = [tuple(ids[:n]) for ids, n in zip(batch.tokens.tolist(), batch.length.tolist(), strict=True)]
         if not all(row in self._kept for row in rows):
             return super().label(batch, taps)
         return self._labeled(batch, [self._kept[row] for row in rows])
 
-    def _labeled(self, batch: Batch, kept: list[Kept]) -> LabeledBatch:
+    def _labeled(self, batch: TeacherBatch, kept: list[Kept]) -> LabeledBatch:
         return KeptBatch.of(batch, kept, self._head)
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from foretell import SamplingParams
-from foretell.bench.quality import Check, Judge
+from foretell.bench.answers import AnswerCheck
+from foretell.bench.quality import Judge
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy
 from foretell.costs.table import PASS, CostTable, Surface, TextCosts
@@ -118,7 +119,7 @@ SEEN: dict[str, str] = {
     "learn.adapters.Adapters.find:self.by_tenant": "tests/learn/test_service.py",
     "learn.adapters.ServedAdapter.within:self._wholes": "tests/learn/test_hybrid.py",
     "learn.training.trainer.AdapterTrainer._gate:self._scores": "tests/learn/test_trainer.py",
-    "heads.stored_outputs.Keeper._text:self._kept": "tests/train/test_kept.py",
+    "heads.stored_outputs.OutputKeeper._text:self._kept": "tests/train/test_kept.py",
     "heads.native.Memory.__init__:self._matrices": "tests/methods/test_native.py",
     "methods.hybrid.size.size_for:_known": "tests/engine/test_hybrid.py",
     "checkpoints.gguf.file._open": "tests/checkpoints/gguf/test_load.py",
@@ -294,7 +295,7 @@ def test_no_property_that_is_made_once_reads_what_changes() -> None:
 
 def test_answers_are_judged_by_their_own_question() -> None:
     judge = Judge()
-    first, second = Check("number", "12"), Check("number", "13")
+    first, second = AnswerCheck("number", "12"), AnswerCheck("number", "13")
     assert [judge.right(check, text) for check in (first, second, first) for text in ("It is 12.", "It is 13.")] == [
         True, False, False, True, True, False,
     ]  # fmt: skip

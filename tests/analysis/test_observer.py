@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretell.analysis.observer import RULES, Agreement, Record, observe
+from foretell.analysis.observer import RULES, Agreement, GuessRecord, observe
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context, Drafter, Method
@@ -35,14 +35,14 @@ def constant(probs: tuple[float, ...]) -> TableLM:
     return TableLM(len(probs), probs=lambda context: probs, context=1, num_layers=1)
 
 
-def record(engine: Engine, temperature: float, prompt: list[int], tokens: int) -> Record:
+def record(engine: Engine, temperature: float, prompt: list[int], tokens: int) -> GuessRecord:
     config = replace(engine.speculative, verify="rejection" if temperature else "exact")
     observed, found = observe(engine, config, engine.method)
     observed.generate(prompt, temperature=temperature, max_new_tokens=tokens, seed=1)
     return found
 
 
-def laws(found: Record) -> list[Agreement | None]:
+def laws(found: GuessRecord) -> list[Agreement | None]:
     """Of every guess."""
     return [slot.agreement for step in found.steps for slot in step.slots if slot.made]
 

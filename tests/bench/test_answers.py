@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.bench.answers import Check, final_number, number_check, program, python_check, same_number
+from foretell.bench.answers import AnswerCheck, final_number, number_check, program, python_check, same_number
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_a_name_that_begins_alike_is_another() -> None:
 
 
 def test_checks_compare_by_value() -> None:
-    assert number_check("#### 3") == Check("number", "3.0")
+    assert number_check("#### 3") == AnswerCheck("number", "3.0")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foretell.bench import named
-from foretell.bench.answers import Check
+from foretell.bench.answers import AnswerCheck
 from foretell.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, read_suite, sample, suite_file
 from foretell.bench.suite import Item, Suite
 from foretell.core.errors import ConfigError
@@ -89,7 +89,7 @@ def test_eagle_sets_are_one_task_each() -> None:
     put(suite_file("eagle/gsm8k"), [{"question_id": at, **line} for at in range(80)])
     suite = read_suite("eagle/gsm8k")
     assert {item.group for item in suite.items} == {"gsm8k"}
-    assert {item.check for item in suite.items} == {Check("number", "2.0")}
+    assert {item.check for item in suite.items} == {AnswerCheck("number", "2.0")}
     assert suite.notes == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretell.bench import Item, load_suite, parse_method, run as bench_run, run_bench, with_forms
-from foretell.bench.answers import Check, python_check
+from foretell.bench.answers import AnswerCheck, python_check
 from foretell.bench.script import Script, encode_item, encode_turns
 from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
@@ -144,7 +144,7 @@ def test_bare_texts_are_messages_for_an_instruct_model_alone(tmp_path: Path) -> 
 
 def test_answers_are_judged_on_request(engine: Engine) -> None:
     """The letters are no numbers: nothing is right."""
-    wrong = Check("number", "7.0")
+    wrong = AnswerCheck("number", "7.0")
     items = [Item(1, "gsm8k", "ab", check=wrong), Item(2, "gsm8k", "cd", check=wrong), Item(3, "copy", "ef")]
     found = run_bench(engine, items, ["ngram:2", "ngram:2:typical"], max_new_tokens=4, judged=True)
     for method in found.temperatures[0].methods:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretell.bench import Item, load_suite, select
-from foretell.bench.answers import Check
+from foretell.bench.answers import AnswerCheck
 from foretell.core.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ def test_spec_bench_questions(tmp_path: Path) -> None:
     first, second = load_suite(str(file))
     assert first == Item(81, "writing", "Compose a post.", "chat", None, ("Rewrite it.",), task="mt_bench")
     assert (second.category, second.format, second.group) == ("math_reasoning", "chat", "math_reasoning")
-    assert second.check == Check("number", "2.0")
+    assert second.check == AnswerCheck("number", "2.0")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_gsm8k_and_humaneval_lines(tmp_path: Path) -> None:
         {"turns": ["6 times 7?"], "category": "x", "reference": "#### 42"},
     )
     word, code, essay, marked = load_suite(file)
-    assert marked.check == Check("number", "42.0")
-    assert (word.question_id, word.category, word.check) == (1, "gsm8k", Check("number", "1042.0"))
+    assert marked.check == AnswerCheck("number", "42.0")
+    assert (word.question_id, word.category, word.check) == (1, "gsm8k", AnswerCheck("number", "1042.0"))
     assert word.prompt.startswith("6 times 7?\n")
     assert (code.question_id, code.category) == ("HumanEval/0", "humaneval")
     assert f"```python\n{given}```" in code.prompt
-    assert code.check == Check("python", "def check(f):\n    assert f(0) == 0\n", "area", given)
+    assert code.check == AnswerCheck("python", "def check(f):\n    assert f(0) == 0\n", "area", given)
     assert essay.check is None  # MT-bench's references are essays
 
 

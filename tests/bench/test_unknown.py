@@ -3,7 +3,7 @@
 import pytest
 
 from foretell.bench import read_suite, run_bench, select
-from foretell.bench.answers import Check
+from foretell.bench.answers import AnswerCheck
 from foretell.bench.quality import Judge
 from foretell.bench.unknown import says_unknown
 
@@ -34,13 +34,13 @@ KNOWN = [
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_says_so(text: str) -> None:
     assert says_unknown(text)
-    assert Judge().right(Check("unknown", ""), text)
+    assert Judge().right(AnswerCheck("unknown", ""), text)
 
 
 @pytest.mark.parametrize("text", KNOWN)
 def test_does_not_say_so(text: str) -> None:
     assert not says_unknown(text)
-    assert not Judge().right(Check("unknown", ""), text)
+    assert not Judge().right(AnswerCheck("unknown", ""), text)
 
 
 def test_the_suite() -> None:
@@ -53,7 +53,7 @@ def test_the_suite() -> None:
     for category in {item.category for item in items}:
         assert [item.level for item in items if item.category == category] == list("111222333")
     assert len({item.prompt for item in items}) == 72
-    assert all(item.check == Check("unknown", "") for item in items)
+    assert all(item.check == AnswerCheck("unknown", "") for item in items)
     assert not any(says_unknown(item.prompt.split("\n")[0]) for item in items), "a question that gives itself away"
 
 

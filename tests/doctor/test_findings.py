@@ -9,8 +9,8 @@ import pytest
 from foretell.core.errors import ConfigError
 from foretell.doctor import findings as f, head as diagnosing
 from foretell.doctor.contexts import TextScore
-from foretell.doctor.diagnosis import Slot, Trial
-from foretell.doctor.record import Record
+from foretell.doctor.diagnosis import HeadTrial, Slot
+from foretell.doctor.record import HeadRecord
 from foretell.heads.formats import TargetInfo
 from foretell.train.metrics import SlotFigures
 
@@ -22,12 +22,12 @@ def text(length: float = 2.0, places: int = 10, *, rates: tuple[float, ...] = ()
     return TextScore(length, slots, places, 0.0, 0.5, 0.4, not_finite)
 
 
-def trial(accepted: float, gain: float, errors: float | None, fault: str = "rope", change: str = "c") -> Trial:
-    return Trial(fault, change, accepted, gain, errors)
+def trial(accepted: float, gain: float, errors: float | None, fault: str = "rope", change: str = "c") -> HeadTrial:
+    return HeadTrial(fault, change, accepted, gain, errors)
 
 
-def record(*conditional: float, mark: str | None = None, about: TargetInfo | None = None) -> Record:
-    return Record(about or TargetInfo(), mark, conditional)
+def record(*conditional: float, mark: str | None = None, about: TargetInfo | None = None) -> HeadRecord:
+    return HeadRecord(about or TargetInfo(), mark, conditional)
 
 
 def faults(found: Any) -> list[str]:
@@ -54,7 +54,7 @@ def test_texts_count_by_their_places() -> None:
         ([trial(1.5, 0.5, 9.0), trial(1.8, 0.8, 4.0, fault="norm")], ["norm"]),  # of two the better one
     ],
 )
-def test_a_variant_is_named_that_is_clearly_better(trials: list[Trial], named: list[str]) -> None:
+def test_a_variant_is_named_that_is_clearly_better(trials: list[HeadTrial], named: list[str]) -> None:
     assert faults(f.named(trials, [text()], "float16")) == named
 
 
@@ -108,7 +108,7 @@ def test_a_head_without_a_slot_accepts_little() -> None:
         (record(about=TargetInfo(num_layers=5)), "number of layers of its target is 5; this one has 4"),
     ],
 )
-def test_another_target_by_the_record(given: Record, said: str) -> None:
+def test_another_target_by_the_record(given: HeadRecord, said: str) -> None:
     (found,) = f.of_record(given, SPEC, "bb")
     assert found.fault == "other_target"
     assert said in found.evidence
@@ -130,7 +130,7 @@ def test_a_record_of_this_target_says_nothing() -> None:
         ([trial(9.0, 9.0, None)], (), False),  # no template
     ],
 )
-def test_a_template_is_named(trials: list[Trial], known: tuple[float, ...], named: bool) -> None:
+def test_a_template_is_named(trials: list[HeadTrial], known: tuple[float, ...], named: bool) -> None:
     assert faults(f.of_template(trials, record(*known))) == (["template"] if named else [])
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from foretell.bench.stats import Interval
 from foretell.doctor.examine import Examined
-from foretell.doctor.predict import Prediction
+from foretell.doctor.predict import SpeedPrediction
 from foretell.doctor.recommend import Advice, command_of, recommend, undecided
 
 
 def examined(
     method: str, value: float, low: float, high: float, *, prompts: int = 10, speculation: str = "on"
 ) -> Examined:
-    made = Prediction(4, 2.0, 1.2, Interval(value, low, high))
+    made = SpeedPrediction(4, 2.0, 1.2, Interval(value, low, high))
     return Examined(
         method, None, "coupled", [0.5], None, 2.0, 0.1, 2.0, [made], speculation=speculation, num_prompts=prompts
     )

@@ -14,8 +14,8 @@ from foretell.engine.structured.thoughts import (
     FAMILIES,
     Family,
     Phase,
-    State,
     Thoughts,
+    ThoughtState,
     family_named,
     family_of,
     read,
@@ -315,7 +315,7 @@ class Bytes(ToyTokenizer):
 
 def test_a_token_that_would_hide_the_beginning_of_an_answer_is_not_permitted() -> None:
     thoughts = Thoughts(THINK, Bytes(), 303)
-    assert thoughts.overrunning(State("thought")) == []
+    assert thoughts.overrunning(ThoughtState("thought")) == []
     thoughts = Thoughts(THINK, Bytes())
     state = minder("thought", None)._states[0]
     assert thoughts.overrunning(state) == [303]
@@ -337,7 +337,7 @@ def test_a_token_that_would_hide_the_beginning_of_an_answer_is_not_permitted() -
     ],
 )
 def test_tokens_of_thoughts_are_counted_without_the_marks(text: str, start: Phase, count: int) -> None:
-    thoughts, state = Thoughts(THINK, Bytes()), State(start)
+    thoughts, state = Thoughts(THINK, Bytes()), ThoughtState(start)
     assert thoughts.count(list(text.encode()), start) == count
     for byte in text.encode():  # the slow twin
         state = thoughts.after(state, byte)

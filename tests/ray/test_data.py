@@ -42,8 +42,8 @@ def generator() -> Any:
     """What an actor holds, in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, on import
-        from foretell.ray.data import Generator, Job
-    return Generator(Job("bundled", SPECULATIVE, PARAMS, "prompt", "id"))
+        from foretell.ray.data import Generator, RayJob
+    return Generator(RayJob("bundled", SPECULATIVE, PARAMS, "prompt", "id"))
 
 
 def by_one_engine(generator: Any, files: list[Path], batch_size: int = 8) -> dict[str, dict[str, Any]]:
@@ -137,11 +137,11 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
 
 
 def test_batches_cover_what_is_not_done(tmp_path: Path) -> None:
-    from foretell.ray.data import Job, plan, read
+    from foretell.ray.data import RayJob, plan, read
 
     file = tmp_path / "in.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"é{i}"}) + "\n" * (i % 3) for i in range(30)))  # some lines empty
-    job = Job("bundled", None, PARAMS, "prompt", "id")
+    job = RayJob("bundled", None, PARAMS, "prompt", "id")
     everything = [(key, prompt) for _, _, key, prompt in read(file, job)]
     assert len(everything) == 30
     done = {key: 0 for key, _ in everything[4:9] + everything[20:21]}

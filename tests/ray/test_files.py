@@ -24,7 +24,7 @@ def engine() -> Engine:
 def here(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """One actor, in this process."""
 
-    def completed(spans: Sequence[data.Span], job: data.Job, *_: Any) -> Iterator[dict[str, Any]]:
+    def completed(spans: Sequence[data.Span], job: data.RayJob, *_: Any) -> Iterator[dict[str, Any]]:
         actor = object.__new__(data.Generator)
         actor.job, actor.engine = job, engine
         for span in spans:

@@ -8,7 +8,7 @@ from recipes.card_head import KeptTeacher, Writer, _draw
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from foretell import Engine, Request, SamplingParams
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 48, "num_attention_heads": 4,
@@ -36,7 +36,7 @@ def test_wide_batches_write_the_engines_texts(kind: Any) -> None:
     for text in found.values():
         teacher.keep(text)
         size = len(text.ids)
-        batch = Batch(torch.tensor([text.ids]), torch.tensor([size]), torch.tensor([text.start]))
+        batch = TeacherBatch(torch.tensor([text.ids]), torch.tensor([size]), torch.tensor([text.start]))
         taps, hidden = Teacher(engine.model).states(batch, layers)
         ours = teacher.label(batch, layers)
         near = (ours.taps - taps).abs() <= taps.abs().amax(-1, keepdim=True) / 254 + 1e-3  # 64 numbers share a step

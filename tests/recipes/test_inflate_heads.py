@@ -15,7 +15,7 @@ from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.head import Head
 from foretell.heads.modules import causal_mask
 from foretell.heads.pair_head import PairHead
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1
@@ -98,7 +98,7 @@ def says(head: Head, model: TransformersModel) -> list[Tensor]:
     """All that a head says of two texts: logits of tokens below V, and whatever else it predicts."""
     tokens = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(1))
     length = torch.full((2,), T)
-    labeled = Teacher(model).label(Batch(tokens, length, length), head.taps)
+    labeled = Teacher(model).label(TeacherBatch(tokens, length, length), head.taps)
     if isinstance(head, KangarooHead):
         out = [model.head(head(labeled.taps, torch.arange(T)[None], causal_mask(length, T)))]
     elif isinstance(head, PairHead):

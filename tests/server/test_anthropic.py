@@ -11,7 +11,7 @@ from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
 from foretell.server.replies.anthropic import MessageReply
 from foretell.server.routes.anthropic import Blocks
-from foretell.server.texts.reading import Reading
+from foretell.server.texts.reading import TextReading
 from foretell.server.texts.tools import ToolUse
 from tests.server.calls import SCHEMA, is_dog
 from tests.server.conftest import Serve
@@ -118,7 +118,7 @@ def test_the_events_have_names_and_come_in_their_order(serve: Serve) -> None:
 @pytest.mark.parametrize("text", ["", "Hi", TEXT, TEXT + call("now"), call("now") + call("now", a=[1])])
 def test_the_events_add_up_to_the_blocks_however_the_text_is_cut(text: str, size: int) -> None:
     thinking = Thinking(Thoughts(family_named("think"), ByteTokenizer()), "before")
-    blocks = Blocks(Reading(thinking, ToolUse.of([NOW]), iter("abc").__next__))
+    blocks = Blocks(TextReading(thinking, ToolUse.of([NOW]), iter("abc").__next__))
     events = [event for at in range(0, len(text), size) for event in blocks.push((), text[at : at + size])]
     events += blocks.finish(cut=False)
     built: list[Any] = []

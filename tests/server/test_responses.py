@@ -12,7 +12,7 @@ from foretell.core.errors import ModelError
 from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
 from foretell.server.replies.responses import ResponseReply
-from foretell.server.routes.responses import Output
+from foretell.server.routes.responses import ResponseOutput
 from foretell.server.texts.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService
@@ -68,10 +68,10 @@ def test_log_probabilities_where_they_are_included(serve: Serve) -> None:
 @pytest.mark.parametrize("text", ["Hello", CALL, "So: " + CALL + "\n" + CALL, "", "<tool_call> no", THOUGHT])
 def test_the_events_add_up_to_the_items_however_the_text_is_cut(text: str, size: int) -> None:
     thinking = Thinking(Thoughts(family_named("think"), ByteTokenizer()), "before")
-    whole = Output(thinking, calls=ToolUse.of([CLOCK]))
+    whole = ResponseOutput(thinking, calls=ToolUse.of([CLOCK]))
     whole.push((), text)
     whole.finish("completed")
-    made, events = Output(thinking, calls=ToolUse.of([CLOCK])), []
+    made, events = ResponseOutput(thinking, calls=ToolUse.of([CLOCK])), []
     for start in range(0, len(text), size):
         events += made.push((), text[start : start + size])
     events += made.finish("completed")

@@ -24,7 +24,7 @@ from foretell.engine.structured.thoughts import Thinking, Thoughts, family_named
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
-from foretell.server.texts.reading import Reading, whole
+from foretell.server.texts.reading import TextReading, whole
 from foretell.server.texts.tools import ToolUse
 from foretell.service.service import Service
 from tests.server.conftest import Serve
@@ -438,7 +438,7 @@ def test_an_answer_is_cut_where_the_client_would_cut_it(name: str, special: bool
 
     def read_whole(tokens: Sequence[int], start: Any, *stops: str) -> tuple[str, str, bool]:
         how = Thinking(thoughts, start)
-        stream, reading = TextStream(tokenizer, stops, how), Reading(how, None)
+        stream, reading = TextStream(tokenizer, stops, how), TextReading(how, None)
         deltas = []
         for left, token in zip(range(len(tokens) - 1, -1, -1), tokens, strict=True):
             offset = len(stream.text)
@@ -520,7 +520,7 @@ def test_marks_that_decoding_skips_are_put_back_where_they_stood(special: bool) 
         stream.push(token)
         pieces.append(Piece(token, stream.take(), "plain", offset=offset))
     stream.finish()
-    reading = Reading(Thinking(thoughts, "before"), None)
+    reading = TextReading(Thinking(thoughts, "before"), None)
     deltas = [delta for piece in pieces for delta in reading.push([piece], piece.text)]
     assert whole([*deltas, *reading.push([], stream.take()), *reading.finish()])[:2] == ("hm é", "Grüße, STOP here")
 
@@ -585,8 +585,8 @@ def test_a_format_begins_behind_the_thought(serve: Serve) -> None:
 
 
 def test_use_without_thoughts_is_as_before() -> None:
-    assert Reading(None, None).push([], "") == []
-    reading = Reading(None, ToolUse.of([NOW]))
+    assert TextReading(None, None).push([], "") == []
+    reading = TextReading(None, ToolUse.of([NOW]))
     thought, content, calls = whole([*reading.push([], f"a {CALL}"), *reading.finish()])
     assert (thought, content, [call.name for call in calls], reading.num_calls) == ("", "a", ["now"], 1)
 
@@ -605,7 +605,7 @@ def test_the_same_answer_with_and_without_guesses() -> None:
         made.append(one.generate(prompt, logits_processor=processor, seed=budget, max_new_tokens=60))
     assert made[0].token_ids == made[1].token_ids
     assert made[0].num_accepted_tokens > 0
-    thought, answer, _ = whole(Reading(Thinking(thoughts, "thought"), None).push(made[0].pieces, made[0].text))
+    thought, answer, _ = whole(TextReading(Thinking(thoughts, "thought"), None).push(made[0].pieces, made[0].text))
     assert thought
     assert thoughts.count(made[0].token_ids, "thought") == budget
     assert list(json.loads(answer or "")) == ["a"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretell.heads.stored_outputs import GROUP, Keeper, LinearHead, opened, rounded
+from foretell.heads.stored_outputs import GROUP, LinearHead, OutputKeeper, opened, rounded
 from foretell.heads.teacher import Teacher
 from foretell.methods.medusa.head import head_weight
 from foretell.model.load import from_module
@@ -19,8 +19,8 @@ TAPS = (1, 3)
 EVERYTHING = 2**30
 
 
-def keeper(target: Teacher, most_bytes: int = EVERYTHING) -> Keeper:
-    return Keeper(target, LinearHead(target.model, head_weight(target.model)), TAPS, most_bytes)
+def keeper(target: Teacher, most_bytes: int = EVERYTHING) -> OutputKeeper:
+    return OutputKeeper(target, LinearHead(target.model, head_weight(target.model)), TAPS, most_bytes)
 
 
 def test_kept_equals_computed() -> None:

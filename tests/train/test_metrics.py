@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foretell.heads.objective import LossSlot, Outcome
-from foretell.heads.teacher import Batch, ComputedBatch
+from foretell.heads.teacher import ComputedBatch, TeacherBatch
 from foretell.train.losses import DIVERGENCES, forward_kl
 from foretell.train.metrics import (
     Meter,
@@ -25,7 +25,7 @@ B, T, V = 2, 6, 5
 
 def labeled(seed: int = 0) -> ComputedBatch:
     generator = torch.Generator().manual_seed(seed)
-    batch = Batch(torch.zeros(B, T, dtype=torch.int64), torch.tensor([T, T - 1]), torch.tensor([1, 3]))
+    batch = TeacherBatch(torch.zeros(B, T, dtype=torch.int64), torch.tensor([T, T - 1]), torch.tensor([1, 3]))
     return ComputedBatch(
         batch, torch.zeros(B, T, 0), torch.zeros(B, T, 1), torch.randn(B, T, V, generator=generator) * 2
     )

@@ -13,9 +13,9 @@ from foretell.train.plan import (
     PARAMETERS,
     SIZES,
     USABLE,
-    Plan,
     Size,
     Speeds,
+    TrainPlan,
     choose,
 )
 
@@ -29,7 +29,7 @@ def planned(
     estimated: Callable[[Size], float] = lambda size: 0.0,
     parameters: Callable[[Size], int] = lambda size: 1000,
     **more: int,
-) -> tuple[Plan, list[Size]]:
+) -> tuple[TrainPlan, list[Size]]:
     """The plan where a text of 50 + 100 tokens takes 1 s to answer and 3 passes of 0.75 s each, and the sizes measured."""
     tried: list[Size] = []
 

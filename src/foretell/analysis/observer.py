@@ -48,7 +48,7 @@ class GuessSlot:
 
 
 @dataclass(frozen=True)
-class Step:
+class ObservedStep:
     """One row of one step. ``slots`` ends with the first guess that was not kept, or with the row's room."""
 
     text: int  # which prompt
@@ -61,10 +61,10 @@ class Step:
 
 
 @dataclass
-class Record:
+class GuessRecord:
     """All recorded steps; prompts must be decoded one at a time, ``text`` set before each."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ObservedStep] = field(default_factory=list)
     text: int = 0
 
     def __call__(self, event: StepEvent) -> None:
@@ -85,7 +85,7 @@ class Record:
         position = len(event.rows[0].token_ids) - len(commit.tokens[0])
         num_guesses = sum(above >= 0 for above in parent)
         self.steps.append(
-            Step(self.text, position, len(commit.tokens[0]), num_guesses, depth_limit, slots, event.is_light)
+            ObservedStep(self.text, position, len(commit.tokens[0]), num_guesses, depth_limit, slots, event.is_light)
         )
 
 
@@ -105,9 +105,9 @@ def _agreement(evidence: Evidence, node: int, guess: int, logits: Sequence[Tenso
     return Agreement(confidence, int(p[0].argmax()) == token, float(p[0, token]), rejection, coupled)
 
 
-def observe(engine: Engine, config: MethodConfig, method: Method) -> tuple[Engine, Record]:
+def observe(engine: Engine, config: MethodConfig, method: Method) -> tuple[Engine, GuessRecord]:
     """The engine's target decoding by config and method, and the record that its steps will fill."""
-    record = Record()
+    record = GuessRecord()
     made = Engine(
         engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width, drafter_errors="raise"
     )

@@ -19,7 +19,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
-class Check:
+class AnswerCheck:
     """How an answer is judged."""
 
     kind: str  # "number", "python", or "unknown": nobody knows, and the answer has to say so (``unknown.py``)
@@ -30,15 +30,15 @@ class Check:
     given: str = ""  # python: what the question gave of the program: imports, helpers, the function's head
 
 
-def number_check(reference: str) -> Check | None:
+def number_check(reference: str) -> AnswerCheck | None:
     """For a reference that ends in the right number; None where it has none."""
     value = final_number(reference)
-    return None if value is None else Check("number", repr(value))
+    return None if value is None else AnswerCheck("number", repr(value))
 
 
-def python_check(test: str, entry_point: str, given: str) -> Check:
+def python_check(test: str, entry_point: str, given: str) -> AnswerCheck:
     """For a task with HumanEval's tests."""
-    return Check("python", test, entry_point, given)
+    return AnswerCheck("python", test, entry_point, given)
 
 
 def final_number(text: str) -> float | None:
@@ -67,7 +67,7 @@ def same_number(text: str, expected: str) -> bool:
     return value is not None and math.isclose(value, float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def program(text: str, check: Check) -> str:
+def program(text: str, check: AnswerCheck) -> str:
     """The program that an answer is: its first code block that defines the function, behind what the question gave of
     imports and helpers; otherwise the text as the function's body."""
     head = re.compile(rf"^[ \t]*(?:async\s+)?def\s+{re.escape(check.entry_point)}\s*\(", re.MULTILINE)

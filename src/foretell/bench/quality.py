@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foretell.bench import sandbox
-from foretell.bench.answers import Check, program, same_number
+from foretell.bench.answers import AnswerCheck, program, same_number
 from foretell.bench.stats import Interval, mcnemar, wilson
 from foretell.bench.unknown import says_unknown
 
@@ -31,9 +31,9 @@ class Judge:
     """Judges answers; the same answer to the same question is judged once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Check, str], bool] = {}
+        self._known: dict[tuple[AnswerCheck, str], bool] = {}
 
-    def right(self, check: Check, text: str) -> bool:
+    def right(self, check: AnswerCheck, text: str) -> bool:
         """Whether an answer is right. Python programs are run: see ``sandbox``."""
         key = (check, text)
         if key not in self._known:
@@ -41,7 +41,7 @@ class Judge:
         return self._known[key]
 
     @staticmethod
-    def _judge(check: Check, text: str) -> bool:
+    def _judge(check: AnswerCheck, text: str) -> bool:
         if check.kind == "number":
             return same_number(text, check.expected)
         if check.kind == "unknown":

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.answers import Check, number_check, python_check
+from foretell.bench.answers import AnswerCheck, number_check, python_check
 from foretell.core import prompts
 from foretell.core.errors import ConfigError, nearest
 
@@ -43,7 +43,7 @@ class Item:
     later: tuple[str, ...] = ()  # further messages of the user, each after the model's own answer to the one before
     task: str = ""  # the part of a suite that reports sum up; empty: the category
     level: str = ""  # how hard it is, where a suite says so; right answers are counted by it as well
-    check: Check | None = None  # how an answer to the first message is judged
+    check: AnswerCheck | None = None  # how an answer to the first message is judged
     messages: tuple[Mapping[str, Any], ...] = ()  # the whole conversation, where it is more than ``prompt``
     turn: int = 1  # of a message of a question; runs are of one message each
     is_bare: bool = False  # a text whose line does not say whether it is a message; ``with_forms`` decides
@@ -85,7 +85,7 @@ def read_file(path: Path, name: str, known: Sequence[str], *, is_json: bool = Fa
     return [_item(entry) for entry in prompts.entries(text, f"suite {name!r}", suffix=suffix)]
 
 
-def _item(entry: prompts.Entry) -> Item:
+def _item(entry: prompts.PromptEntry) -> Item:
     record, number, where = entry.record, entry.number, entry.where
     if not {"turns", "messages"} & record.keys():
         if all(isinstance(record.get(key), str) for key in ("question", "answer")):
@@ -104,11 +104,11 @@ def _item(entry: prompts.Entry) -> Item:
     )  # fmt: skip
 
 
-def _check(record: Mapping[str, Any], category: str, text: str) -> Check | None:
+def _check(record: Mapping[str, Any], category: str, text: str) -> AnswerCheck | None:
     """The right number of a word problem with a reference, the tests that a line brings, or that nobody knows. text: the
     first message."""
     if record.get("unknown") is True:
-        return Check("unknown", "")
+        return AnswerCheck("unknown", "")
     if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
         return python_check(record["test"], record["entry_point"], text)
     reference = record.get("reference")

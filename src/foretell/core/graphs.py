@@ -33,7 +33,7 @@ def bucket(count: int, least: int = 1) -> int:
     return size
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """How a device captures work. One for each ``Graphs``."""
 
     def capture(self, function: Callable[[], T]) -> tuple[Callable[[], None], T]:
@@ -50,7 +50,7 @@ class CudaRecorder:
         self._pool: Any = None
 
     def capture(self, function: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """See ``Recorder``. Other threads may use the device meanwhile."""
+        """See ``GraphRecorder``. Other threads may use the device meanwhile."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -64,7 +64,7 @@ class CudaRecorder:
         return graph.replay, out
 
 
-RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
+RECORDERS: dict[str, Callable[[torch.device], GraphRecorder]] = {"cuda": CudaRecorder}
 """By the type of the device. Tests add one."""
 
 

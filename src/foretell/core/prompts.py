@@ -19,7 +19,7 @@ EXPECTED = "expected a text, or an object with 'prompt' (a text), 'messages' (a 
 
 
 @dataclass(frozen=True)
-class Entry:
+class PromptEntry:
     """One prompt of a file."""
 
     where: str  # file and line, for messages
@@ -50,14 +50,14 @@ def is_plain(text: str, suffix: str = "") -> bool:
         return True
 
 
-def entries(text: str, name: str, *, suffix: str = "") -> list[Entry]:
+def entries(text: str, name: str, *, suffix: str = "") -> list[PromptEntry]:
     """The prompts of a file's content. name: as messages call it; suffix: of its name. Raises ConfigError with the line."""
     if not text.strip():
         raise ConfigError(f"{name} is empty: expected prompts, a line each, or JSON")
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if is_plain(text, suffix):
         return [
-            Entry(f"{name}, line {number}", number, {"prompt": line.rstrip("\r"), "format": "text"})
+            PromptEntry(f"{name}, line {number}", number, {"prompt": line.rstrip("\r"), "format": "text"})
             for number, line in lines
         ]
     if text.lstrip().startswith("[") or suffix == ".json":
@@ -80,7 +80,7 @@ def _begins_json_lines(lines: list[tuple[int, str]]) -> bool:
     return len(lines) > 1
 
 
-def conversation(entry: Entry) -> Conversation:
+def conversation(entry: PromptEntry) -> Conversation:
     """What an entry asks for. Raises ConfigError that names the line."""
     record, where = entry.record, entry.where
     messages, turns, prompt = record.get("messages"), record.get("turns"), record.get("prompt")
@@ -130,12 +130,12 @@ def _of_messages(messages: Any, where: str) -> Conversation:
     return Conversation((text,), "chat", tuple(messages))
 
 
-def _entry(item: Any, where: str, number: int) -> Entry:
+def _entry(item: Any, where: str, number: int) -> PromptEntry:
     if isinstance(item, str):
         item = {"prompt": item}
     if not isinstance(item, dict):
         raise ConfigError(f"{where}: {EXPECTED}")
-    return Entry(where, number, item)
+    return PromptEntry(where, number, item)
 
 
 def _parsed(line: str, where: str) -> Any:

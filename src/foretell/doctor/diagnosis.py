@@ -15,7 +15,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Finding:
+class HeadFinding:
     """One mistake, named."""
 
     fault: str  # one of FAULTS
@@ -24,7 +24,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Trial:
+class HeadTrial:
     """One variant, or one template, beside the head as it is."""
 
     fault: str
@@ -48,8 +48,8 @@ class HeadDiagnosis:
     expected_accepted: float | None
     stated: float | None  # how sure the head is of its first guess, mean ...
     true: float | None  # ... and how often it would be right
-    trials: list[Trial]
-    findings: list[Finding]
+    trials: list[HeadTrial]
+    findings: list[HeadFinding]
     notes: list[str] = field(default_factory=list)
 
     @property

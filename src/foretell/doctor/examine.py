@@ -9,12 +9,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from foretell.analysis.observer import RULES, GuessSlot, Record, observe
+from foretell.analysis.observer import RULES, GuessRecord, GuessSlot, observe
 from foretell.bench.headroom import possible_costs
 from foretell.bench.stats import PairedRuns, bootstrap, first_loop
 from foretell.core.params import SamplingParams
 from foretell.doctor.candidates import Candidate
-from foretell.doctor.predict import RESAMPLES, Prediction, TextAcceptance, TextTimes, pool, predictions
+from foretell.doctor.predict import RESAMPLES, SpeedPrediction, TextAcceptance, TextTimes, pool, predictions
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
@@ -40,7 +40,7 @@ class Examined:
     mean_acceptance_length: float  # measured, with the most guesses
     guess_cost: float | None  # c: one guess in plain passes
     best_case: float | None  # speedup if every guess were accepted, at the best length
-    predictions: list[Prediction]
+    predictions: list[SpeedPrediction]
     speculation: str = "on"  # "auto": measured, not predicted
     num_prompts: int = 0
     config: dict[str, Any] = dataclasses.field(
@@ -51,7 +51,7 @@ class Examined:
     headroom: Headroom | None = None  # None: of "auto", and where costs are not known
 
     @property
-    def best(self) -> Prediction | None:
+    def best(self) -> SpeedPrediction | None:
         """The length with the largest predicted speedup."""
         return max(self.predictions, key=lambda one: one.speedup.value, default=None)
 
@@ -100,7 +100,7 @@ class Examination(ABC):
         self.num_tokens.append(len(token_ids) if end is None else end)
         return self.num_tokens[-1]
 
-    def _found(self, predicted: list[Prediction], mean: float, **more: Any) -> Examined:
+    def _found(self, predicted: list[SpeedPrediction], mean: float, **more: Any) -> Examined:
         candidate, config = self.candidate, self.own.speculative
         given: dict[str, Any] = {"slots": [], "agreement": None, "guess_cost": None, "best_case": None, **more}
         return Examined(
@@ -201,7 +201,9 @@ class Predicted(Examination):
             headroom=self._headroom(whole.costs, tokens, predicted),
         )
 
-    def _headroom(self, costs: StepCosts | None, tokens: float, predicted: Sequence[Prediction]) -> Headroom | None:
+    def _headroom(
+        self, costs: StepCosts | None, tokens: float, predicted: Sequence[SpeedPrediction]
+    ) -> Headroom | None:
         """Of the longest proposals. tokens: a step."""
         steps = self._record.steps
         guessed = [step.num_guesses for step in steps if step.num_guesses]
@@ -253,7 +255,7 @@ class Measured(Examination):
         speedup = bootstrap(self._pairs, seed=seed)
         mean = sum(pair.tokens for pair in self._pairs) / max(1, self._num_steps)
         most = self.own.speculative.num_speculative_tokens
-        return self._found([Prediction(most, mean, mean / speedup.value, speedup)], mean)
+        return self._found([SpeedPrediction(most, mean, mean / speedup.value, speedup)], mean)
 
 
 def examination(engine: Engine, candidate: Candidate, params: SamplingParams) -> Examination:
@@ -261,7 +263,7 @@ def examination(engine: Engine, candidate: Candidate, params: SamplingParams) ->
     return (Measured if candidate.speculation == "auto" else Predicted)(engine, candidate, params)
 
 
-def _acceptance(record: Record, text: int, count: int, rule: str, longest: int) -> TextAcceptance:
+def _acceptance(record: GuessRecord, text: int, count: int, rule: str, longest: int) -> TextAcceptance:
     """One text's part of a record, up to ``count`` tokens."""
     steps = [one for one in record.steps if one.text == text and one.position + one.num_tokens <= count]
     reached, kept = [0] * longest, [0.0] * longest
@@ -275,7 +277,7 @@ def _acceptance(record: Record, text: int, count: int, rule: str, longest: int) 
     return TextAcceptance(tuple(reached), tuple(kept), guesses, sum(one.num_tokens for one in steps), light)
 
 
-def _rates(record: Record, rule: str) -> list[float]:
+def _rates(record: GuessRecord, rule: str) -> list[float]:
     """Acceptance at each place where a guess was made."""
     rates = []
     for place in range(max(len(step.slots) for step in record.steps)):

@@ -5,9 +5,9 @@ from math import inf, sqrt
 
 from foretell.bench.stats import student
 from foretell.doctor.contexts import NUM_SLOTS, TextScore
-from foretell.doctor.diagnosis import Finding, Slot, Trial
-from foretell.doctor.record import Record
-from foretell.doctor.variants import FAULTS, Variant
+from foretell.doctor.diagnosis import HeadFinding, HeadTrial, Slot
+from foretell.doctor.record import HeadRecord
+from foretell.doctor.variants import FAULTS, HeadVariant
 from foretell.model.target import ModelSpec
 from foretell.train.metrics import expected_length
 
@@ -41,10 +41,10 @@ def accepted(scores: Sequence[TextScore]) -> float:
     return weighted([(one.length - 1.0, one.num_places) for one in scores])
 
 
-def trial(variant: Variant, base: Sequence[TextScore], found: Sequence[TextScore]) -> Trial:
+def trial(variant: HeadVariant, base: Sequence[TextScore], found: Sequence[TextScore]) -> HeadTrial:
     """A variant beside the head as it is, text by text."""
     before, after = accepted(base), accepted(found)
-    return Trial(variant.fault, variant.change, after, gain(before, after), paired(base, found))
+    return HeadTrial(variant.fault, variant.change, after, gain(before, after), paired(base, found))
 
 
 def gain(before: float, after: float) -> float:
@@ -65,13 +65,13 @@ def paired(base: Sequence[TextScore], found: Sequence[TextScore]) -> float | Non
     return sum(sums) / error if error else None
 
 
-def named(trials: Sequence[Trial], base: Sequence[TextScore], dtype: str) -> list[Finding]:
+def named(trials: Sequence[HeadTrial], base: Sequence[TextScore], dtype: str) -> list[HeadFinding]:
     """The best of the variants that are clearly better; and numbers that are not finite. dtype: the head's."""
     found = []
     broken, places = sum(one.not_finite for one in base), sum(one.num_places for one in base)
     if broken:
         found.append(
-            Finding(
+            HeadFinding(
                 "dtype",
                 f"at {broken} of {places} places its logits are not finite in {dtype}",
                 f"run target and head in bfloat16 or float32, not {dtype}: --dtype bfloat16",
@@ -87,7 +87,7 @@ def named(trials: Sequence[Trial], base: Sequence[TextScore], dtype: str) -> lis
     if better and not broken:
         best = max(better, key=lambda trial: trial.accepted)
         found.append(
-            Finding(
+            HeadFinding(
                 best.fault,
                 f"on the same texts {best.accepted:.2f} guesses a step would be accepted instead of "
                 f"{accepted(base):.2f} ({best.standard_errors:.0f} standard errors)",
@@ -97,7 +97,7 @@ def named(trials: Sequence[Trial], base: Sequence[TextScore], dtype: str) -> lis
     return found
 
 
-def slots_of(base: Sequence[TextScore], record: Record) -> list[Slot]:
+def slots_of(base: Sequence[TextScore], record: HeadRecord) -> list[Slot]:
     """The head's slots over all texts, beside what its record expects."""
     out = []
     for index in range(max(len(one.slots) for one in base)):
@@ -138,12 +138,12 @@ def _highest(values: Sequence[tuple[float, int]], *, certain: bool) -> float:
     return weighted(values) + (margin(values) if certain else 0.0)
 
 
-def of_record(record: Record, spec: ModelSpec, mine: str | None) -> list[Finding]:
+def of_record(record: HeadRecord, spec: ModelSpec, mine: str | None) -> list[HeadFinding]:
     """What the head's record says of its target. mine: this target's hash, where the record has one."""
     if record.target_hash is not None and record.target_hash != mine:
         named = f" ({record.target.name})" if record.target.name else ""
         return [
-            Finding(
+            HeadFinding(
                 "other_target",
                 f"its record names the target {record.target_hash}{named}; this one is {mine}",
                 "use the target that it was trained on, or train a head for this one with 'foretell train'",
@@ -156,7 +156,7 @@ def of_record(record: Record, spec: ModelSpec, mine: str | None) -> list[Finding
     ):
         if said is not None and said != have:
             return [
-                Finding(
+                HeadFinding(
                     "other_target",
                     f"the {what} of its target is {said}; this one has {have}",
                     "use the target that it was trained on, or train a head for this one with 'foretell train'",
@@ -165,7 +165,7 @@ def of_record(record: Record, spec: ModelSpec, mine: str | None) -> list[Finding
     return []
 
 
-def of_template(trials: Sequence[Trial], record: Record) -> list[Finding]:
+def of_template(trials: Sequence[HeadTrial], record: HeadRecord) -> list[HeadFinding]:
     """The template under which the head accepts as much as it should, if there is one."""
     best = max((one for one in trials if one.fault == "template"), key=lambda one: one.accepted, default=None)
     wanted = LOW * (expected_length(record.conditional[:NUM_SLOTS]) - 1.0) if record.conditional else LOW_UNKNOWN
@@ -173,7 +173,7 @@ def of_template(trials: Sequence[Trial], record: Record) -> list[Finding]:
     if best is None or best.gain < gain - 1.0 or best.accepted < wanted:
         return []
     return [
-        Finding(
+        HeadFinding(
             "template",
             f"in the format {best.change} it accepts {best.accepted:.2f} guesses a step, {1 + best.gain:.1f} times as many "
             "as in the given one",
@@ -182,22 +182,22 @@ def of_template(trials: Sequence[Trial], record: Record) -> list[Finding]:
     ]
 
 
-def remaining(slots: Sequence[Slot], stated: float, true: float, record: Record, target: str) -> Finding:
+def remaining(slots: Sequence[Slot], stated: float, true: float, record: HeadRecord, target: str) -> HeadFinding:
     """What explains little acceptance where nothing else did."""
     first = slots[0].acceptance if slots else 0.0
     text = (
         f"slot 1 accepts {first:.2f}, no variant helps, and it is {stated:.0%} sure of guesses of which {true:.0%} hold"
     )
     if record.target_hash is None and (stated >= 2.0 * true or first < LEAST_TRAINED):
-        return Finding(
+        return HeadFinding(
             "other_target",
             text,
             f"ask on which checkpoint it was trained: a fine-tuned or quantised {target} is another one",
         )
-    return Finding("untrained", text, "train it longer, on more of the target's own answers")
+    return HeadFinding("untrained", text, "train it longer, on more of the target's own answers")
 
 
-def refused(message: str) -> Finding | None:
+def refused(message: str) -> HeadFinding | None:
     """The fault that the loader's message is about; None where it is about none of them."""
     reasons = (
         ("token_mapping", ("d2t", "t2d", "token_map")),
@@ -207,7 +207,7 @@ def refused(message: str) -> Finding | None:
     )
     for fault, words in reasons:
         if any(word in message for word in words):
-            return Finding(fault, message, f"{FAULTS[fault]}: correct the file, or export the head again")
+            return HeadFinding(fault, message, f"{FAULTS[fault]}: correct the file, or export the head again")
     return None
 
 

@@ -13,10 +13,10 @@ from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError
 from foretell.doctor import findings as f
 from foretell.doctor.contexts import TextScore, answers, label, score
-from foretell.doctor.diagnosis import Finding, HeadDiagnosis, Trial
-from foretell.doctor.record import Record, read_record
+from foretell.doctor.diagnosis import HeadDiagnosis, HeadFinding, HeadTrial
+from foretell.doctor.record import HeadRecord, read_record
 from foretell.doctor.remap import remapped
-from foretell.doctor.variants import KINDS, Variant, variants
+from foretell.doctor.variants import KINDS, HeadVariant, variants
 from foretell.engine.engine import Engine
 from foretell.heads import formats
 from foretell.heads.head import Head
@@ -107,7 +107,7 @@ def diagnose(
 
 
 def _measure(
-    head: Head, tried: Sequence[Variant], engine: Engine, texts: Responses
+    head: Head, tried: Sequence[HeadVariant], engine: Engine, texts: Responses
 ) -> tuple[list[TextScore], list[list[TextScore]]]:
     """The head and its variants on every text."""
     teacher = Teacher(engine.model)
@@ -131,7 +131,7 @@ def in_other_formats(
     max_new_tokens: int,
     seed: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Trial], list[str]]:
+) -> tuple[list[HeadTrial], list[str]]:
     """(the head on answers to the prompts in each format, what could not be tried). These are other texts than base's, so
     that only a large gain counts."""
     tried, left = [], []
@@ -144,11 +144,11 @@ def in_other_formats(
             continue
         found, _ = _measure(head, [], engine, texts)
         accepted = f.accepted(found)
-        tried.append(Trial("template", name, accepted, f.gain(f.accepted(base), accepted), None))
+        tried.append(HeadTrial("template", name, accepted, f.gain(f.accepted(base), accepted), None))
     return tried, left
 
 
-def _unread(name: str, engine: Engine, finding: Finding, record: Record) -> HeadDiagnosis:
+def _unread(name: str, engine: Engine, finding: HeadFinding, record: HeadRecord) -> HeadDiagnosis:
     return HeadDiagnosis(
         name, "unknown", engine.model.spec.name, 0, 0, [], 0.0, None, None, None, [], [finding],
         f.notes(engine.model.spec, known=bool(record.conditional)),

@@ -42,7 +42,7 @@ class TextTimes:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class SpeedPrediction:
     """A method at one length of proposal."""
 
     num_speculative_tokens: int
@@ -185,7 +185,7 @@ def predictions(
     split: bool = True,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> list[Prediction]:
+) -> list[SpeedPrediction]:
     """The speedup at each length of proposal, with a 95 % interval. num_tokens: of a text, on average."""
     whole = pool(texts, times, split=split)
     values = {length: predicted(whole, length, num_tokens) for length in lengths}
@@ -205,5 +205,5 @@ def predictions(
             continue
         point = Interval(found[2], found[2], found[2])
         known = interval_of(found[2], drawn[length], len(texts)) if drawn[length] else point
-        out.append(Prediction(length, found[0], found[1], known))
+        out.append(SpeedPrediction(length, found[0], found[1], known))
     return out

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretell.bench.stats import Interval, best_of
 from foretell.doctor.examine import Examined
-from foretell.doctor.predict import Prediction
+from foretell.doctor.predict import SpeedPrediction
 
 MOST_SPREAD = 100.0
 """An interval whose ends lie further apart says nothing that a sentence could use."""
@@ -29,7 +29,7 @@ class Standing:
     """One method beside the others."""
 
     one: Examined
-    best: Prediction
+    best: SpeedPrediction
     value: Interval  # widened for the best of all that were tried
 
 

@@ -10,7 +10,7 @@ from foretell.heads import formats
 
 
 @dataclass(frozen=True)
-class Record:
+class HeadRecord:
     """What lies beside a head of its training."""
 
     target: formats.TargetInfo
@@ -18,7 +18,7 @@ class Record:
     conditional: tuple[float, ...] = ()  # held-out acceptance by slot
 
 
-def read_record(directory: Path) -> Record:
+def read_record(directory: Path) -> HeadRecord:
     """Of a head's directory; empty where nothing is recorded."""
     try:
         about = formats.describe_target(directory)
@@ -27,13 +27,13 @@ def read_record(directory: Path) -> Record:
     try:
         found = parse_json((directory / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return Record(about)
+        return HeadRecord(about)
     if not isinstance(found, Mapping):
-        return Record(about)
+        return HeadRecord(about)
     result = found.get("result")
     mark = found.get("target_hash")
     curve = _curve(result.get("conditional")) if isinstance(result, Mapping) else ()
-    return Record(about, mark if isinstance(mark, str) else None, curve)
+    return HeadRecord(about, mark if isinstance(mark, str) else None, curve)
 
 
 def _curve(given: object) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor
 
-from foretell.doctor.variants import Variant
+from foretell.doctor.variants import HeadVariant
 from foretell.engine.engine import Engine
 from foretell.heads.head import Head
 from foretell.methods.dflash.head import DFlashHead
@@ -18,7 +18,7 @@ MOST_PRODUCTS = 4e11
 """Multiplications that comparing all columns with all rows may take."""
 
 
-def remapped(head: Head, engine: Engine) -> list[Variant]:
+def remapped(head: Head, engine: Engine) -> list[HeadVariant]:
     """The head with the vocabulary that its output matrix itself suggests: columns of heads that began as the target's
     are still most like the rows that they came from."""
     if not isinstance(head, Eagle3Head | DFlashHead) or head.vocabulary is None or head.lm_head is None:
@@ -35,7 +35,7 @@ def remapped(head: Head, engine: Engine) -> list[Variant]:
     index = torch.arange(len(ids), device=ids.device)
     made.d2t = ids - index
     made.eval().requires_grad_(requires_grad=False)
-    return [Variant("token_mapping", "d2t as the rows of lm_head suggest: each is most like another token's", made)]
+    return [HeadVariant("token_mapping", "d2t as the rows of lm_head suggest: each is most like another token's", made)]
 
 
 def _nearest(columns: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

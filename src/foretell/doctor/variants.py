@@ -41,7 +41,7 @@ THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 
 
 @dataclass(frozen=True)
-class Variant:
+class HeadVariant:
     """The head with one thing changed."""
 
     fault: str  # one of FAULTS
@@ -57,7 +57,7 @@ class UnnormedEagle1(Eagle1Head):
         return taps.to(self.dtype)
 
 
-def variants(head: Head, spec: ModelSpec, *, rope_theta: float | None = None) -> Iterator[Variant]:
+def variants(head: Head, spec: ModelSpec, *, rope_theta: float | None = None) -> Iterator[HeadVariant]:
     """All variants of a head of the built-in kinds. rope_theta: the target's own, where it is known."""
     yield from _layers(head, spec)
     yield from _rope(head, rope_theta)
@@ -68,7 +68,7 @@ def variants(head: Head, spec: ModelSpec, *, rope_theta: float | None = None) ->
         whole = copy.deepcopy(head)
         for parameter in whole.parameters():
             parameter.data = parameter.data.float()
-        yield Variant("dtype", f"run the head in float32, not {str(head.dtype).removeprefix('torch.')}", whole)
+        yield HeadVariant("dtype", f"run the head in float32, not {str(head.dtype).removeprefix('torch.')}", whole)
 
 
 def changed(head: Head, **fields: Any) -> Head | None:
@@ -81,12 +81,12 @@ def changed(head: Head, **fields: Any) -> Head | None:
     return made.eval().requires_grad_(requires_grad=False)
 
 
-def _of(fault: str, change: str, head: Head | None) -> Iterator[Variant]:
+def _of(fault: str, change: str, head: Head | None) -> Iterator[HeadVariant]:
     if head is not None:
-        yield Variant(fault, change, head)
+        yield HeadVariant(fault, change, head)
 
 
-def _layers(head: Head, spec: ModelSpec) -> Iterator[Variant]:
+def _layers(head: Head, spec: ModelSpec) -> Iterator[HeadVariant]:
     """The layers beside those it reads, and the same in reverse order."""
     for by in (1, -1):
         moved = tuple(layer + by for layer in head.taps)
@@ -104,7 +104,7 @@ def _layers(head: Head, spec: ModelSpec) -> Iterator[Variant]:
         yield from _of("layer_ids", "the same layers in reverse order", changed(head, layer_ids=head.taps[::-1]))
 
 
-def _rope(head: Head, target: float | None) -> Iterator[Variant]:
+def _rope(head: Head, target: float | None) -> Iterator[HeadVariant]:
     """Other bases, no scaling, and the two orders in which a head's dimensions are paired."""
     config: Any = head.config
     if not hasattr(config, "rope_theta"):
@@ -126,10 +126,10 @@ def _rope(head: Head, target: float | None) -> Iterator[Variant]:
                     linear.weight.data = linear.weight.data[rows]
                     if linear.bias is not None:
                         linear.bias.data = linear.bias.data[rows]
-        yield Variant("rope", f"rotary dimensions stored as {text}: reorder q_proj and k_proj", made)
+        yield HeadVariant("rope", f"rotary dimensions stored as {text}: reorder q_proj and k_proj", made)
 
 
-def _norms(head: Head) -> Iterator[Variant]:
+def _norms(head: Head) -> Iterator[HeadVariant]:
     """Norms toggled, exchanged or left out."""
     for field in ("norm_before_residual", "norm_output"):
         if hasattr(head.config, field):
@@ -139,19 +139,19 @@ def _norms(head: Head) -> Iterator[Variant]:
         made = copy.deepcopy(head)
         layer = made.midlayer
         layer.input_layernorm, layer.hidden_norm = layer.hidden_norm, layer.input_layernorm
-        yield Variant("norm", "exchange input_layernorm and hidden_norm of the first layer", made)
+        yield HeadVariant("norm", "exchange input_layernorm and hidden_norm of the first layer", made)
         made = copy.deepcopy(head)
         layer = made.midlayer
         layer.hidden_norm, layer.post_attention_layernorm = layer.post_attention_layernorm, layer.hidden_norm
-        yield Variant("norm", "exchange hidden_norm and post_attention_layernorm of the first layer", made)
+        yield HeadVariant("norm", "exchange hidden_norm and post_attention_layernorm of the first layer", made)
     if isinstance(head, Eagle1Head) and not isinstance(head, UnnormedEagle1):
         bare = UnnormedEagle1(head.config)
         bare.load_state_dict(head.state_dict(), assign=True)
         text = "it was trained on the last layer's output before the target's final norm"
-        yield Variant("norm", text, bare.eval().requires_grad_(requires_grad=False))
+        yield HeadVariant("norm", text, bare.eval().requires_grad_(requires_grad=False))
 
 
-def _tokens(head: Head) -> Iterator[Variant]:
+def _tokens(head: Head) -> Iterator[HeadVariant]:
     """Draft vocabularies that are one off, or were stored as ids where offsets are read."""
     if isinstance(head, Eagle3Head | DFlashHead) and head.vocabulary is not None:
         index = torch.arange(len(head.d2t), device=head.d2t.device)
@@ -166,27 +166,27 @@ def _tokens(head: Head) -> Iterator[Variant]:
                 continue
             made = copy.deepcopy(head)
             made.d2t.copy_(offsets)
-            yield Variant("token_mapping", text, made)
+            yield HeadVariant("token_mapping", text, made)
     if isinstance(head, MedusaHead) and head.token_map is not None:
         for by in (-1, 1):
             made_medusa = copy.deepcopy(head)
             assert made_medusa.token_map is not None
             made_medusa.token_map.add_(by).clamp_(0, head.config.vocab_size - 1)
-            yield Variant("token_mapping", f"token_map {'one higher' if by > 0 else 'one lower'}", made_medusa)
+            yield HeadVariant("token_mapping", f"token_map {'one higher' if by > 0 else 'one lower'}", made_medusa)
 
 
-def _inputs(head: Head) -> Iterator[Variant]:
+def _inputs(head: Head) -> Iterator[HeadVariant]:
     """The token's embedding and the feature, in the other order."""
     if isinstance(head, Eagle3Head):
         made = copy.deepcopy(head)
         attention = made.midlayer.self_attn
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
             linear.weight.data = torch.cat(linear.weight.data.chunk(2, 1)[::-1], 1)
-        yield Variant("inputs", "join the feature before the embedding", made)
+        yield HeadVariant("inputs", "join the feature before the embedding", made)
     if isinstance(head, Eagle1Head):
         first = copy.deepcopy(head)
         first.fc.weight.data = torch.cat(first.fc.weight.data.chunk(2, 1)[::-1], 1)
-        yield Variant("inputs", "join the feature before the embedding", first)
+        yield HeadVariant("inputs", "join the feature before the embedding", first)
     if isinstance(head, DFlashHead):
         for field in ("causal", "sample_from_anchor"):
             value = not getattr(head.config, field)

@@ -41,7 +41,7 @@ class InterruptedMeasuringError(Exception):
 
 
 @dataclass
-class Journal:
+class CostJournal:
     """What was timed so far, in order. A measuring that was broken off is begun again from its first line: what the journal
     has is read from it, at no cost, and only what comes behind that is timed. So ``costs.measure`` need not know of it.
     """
@@ -220,7 +220,7 @@ class Calibration:
         spec = model.spec
         self.longest = min(longest or spec.max_positions, spec.max_positions)
         self.model, self.plain = model, plain
-        self._begun: Journal | None = None  # of the measuring that was broken off
+        self._begun: CostJournal | None = None  # of the measuring that was broken off
         self.choices = {
             choice.config.method: replace(choice, config=choice.config.measured(), method=choice.method.measured())
             for choice in (*choices, *weightless)
@@ -275,7 +275,7 @@ class Calibration:
 
         on_part: told the largest batch that was measured and the table so far, once for each batch. steps_alone: break off
         before what may take a second at a time, which long texts do."""
-        journal = self._begun or Journal(self._bench(lambda: False))
+        journal = self._begun or CostJournal(self._bench(lambda: False))
         self._begun, journal.bench.must_stop = journal, must_stop
         journal.rewind()
         try:
@@ -301,7 +301,7 @@ class Calibration:
         return table
 
     def _measure(
-        self, journal: Journal, on_part: Callable[[int, CostTable], None], *, steps_alone: bool = False
+        self, journal: CostJournal, on_part: Callable[[int, CostTable], None], *, steps_alone: bool = False
     ) -> CostTable:
         bench, (ran, waited) = journal.bench, (journal.ran, journal.waited)
         depths = {name: choice.depth for name, choice in self.choices.items()}
@@ -329,7 +329,7 @@ class Calibration:
         busy = 1.0 + (journal.waited - waited) / max(journal.ran - ran, 1e-9)
         return replace(table, texts=texts, length=length, spread=max(table.spread, busy))
 
-    def _texts(self, journal: Journal, lags: Mapping[str, float]) -> tuple[dict[str, TextCosts], float]:
+    def _texts(self, journal: CostJournal, lags: Mapping[str, float]) -> tuple[dict[str, TextCosts], float]:
         """What long texts add, and the length of short ones: by methods with weights, or else by one that looks up."""
         bench = journal.bench
         long = journal(bench.long_text, self.longest)

@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """What one step is made of, and for whom."""
 
     jobs: list[Job]  # by row
@@ -283,7 +283,7 @@ class Loop:
         step = self._schedule()
         return self._deliver(step, self._run(step))
 
-    def _schedule(self) -> Step:
+    def _schedule(self) -> LoopStep:
         """Plan how deep each member guesses, and note who watches."""
         began, jobs = perf_counter(), self._members()
         plan, planned = self._plan(jobs, began)
@@ -292,9 +292,9 @@ class Loop:
         is_seen = bool(self.observers or watched or self.recorder.steps is not None)
         probe = Probe([] if alone or self._draft_logits else None) if is_seen else None
         self._owed += planned - began
-        return Step(jobs, plan, planned, watched, alone, probe)
+        return LoopStep(jobs, plan, planned, watched, alone, probe)
 
-    def _run(self, step: Step) -> StepEvent:
+    def _run(self, step: LoopStep) -> StepEvent:
         """Make the guesses and the pass that checks them."""
         plan, self._doing = step.plan, "step"
         caps, paid, least = (None, None, 0.0) if plan is None else (plan.caps, plan.paid, plan.least)
@@ -303,7 +303,7 @@ class Loop:
         self.faults.clear()
         return event
 
-    def _deliver(self, step: Step, event: StepEvent) -> list[Row]:
+    def _deliver(self, step: LoopStep, event: StepEvent) -> list[Row]:
         """Tell watchers, observers, the planner, the recorder and the requests; end those that are done."""
         stepped = perf_counter()
         has_guessed = step.plan is None or any(step.plan.caps)
@@ -337,7 +337,7 @@ class Loop:
         plan.caps = self.share(plan.caps)
         return plan, perf_counter()
 
-    def _learn(self, step: Step, event: StepEvent, lights: Sequence[LightStep | None], stepped: float) -> None:
+    def _learn(self, step: LoopStep, event: StepEvent, lights: Sequence[LightStep | None], stepped: float) -> None:
         """Tell the planner what the step took and brought. stepped: when its pass was over."""
         # Planning steps, learning from them and handing them over take time, too, and more of it where rows guess. What a
         # new plan took is not the step's own: a step that is tried would seem dearer than those that a plan stands for.
@@ -353,7 +353,7 @@ class Loop:
         for _ in range(1, event.num_passes):  # of one call: the plan stood for them, too
             self.planner.observe(self.planner.again(0, lagging=False) or step.plan, seen)
 
-    def _show(self, step: Step, event: StepEvent, probe: Probe) -> None:
+    def _show(self, step: LoopStep, event: StepEvent, probe: Probe) -> None:
         """A step to observers and watchers."""
         if not (self.observers or step.watched):
             return

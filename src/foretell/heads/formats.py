@@ -43,7 +43,7 @@ from foretell.core.registry import load_reference
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.heads.head import Head
-from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, fill
 from foretell.heads.marker import marker
 from foretell.heads.repacked import OUTPUT
 from foretell.model.target import ModelSpec
@@ -159,7 +159,7 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
     lent = config.get(MARKER, {}).get(OUTPUT_LENT) is True and is_file(Path(path))  # by a key of the GGUF file
     if lent:
         held[OUTPUT] = torch.zeros(len(held["d2t"]), held["fc.weight"].shape[0], dtype=held["fc.weight"].dtype)
-    found = Found(called, Keys(config, called), held, num_layers)
+    found = FoundLayout(called, Keys(config, called), held, num_layers)
     try:
         head = layout.build(layout.parse(found), found)
     except (ConfigError, ModelError) as error:  # raised by the head's configuration, without the directory's name

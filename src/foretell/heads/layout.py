@@ -30,7 +30,7 @@ class TargetInfo:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLayout:
     """A checkpoint as it lies on disk, its names already the head's own."""
 
     name: str  # as given by the user: begins every message
@@ -89,10 +89,10 @@ class Layout(ABC):
         """config.json of a head, less the marker."""
 
     @abstractmethod
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """The head's configuration. Raises ModelError, naming the key, where it does not follow."""
 
-    def build(self, config: HeadConfig, found: Found) -> Head:
+    def build(self, config: HeadConfig, found: FoundLayout) -> Head:
         """A head of a configuration to be filled, whose tensors have shapes and no memory: what the file holds is compared
         with them before anything is allocated."""
         build: Any = self.head

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from foretell.core.errors import ConfigError, ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.head import HeadConfig
-from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, some
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, some
 
 OURS = ("architectures", "dtype", "torch_dtype", MARKER)
 """Keys of config.json that are not the head's configuration."""
@@ -22,7 +22,7 @@ class Own(Layout):
         """Every field of the configuration."""
         return {"architectures": [self.architectures[0]], **head.config.as_dict()}
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """Every field, of its type; fields that have defaults may be absent."""
         fields = {field.name: field for field in dataclasses.fields(self.config)}
         unknown = found.keys.values.keys() - fields.keys() - set(OURS)

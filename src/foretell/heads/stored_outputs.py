@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.heads.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
 from foretell.model.codes import from_codes, to_codes
 from foretell.model.target import CausalModel
 
@@ -114,7 +114,7 @@ class KeptBatch(LabeledBatch):
     head: LinearHead
 
     @classmethod
-    def of(cls, batch: Batch, texts: Sequence[Kept], head: LinearHead) -> "KeptBatch":
+    def of(cls, batch: TeacherBatch, texts: Sequence[Kept], head: LinearHead) -> "KeptBatch":
         """texts: of each row, [T] of at most the batch's width; what lies behind them is zero."""
         size = batch.tokens.shape
         device = batch.tokens.device
@@ -135,7 +135,7 @@ class KeptBatch(LabeledBatch):
         return self.best[row, at]
 
 
-class Keeper:
+class OutputKeeper:
     """The target's outputs on texts, by a number that the caller gives each text; the first that fit are kept."""
 
     def __init__(self, teacher: Teacher, head: LinearHead, taps: Sequence[int], most_bytes: int) -> None:
@@ -145,22 +145,24 @@ class Keeper:
         self._head = head
         self._kept: dict[int, Kept] = {}
 
-    def label(self, batch: Batch, numbers: Sequence[int]) -> LabeledBatch:
+    def label(self, batch: TeacherBatch, numbers: Sequence[int]) -> LabeledBatch:
         """What ``Teacher.label`` returns, of texts with these numbers. Outputs of texts that are not kept are computed."""
         return KeptBatch.of(batch, [self._text(batch, row, number) for row, number in enumerate(numbers)], self._head)
 
-    def _text(self, batch: Batch, row: int, number: int) -> Kept:
+    def _text(self, batch: TeacherBatch, row: int, number: int) -> Kept:
         found = self._kept.get(number)
         if found is None:
             count = int(batch.length[row])
-            alone = Batch(batch.tokens[row : row + 1, :count], batch.length[row : row + 1], batch.start[row : row + 1])
+            alone = TeacherBatch(
+                batch.tokens[row : row + 1, :count], batch.length[row : row + 1], batch.start[row : row + 1]
+            )
             found = self._read(alone)
             if self.num_bytes + found.num_bytes <= self.most_bytes:
                 self._kept[number] = found
                 self.num_bytes += found.num_bytes
         return found
 
-    def _read(self, alone: Batch) -> Kept:
+    def _read(self, alone: TeacherBatch) -> Kept:
         taps, hidden = self.teacher.states(alone, self.taps)
         best = [self._head(hidden[0, at : at + PART], None).argmax(-1) for at in range(0, hidden.shape[1], PART)]
         return Kept(rounded(taps[0]), hidden[0], torch.cat(best).int())

@@ -17,7 +17,7 @@ from foretell.model.target import CausalModel, Output, Target
 
 
 @dataclass(frozen=True)
-class Batch:
+class TeacherBatch:
     """B texts, padded on the right: a prompt, and the target's own response to it."""
 
     tokens: Tensor  # [B, T] int64
@@ -30,16 +30,16 @@ class Batch:
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return (index + 1 >= self.start[:, None]) & (index + 1 < self.length[:, None])
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> "TeacherBatch":
         """The same batch on a device."""
-        return Batch(self.tokens.to(device), self.length.to(device), self.start.to(device))
+        return TeacherBatch(self.tokens.to(device), self.length.to(device), self.start.to(device))
 
 
 @dataclass(frozen=True)
 class LabeledBatch(ABC):
     """A batch and the target's outputs on it, without gradient, in float32 for every dtype of the target."""
 
-    batch: Batch
+    batch: TeacherBatch
     taps: Tensor  # [B, T, n * H] outputs of the tapped layers, concatenated
     hidden: Tensor  # [B, T, H] residual stream after the last layer, before the final norm
 
@@ -81,19 +81,19 @@ class Teacher:
             module.requires_grad_(requires_grad=False)
 
     @torch.no_grad()
-    def label(self, batch: Batch, taps: Sequence[int]) -> ComputedBatch:
+    def label(self, batch: TeacherBatch, taps: Sequence[int]) -> ComputedBatch:
         """Run the target over a batch. taps: layers whose outputs are wanted (may be empty, or repeat)."""
         out = self._run(batch, taps, head=True)
         assert out.logits is not None
         return ComputedBatch(batch, _tapped(out).float(), out.hidden.float(), out.logits.float())
 
     @torch.no_grad()
-    def states(self, batch: Batch, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def states(self, batch: TeacherBatch, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """``taps`` and ``hidden`` of ``label`` alone, as the target computed them: in its dtype."""
         out = self._run(batch, taps, head=False)
         return _tapped(out), out.hidden
 
-    def _run(self, batch: Batch, taps: Sequence[int], *, head: bool) -> Output:
+    def _run(self, batch: TeacherBatch, taps: Sequence[int], *, head: bool) -> Output:
         num_rows, num_tokens = batch.tokens.shape
         target = Target(self.model, num_rows, num_tokens)
         tree = chain_tree(batch.tokens, batch.length)

@@ -21,7 +21,7 @@ from foretell.core.errors import ConfigError, ModelError, PromptError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, SamplingParams, fresh_seed
-from foretell.core.prompts import Conversation, Entry, conversation
+from foretell.core.prompts import Conversation, PromptEntry, conversation
 from foretell.core.settings import check_keys
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
@@ -67,7 +67,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Job:
+class RayJob:
     """Settings of every actor."""
 
     target: str
@@ -142,7 +142,7 @@ def generate_files(
         raise ConfigError(
             f"{str(out)!r} was written with another seed than {params.seed}: give that one, or another out"
         )
-    job = Job(target, speculative, params, prompt_key, id_key, dict(engine_options or {}), raw)
+    job = RayJob(target, speculative, params, prompt_key, id_key, dict(engine_options or {}), raw)
     _check_runs(runs, job.run, out)
     spans, ids = plan(files, job, done, batch_size)
     todo = ids - done.keys()
@@ -231,7 +231,9 @@ def _readable(path: Path) -> BinaryIO:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
 
 
-def plan(files: Sequence[Path], job: Job, done: Mapping[str, object], batch_size: int) -> tuple[list[Span], set[str]]:
+def plan(
+    files: Sequence[Path], job: RayJob, done: Mapping[str, object], batch_size: int
+) -> tuple[list[Span], set[str]]:
     """Batches of the remaining rows, and all ids. Raises ConfigError with FILE:LINE where a line cannot be used."""
     spans: list[Span] = []
     places: dict[str, str] = {}
@@ -253,7 +255,7 @@ def plan(files: Sequence[Path], job: Job, done: Mapping[str, object], batch_size
     return spans, set(places)
 
 
-def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple[int, int, str, Any]]:
+def read(path: Path, job: RayJob, offset: int = 0, line: int = 1) -> Iterator[tuple[int, int, str, Any]]:
     """(line number, offset in bytes, id, prompt) of a file's lines from one on. Raises ConfigError with FILE:LINE."""
     with _readable(path) as stream:
         stream.seek(offset)
@@ -289,7 +291,7 @@ def _as_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:
     is_said = {"messages", "turns"} & row.keys() if "prompt" not in row else text and isinstance(text, str)
     if not is_said or ("prompt" in row and "format" not in row):
         return {}
-    asked = conversation(Entry(place, 0, row))
+    asked = conversation(PromptEntry(place, 0, row))
     if asked.messages:
         return {"prompt": list(asked.messages)}
     return {"prompt": [{"role": "user", "content": asked.texts[0]}] if asked.format == "chat" else asked}
@@ -298,7 +300,7 @@ def _as_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:
 class Generator:
     """An actor: an engine, and batches of lines to complete."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RayJob) -> None:
         """Loads the model."""
         self.job = job
         self.engine = Engine.load(job.target, speculative=job.speculative, **job.engine_options)
@@ -365,7 +367,7 @@ def _row(key: str, completion: Completion, run: str) -> dict[str, Any]:
 
 
 def _completed(
-    spans: Sequence[Span], job: Job, concurrency: int, ray_actor_options: dict[str, Any]
+    spans: Sequence[Span], job: RayJob, concurrency: int, ray_actor_options: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The rows of all spans, as they come. Raises ConfigError or ModelError where the actors cannot load the model."""
     import ray.data  # here, so that files can be planned and read where there is no Ray
@@ -394,7 +396,7 @@ def _completed(
         raise kind(told[own[-1].end() :].strip()) from None
 
 
-def _actor_options(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
+def _actor_options(job: RayJob, given: Mapping[str, Any]) -> dict[str, Any]:
     """What one actor takes. Raises ConfigError for what Ray does not know."""
     if given:
         import ray

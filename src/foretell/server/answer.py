@@ -22,7 +22,7 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
-from foretell.server.job import Job
+from foretell.server.job import ServerJob
 from foretell.server.protocol.sampling import Sampling
 from foretell.server.security import TENANT
 from foretell.server.texts.reading import AnswerPieces
@@ -114,7 +114,7 @@ class Answer:
         kept = body.store is not False
         self.model, lora = backend.served(body.model)
         submissions = [replace(submission, tenant=tenant, store=kept, lora=lora) for submission in submissions]
-        self.job = Job(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
+        self.job = ServerJob(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
         self.job.start()
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from foretell.server.protocol.requests import (
     TokenizeRequest,
 )
 from foretell.server.protocol.responses import ResponsesRequest
-from foretell.server.replies.about import LearnerReply, Model, ModelList, Props, Status, Version
+from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, Props, Status, VersionReply
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
@@ -148,7 +148,7 @@ def _routes(*, debug: bool) -> APIRouter:
         router,
         "/v1/models/{model:path}",
         models.get_model,
-        responses={200: {"model": Model}, **errors(*GOT)},
+        responses={200: {"model": ModelReply}, **errors(*GOT)},
         openapi_extra={
             "parameters": [
                 {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -184,7 +184,7 @@ def _routes(*, debug: bool) -> APIRouter:
     for alias in ("/ping", "/v1/health"):  # vLLM's and SageMaker's, llama.cpp's
         router.get(alias, response_model=None, include_in_schema=False)(models.health)
     router.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
-    router.get("/version", response_model=None, responses={200: {"model": Version}, **errors(400, 405, 500)})(
+    router.get("/version", response_model=None, responses={200: {"model": VersionReply}, **errors(400, 405, 500)})(
         models.version
     )
     router.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
@@ -218,7 +218,7 @@ def _add_ollama(router: APIRouter) -> None:
     )  # fmt: skip
     router.add_api_route(
         "/api/version", ollama.version, response_model=None, operation_id="ollama_version",
-        responses={200: {"model": Version}, **errors(400, 405, 500, form=OllamaError)},
+        responses={200: {"model": VersionReply}, **errors(400, 405, 500, form=OllamaError)},
     )  # fmt: skip
 
 

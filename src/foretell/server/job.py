@@ -18,7 +18,7 @@ from foretell.server.logs import log, log_request
 from foretell.server.metrics import RequestRecord
 
 
-class Job:
+class ServerJob:
     """Starts all submissions, forwards their updates in order, and cancels running ones when it is closed.
 
     Memory is bounded: unread updates hold at most the submissions' outputs. Used on one event loop; ``sink``
@@ -165,7 +165,7 @@ class Job:
             raise ApiError(503, "the server is stopping", code="unavailable", headers={"retry-after": "5"})
 
 
-async def finish(job: Job) -> list[list[StepTrace]]:
+async def finish(job: ServerJob) -> list[list[StepTrace]]:
     """Wait for all completions; returns the traces of each. Raises ApiError."""
     traces: list[list[StepTrace]] = [[] for _ in job.submissions]
     while not job.is_done:

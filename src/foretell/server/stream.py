@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from foretell.server.errors import ApiError, internal
-from foretell.server.job import Job
+from foretell.server.job import ServerJob
 from foretell.server.logs import log
 
 Result = TypeVar("Result")
@@ -80,7 +80,7 @@ class EventStream(EventSourceResponse):
 
     def __init__(
         self,
-        job: Job,
+        job: ServerJob,
         events: AsyncIterator[bytes],
         *,
         headers: Mapping[str, str] | None = None,

@@ -25,7 +25,7 @@ Bar = Callable[[Path], AbstractContextManager[Callable[[int, int, int], None]]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedPrompt:
     """How prompts are answered."""
 
     limit: int | None  # only the first prompts of the file
@@ -40,7 +40,7 @@ def answers_of(
     target: str,
     model: CausalModel,
     out: Path,
-    asked: Asked,
+    asked: AskedPrompt,
     *,
     max_length: int,
     dtype: str | None,

@@ -65,7 +65,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainPlan:
     """What is done."""
 
     size: Size
@@ -83,7 +83,7 @@ def choose(
     prompt_tokens: float,
     answer_tokens: float,
     most_prompts: int = MOST_PROMPTS,
-) -> tuple[Plan, Speeds]:
+) -> tuple[TrainPlan, Speeds]:
     """The plan for so many hours, and the speeds of its head. measured: takes seconds; asked for few sizes. estimated: the
     cost of a guess in plain passes, by the weights that are read: no guess costs less. most_prompts: that there are. Raises
     ConfigError with the least hours."""
@@ -109,7 +109,7 @@ def choose(
 
 def _plan(
     hours: float, size: Size, speeds: Speeds, prompt_tokens: float, answer_tokens: float, most_prompts: int
-) -> Plan:
+) -> TrainPlan:
     usable = USABLE * 3600 * hours
     number = min(int(usable / _text(speeds, prompt_tokens, answer_tokens, EPOCHS)), most_prompts)
     epochs = EPOCHS
@@ -121,7 +121,7 @@ def _plan(
     why = f"{GUESSES} guesses cost {share:.2f} of a plain pass"
     why += "" if share <= MOST_COST else f", more than {MOST_COST:g}, and no smaller head is tried"
     seconds = number * _text(speeds, prompt_tokens, answer_tokens, epochs)
-    return Plan(size, number, epochs, seconds, why)
+    return TrainPlan(size, number, epochs, seconds, why)
 
 
 def _text(speeds: Speeds, prompt_tokens: float, answer_tokens: float, epochs: float) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ConfigError, PromptError
-from foretell.core.prompts import Entry, conversation
+from foretell.core.prompts import PromptEntry, conversation
 from foretell.engine.engine import Engine
 from foretell.engine.request.conversation import template_of
 from foretell.engine.request.request import token_ids
@@ -22,7 +22,7 @@ def chat_ids(messages: list[Any], engine: Engine, where: str) -> list[int]:
         raise ConfigError(f"{where}: {error}, or drop the line") from None
 
 
-def entry_ids(entry: Entry, engine: Engine, *, as_message: bool) -> list[int]:
+def entry_ids(entry: PromptEntry, engine: Engine, *, as_message: bool) -> list[int]:
     """Token ids of one prompt of a file, in the chat template where it is a conversation.
 
     as_message: a text of which its line does not say what it is (``format``) is a message too. Raises ConfigError,

@@ -28,7 +28,7 @@ from foretell.core.params import SamplingParams
 from foretell.core.prompts import conversation, entries, is_plain, read_text
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.conversation import takes_messages
-from foretell.heads.teacher import Batch
+from foretell.heads.teacher import TeacherBatch
 from foretell.model.identity import target_hash
 from foretell.train.prompts import check_room, entry_ids, text_ids
 
@@ -65,11 +65,11 @@ class Responses:
         ids: list[int] = self.tokens[index, : self.length[index]].tolist()
         return ids
 
-    def batch(self, index: Sequence[int]) -> Batch:
+    def batch(self, index: Sequence[int]) -> TeacherBatch:
         """Some of the texts, padded to the longest of them."""
         chosen = torch.as_tensor(index, dtype=torch.int64)
         length = self.length[chosen]
-        return Batch(self.tokens[chosen, : int(length.max())].long(), length, self.start[chosen])
+        return TeacherBatch(self.tokens[chosen, : int(length.max())].long(), length, self.start[chosen])
 
     def take(self, index: Sequence[int]) -> "Responses":
         """Some of the texts, as a set of their own."""

@@ -23,8 +23,8 @@ from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.provenance import provenance
 from foretell.heads.objective import Objective
-from foretell.heads.stored_outputs import Keeper, LinearHead
-from foretell.heads.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.stored_outputs import LinearHead, OutputKeeper
+from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
 from foretell.methods.medusa.head import head_weight
 from foretell.train import checkpoint
 from foretell.train.config import TrainConfig
@@ -100,7 +100,7 @@ class Trainer:
             objective.head, config, [teacher.model.spec.vocab_size, *([reduced] if reduced else [])]
         )
         self.step, self.seconds = 0, 0.0
-        self._keeper: Keeper | None = None
+        self._keeper: OutputKeeper | None = None
         self.evaluation: Evaluation | None = None
         self.log: list[dict[str, Any]] = []
 
@@ -216,13 +216,13 @@ class Trainer:
             "stop": stopped > 0,
         }
 
-    def _label(self, batch: Batch, index: Sequence[int]) -> LabeledBatch:
+    def _label(self, batch: TeacherBatch, index: Sequence[int]) -> LabeledBatch:
         """The target's outputs on texts ``index``: kept from an earlier pass where ``keep_gib`` allows."""
         if not self.config.keep_gib:
             return self.teacher.label(batch, self.objective.taps)
         if self._keeper is None:
             head = LinearHead(self.teacher.model, head_weight(self.teacher.model))
-            self._keeper = Keeper(self.teacher, head, self.objective.taps, int(self.config.keep_gib * 2**30))
+            self._keeper = OutputKeeper(self.teacher, head, self.objective.taps, int(self.config.keep_gib * 2**30))
         return self._keeper.label(batch, index)
 
     def _autocast(self) -> torch.autocast:

@@ -9,7 +9,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.core.noise import exponentials
 from foretell.core.tree import layout
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
 from foretell.methods.acceptance.objective import (
     LABELS,
@@ -28,9 +28,9 @@ from tests.engine.harness import VOCAB, foresight, table
 TARGET, DRAFT = table(), table(blur=0.4)
 
 
-def batch(num_rows: int = 6, length: int = 40) -> Batch:
+def batch(num_rows: int = 6, length: int = 40) -> TeacherBatch:
     tokens = torch.randint(0, VOCAB, (num_rows, length), generator=torch.Generator().manual_seed(3))
-    return Batch(tokens, torch.tensor([length - row for row in range(num_rows)]), torch.tensor([3] * num_rows))
+    return TeacherBatch(tokens, torch.tensor([length - row for row in range(num_rows)]), torch.tensor([3] * num_rows))
 
 
 def objective(**options: object) -> AcceptanceObjective:
@@ -42,7 +42,7 @@ def stream(text: list[int]) -> tuple[float, ...]:
     return (float(text[-1]), 1.0, 0.0, *[float(one) for one in text[::-1][: DRAFT.context]])
 
 
-def response(whole: Batch) -> Tensor:
+def response(whole: TeacherBatch) -> Tensor:
     """[B, T] bool: tokens of the response."""
     index = torch.arange(whole.tokens.shape[1])
     return (index >= whole.start[:, None]) & (index < whole.length[:, None])
@@ -79,7 +79,7 @@ def test_mixed_places(rule: str, temperature: float) -> None:
     labeled = Teacher(TARGET).label(whole, ())
 
     class Never(Teacher):
-        def label(self, batch: Batch, taps: object) -> object:  # type: ignore[override]
+        def label(self, batch: TeacherBatch, taps: object) -> object:  # type: ignore[override]
             raise AssertionError("a draft model needs no second pass of the target")
 
     one = objective(rule=rule, temperatures=(temperature,), target_share=0.4)

@@ -18,7 +18,7 @@ from foretell.draft.base import Context
 from foretell.draft.growing import grow as grow_module
 from foretell.draft.growing.grow import grow
 from foretell.draft.shapes import Chain, SpecDec, parse_shape
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.acceptance.head import distribution_inputs, predicted
 from foretell.methods.acceptance.stopping import check_stop
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
@@ -218,7 +218,7 @@ def test_the_head_reads_what_it_was_trained_on(
     assert len({round(chance, 4) for _, _, chance in found}) > 10, "it sees differences"
     assert {temperature for _, temperature, _ in found} == {0.0, 0.8, 1.0, 1.2}
     for ids, temperature, chance in found[::3]:
-        batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
+        batch = TeacherBatch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
         labeled = Teacher(draft).label(batch, ())
         probs = distribution_inputs(labeled.logits[0, -2], torch.tensor(ids[-1]), torch.tensor(temperature))
         with torch.no_grad():

@@ -16,7 +16,7 @@ from foretell.draft.base import Context, Method
 from foretell.heads import formats
 from foretell.heads.head import Head
 from foretell.heads.pair_head import PairHead
-from foretell.heads.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.acceptance.objective import AcceptanceObjective, GuessPlaces
 from foretell.methods.acceptance.reading import AdapterReader, DraftReader, PairReader, Reading
@@ -121,7 +121,7 @@ def largest_errors(reader: DraftReader, seen: Sequence[Seen]) -> tuple[float, fl
     computes at the last token of each text."""
     length = torch.tensor([len(one.ids) for one in seen])
     tokens = torch.tensor([one.ids + [0] * (int(length.max()) - len(one.ids)) for one in seen])
-    batch, teacher = Batch(tokens, length, length - 1), Teacher(TARGET)
+    batch, teacher = TeacherBatch(tokens, length, length - 1), Teacher(TARGET)
     objective = AcceptanceObjective(
         foresight(TARGET, drafter=reader.drafter), reader, rule="rejection", target_share=1.0, everywhere=True
     )  # nothing is drawn: the texts are the mixed ones
@@ -219,15 +219,15 @@ def test_a_planted_mistake_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, m
 # -- tokens that are drawn -------------------------------------------------------------------------------------------
 
 
-def mixed(name: str, **options: Any) -> tuple[Batch, Tensor, GuessPlaces]:
+def mixed(name: str, **options: Any) -> tuple[TeacherBatch, Tensor, GuessPlaces]:
     """A batch, the tokens that the target read in their place, and the places."""
     length = torch.tensor([9, 6, 3])
     tokens = torch.randint(0, VOCAB, (3, 9), generator=torch.Generator().manual_seed(3))
-    batch = Batch(tokens, length, torch.tensor([1, 4, 2]))
+    batch = TeacherBatch(tokens, length, torch.tensor([1, 4, 2]))
     read: list[Tensor] = []
 
     class Watching(Teacher):
-        def label(self, batch: Batch, taps: Sequence[int]) -> LabeledBatch:
+        def label(self, batch: TeacherBatch, taps: Sequence[int]) -> LabeledBatch:
             read.append(batch.tokens)
             return super().label(batch, taps)
 

@@ -15,7 +15,7 @@ from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.shapes import parse_shape
 from foretell.heads.draft_vocabulary import draft_vocabulary
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.acceptance.stopping import check_stop
 from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
@@ -115,7 +115,7 @@ class Spy(DFlashDrafter):
 
 def in_training(head: DFlashHead, model: TransformersModel, ids: list[int]) -> tuple[Tensor, Tensor]:
     """(normed [Q, H], logits [Q, V] without Markov term) of the block at a text's last token, by the training forward."""
-    batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
+    batch = TeacherBatch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
     taps = Teacher(model).label(batch, head.taps).taps
     row = [ids[-1]] + [head.config.mask_token_id] * (head.config.block_size - 1)
     with torch.no_grad():
@@ -208,7 +208,7 @@ class Played:
             ids = text[: self.drafter.features.rows[row].start]  # what was taken is in memory
             if not ids:
                 continue
-            batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
+            batch = TeacherBatch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
             context = self.head.fuse(Teacher(self.model).label(batch, self.head.taps).taps)
             positions = torch.arange(len(ids))[None]
             for layer, block in enumerate(self.head.layers):

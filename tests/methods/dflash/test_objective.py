@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.objective import Outcome
-from foretell.heads.teacher import Batch, ComputedBatch, Teacher
+from foretell.heads.teacher import ComputedBatch, Teacher, TeacherBatch
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
 from foretell.model.hf.adapter import TransformersModel
@@ -33,13 +33,13 @@ def teacher() -> Teacher:
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
+def batch() -> TeacherBatch:
     tokens = torch.randint(0, VOCAB, (3, 14), generator=torch.Generator().manual_seed(4))
-    return Batch(tokens, torch.tensor([14, 9, 3]), torch.tensor([5, 1, 2]))
+    return TeacherBatch(tokens, torch.tensor([14, 9, 3]), torch.tensor([5, 1, 2]))
 
 
 @pytest.fixture(scope="module")
-def labeled(teacher: Teacher, batch: Batch) -> ComputedBatch:
+def labeled(teacher: Teacher, batch: TeacherBatch) -> ComputedBatch:
     return teacher.label(batch, CONFIG.layer_ids)
 
 
@@ -53,7 +53,7 @@ def places(outcome: Outcome) -> list[set[tuple[int, int]]]:
 
 @pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK])
 def test_slots_ask_for_every_next_token_of_the_response(
-    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch, batch: Batch
+    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch, batch: TeacherBatch
 ) -> None:
     """With anchors everywhere, slot k is asked k - 1 places behind each anchor, as far as the text goes."""
     head = DFlashHead.fresh(replace(CONFIG, **changes), seed=1)
@@ -71,7 +71,7 @@ def test_slots_ask_for_every_next_token_of_the_response(
 
 @pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK])
 def test_a_slot_is_the_block_behind_its_anchor_alone(
-    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch, batch: Batch
+    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch, batch: TeacherBatch
 ) -> None:
     """Each place again, by one block on the text cut behind its anchor: no packing, no feature from the anchor on."""
     head = DFlashHead.fresh(replace(CONFIG, **changes), seed=1)
@@ -92,7 +92,7 @@ def test_a_slot_is_the_block_behind_its_anchor_alone(
                 torch.testing.assert_close(slot.logits[place], logits, rtol=1e-5, atol=1e-5)
 
 
-def test_anchors(batch: Batch) -> None:
+def test_anchors(batch: TeacherBatch) -> None:
     able = [set(range(4, 13)), set(range(8)), {1}]
     everything, real = choose_anchors(batch, 99, None)
     assert [set(row[keep].tolist()) for row, keep in zip(everything, real, strict=True)] == able
@@ -112,14 +112,16 @@ def test_anchors(batch: Batch) -> None:
 
 def test_a_text_without_response_has_no_anchor() -> None:
     anchors, real = choose_anchors(
-        Batch(torch.zeros(1, 4).long(), torch.tensor([4]), torch.tensor([4])), 3, generator()
+        TeacherBatch(torch.zeros(1, 4).long(), torch.tensor([4]), torch.tensor([4])), 3, generator()
     )
     assert anchors.shape == real.shape == (1, 1)
     assert not bool(real.any())
 
 
 def test_a_text_shorter_than_a_block_leaves_slots_empty(teacher: Teacher) -> None:
-    labeled = teacher.label(Batch(torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([2])), CONFIG.layer_ids)
+    labeled = teacher.label(
+        TeacherBatch(torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([2])), CONFIG.layer_ids
+    )
     head = DFlashHead.fresh(replace(CONFIG, confidence=True), seed=1)
     outcome = DFlashObjective(head).outcome(labeled, teacher, generator(), training=True)
     assert [tuple(slot.logits.shape) for slot in outcome.slots] == [(1, VOCAB), (0, VOCAB), (0, VOCAB)]

@@ -21,7 +21,7 @@ from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.shapes import parse_shape
 from foretell.heads.pair_head import PairHead
 from foretell.heads.rope import RopeScaling
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -168,7 +168,7 @@ def trained(head: PairHead, passes: Sequence[Pass]) -> Tensor:
     texts = [one.text + one.path for one in passes]
     length = torch.tensor([len(text) for text in texts])
     tokens = torch.tensor([text + [0] * (int(length.max()) - len(text)) for text in texts])
-    batch = Batch(tokens, length, torch.ones_like(length))
+    batch = TeacherBatch(tokens, length, torch.ones_like(length))
     features = head.features(Teacher(ORACLE).label(batch, head.taps).taps, ORACLE)
     steps = unrolled(head, batch, features, ORACLE, 1 + max(len(one.path) for one in passes))
     # The last feature known is that of the token before the pending one.

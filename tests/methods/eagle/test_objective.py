@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import Batch, ComputedBatch, Teacher
+from foretell.heads.teacher import ComputedBatch, Teacher, TeacherBatch
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
@@ -37,7 +37,7 @@ def labeled_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, VOCAB, (len(lengths), max(lengths)), generator=generator)
     length = torch.tensor(lengths)
-    return TEACHER.label(Batch(tokens, length, torch.full_like(length, start)), objective.taps)
+    return TEACHER.label(TeacherBatch(tokens, length, torch.full_like(length, start)), objective.taps)
 
 
 def outcome(objective: Objective, labeled: ComputedBatch, *, training: bool, seed: int = 0) -> Outcome:
@@ -171,7 +171,8 @@ def objectives() -> dict[str, Objective]:
 def test_gradients_reach_every_parameter_and_steps_reduce_the_loss(name: str) -> None:
     objective = objectives()[name]
     labeled = TEACHER.label(
-        Batch(torch.tensor([[5, 9, 11, 17] * 6] * 2), torch.tensor([24, 20]), torch.tensor([4, 2])), objective.taps
+        TeacherBatch(torch.tensor([[5, 9, 11, 17] * 6] * 2), torch.tensor([24, 20]), torch.tensor([4, 2])),
+        objective.taps,
     )
     optimiser = torch.optim.AdamW(objective.head.parameters(), lr=3e-3)
     before = [float(divergence(slot, labeled).detach()) for slot in outcome(objective, labeled, training=False).slots]

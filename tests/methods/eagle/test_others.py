@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretell.heads import formats
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from tests.heads.reference import LAYER_IDS, Options, Reference
 from tests.methods.eagle.test_drafter import MODULE, ORACLE, Decoding, decoded
@@ -71,7 +71,7 @@ def largest_error(decoding: Decoding, reference: Reference) -> float:
     with torch.no_grad():
         for one in decoding.drafter.passes:
             tokens = torch.tensor(one.text)
-            batch = Batch(tokens[None], torch.tensor([len(tokens)]), torch.ones(1, dtype=torch.int64))
+            batch = TeacherBatch(tokens[None], torch.tensor([len(tokens)]), torch.ones(1, dtype=torch.int64))
             taps = Teacher(ORACLE).label(batch, LAYER_IDS).taps[0, : len(tokens) - 1]
             expected = reference.guess(embed(torch.tensor(one.text[1:] + one.path)), taps)
             known = expected > -torch.inf

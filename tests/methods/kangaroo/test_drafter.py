@@ -17,7 +17,7 @@ from foretell.core.tree import DrawMode, Plan, layout
 from foretell.draft.base import Commit, Context, Method, PromptChunk
 from foretell.draft.shapes import parse_shape
 from foretell.heads.modules import causal_mask
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.kangaroo.drafter import EarlyExit, EarlyExitDrafter, Kangaroo, KangarooDrafter
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.hf.adapter import TransformersModel
@@ -162,7 +162,7 @@ def whole(model: CausalModel, head: KangarooHead, texts: list[list[int]]) -> tup
     """Logits [M, V] after each text, as training computes them, of the draft and of the target."""
     length = torch.tensor([len(text) for text in texts])
     size, ends = int(length.max()), (torch.arange(len(texts)), length - 1)
-    batch = Batch(torch.tensor([text + [0] * (size - len(text)) for text in texts]), length, length)
+    batch = TeacherBatch(torch.tensor([text + [0] * (size - len(text)) for text in texts]), length, length)
     labeled = Teacher(model).label(batch, head.taps)
     features = head(labeled.taps, torch.arange(size)[None], causal_mask(length, size))
     return model.head(features)[ends], labeled.logits[ends]

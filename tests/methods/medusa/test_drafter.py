@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from foretell import Engine, Request, SamplingParams
 from foretell.draft.shapes import SHAPES
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.medusa import drafter as module
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
@@ -125,7 +125,7 @@ def errors(model: CausalModel, head: MedusaHead, found: list[tuple[list[int], in
     worst = 0.0
     for ids, depth, said in found:
         tokens = torch.tensor([ids + [0] * K])
-        batch = Batch(tokens, torch.tensor([tokens.shape[1]]), torch.tensor([1]))
+        batch = TeacherBatch(tokens, torch.tensor([tokens.shape[1]]), torch.tensor([1]))
         labeled = Teacher(model).label(batch, head.taps)
         outcome = MedusaObjective(head).outcome(labeled, Teacher(model), torch.Generator(), training=False)
         slot = outcome.slots[depth]

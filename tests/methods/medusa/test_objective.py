@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretell.heads.teacher import Batch, Teacher
+from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.medusa.objective import MedusaObjective
 from foretell.model.hf.adapter import TransformersModel
@@ -18,9 +18,9 @@ def model() -> TransformersModel:
     return TransformersModel(module.requires_grad_(False))
 
 
-def batch() -> Batch:
+def batch() -> TeacherBatch:
     tokens = torch.randint(0, V, (2, 10), generator=torch.Generator().manual_seed(0))
-    return Batch(tokens, torch.tensor([10, 7]), torch.tensor([4, 2]))
+    return TeacherBatch(tokens, torch.tensor([10, 7]), torch.tensor([4, 2]))
 
 
 @pytest.mark.parametrize("own", [True, False])

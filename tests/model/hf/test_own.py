@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.attention import MaskRecipe
-from foretell.model.hf.own import Alibi, LocalAttention, Own, Positions, RowBiases
+from foretell.model.hf.own import Alibi, LocalAttention, OwnAttention, Positions, RowBiases
 from tests.model.survey import check_logits
 from tests.model.tiny import COMMON, Rows, largest_error, plain_logits
 from tests.model.zoo import zoo_module
@@ -48,7 +48,7 @@ def test_without_the_replacement_the_model_is_refused(kind: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("own", [Positions, Alibi, LocalAttention, RowBiases])
-def test_the_module_is_left_as_it_was(own: type[Own]) -> None:
+def test_the_module_is_left_as_it_was(own: type[OwnAttention]) -> None:
     """After passes, one of them failing, the model alone gives the logits that it gave before, and no hook is left."""
     kind = next(kind for kind, kinds in KINDS.items() if kinds is own)
     module: Any = zoo_module(kind)

@@ -20,7 +20,7 @@ from foretell.core.settings import check_keys, field_kinds
 from foretell.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from foretell.train.answering import Asked
+    from foretell.train.answering import AskedPrompt
 
 TRAINING, DATA = "Training", "Data"
 NOTHING = "nothing was written, the same command begins again"
@@ -166,10 +166,10 @@ def train(
         settings.refuse(ctx, unread, f"is not for {method!r}, which is fitted to the labels of --data at once: drop it")
         figures = _from_labels(method, by_labels, target, data, out, given, device, dtype, no_color)
     else:
-        from foretell.train.answering import Asked
+        from foretell.train.answering import AskedPrompt
 
         given.setdefault("seed", TrainConfig.seed)
-        asked = Asked(limit, max_new_tokens, at, given["seed"], raw)
+        asked = AskedPrompt(limit, max_new_tokens, at, given["seed"], raw)
         if data.endswith(".safetensors"):
             check_answers(data, asked, {name for name in ANSWERING if settings.typed(ctx, name)})
         figures = _drafter(
@@ -243,7 +243,7 @@ def read_config(file: str | None) -> dict[str, Any]:
     return found
 
 
-def check_answers(data: str, asked: "Asked", typed: Collection[str]) -> None:
+def check_answers(data: str, asked: "AskedPrompt", typed: Collection[str]) -> None:
     """Refuse options that say how prompts are answered where --data holds answers that were made otherwise: they would be
     ignored. typed: those of ANSWERING that were given."""
     from foretell.train.responses import Responses
@@ -279,7 +279,7 @@ def _drafter(
     device: str,
     dtype: str | None,
     resume: bool,
-    asked: "Asked",
+    asked: "AskedPrompt",
     max_short_share: float,
     no_color: bool,
 ) -> dict[str, Any]:

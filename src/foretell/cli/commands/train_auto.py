@@ -31,7 +31,7 @@ from foretell.model import trained
 if TYPE_CHECKING:
     from foretell import Engine
     from foretell.model.target import CausalModel
-    from foretell.train.plan import Plan, Size, Speeds, Task
+    from foretell.train.plan import Size, Speeds, Task, TrainPlan
     from foretell.train.responses import Responses
 
 PLAN, PROMPTS, LOCK = "plan.json", "prompts.jsonl", "lock"
@@ -69,10 +69,10 @@ def auto(task: "Task", drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]
                 say(f"it was done before: for another head give another --out, or delete {task.out}")
                 return done
             _prompts(learning, plan)
-        from foretell.train.answering import Asked
+        from foretell.train.answering import AskedPrompt
 
         given = {**plan["settings"], "seed": task.seed}
-        asked = Asked(None, plan["answer"], TEMPERATURES, task.seed)
+        asked = AskedPrompt(None, plan["answer"], TEMPERATURES, task.seed)
         run = task.out / "run"
         drafter(
             METHOD, task.target, str(task.out / PROMPTS), str(run), given, None, task.device, learning.dtype, True,
@@ -250,7 +250,7 @@ def _estimated(model: "CausalModel", size: "Size") -> float:
     return float(hidden * columns * (4 if model.spec.dtype == torch.float32 else 1) / model.spec.weight_bytes)
 
 
-def _keep_gib(model: "CausalModel", plan: "Plan", answer: int) -> float:
+def _keep_gib(model: "CausalModel", plan: "TrainPlan", answer: int) -> float:
     """Memory for the target's outputs on all texts, at most a quarter of what is free."""
     import psutil
 

@@ -8,7 +8,7 @@ from foretell.core.params import HEATS, SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
-from foretell.engine.structured.thoughts import State
+from foretell.engine.structured.thoughts import ThoughtState
 from foretell.planner.acceptance import private
 
 
@@ -58,7 +58,7 @@ class Row:
     lora: int = 0  # as ``KVCache.loras`` has it
     beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``engine/beginnings.py``
     answer_ends: frozenset[int] = frozenset()  # tokens that end the answer, and nothing of a thought
-    state: State | None = None  # where a thought or the answer stands, if such tokens are looked for
+    state: ThoughtState | None = None  # where a thought or the answer stands, if such tokens are looked for
     capture: object | None = None  # of a service that learns: see ``Learning.assign``
 
     @property
@@ -136,5 +136,5 @@ class Row:
         """Whether the output ends with a further token of it."""
         thinking = self.submission.thinking
         if thinking is not None and self.answer_ends:
-            self.state = thinking.thoughts.after(self.state or State(thinking.start), token)
+            self.state = thinking.thoughts.after(self.state or ThoughtState(thinking.start), token)
         return token in self.end_ids or (token in self.answer_ends and self.state is not None and self.state.is_answer)

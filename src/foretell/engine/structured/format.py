@@ -18,7 +18,7 @@ Kind = Literal["json", "regex", "choice", "gbnf", "lark"]
 
 
 @dataclass(frozen=True)
-class Format:
+class OutputFormat:
     """A constraint of the text, before it is compiled."""
 
     field: str  # of the request, for errors
@@ -37,7 +37,7 @@ class Format:
         """What is not enforced, as fields of the request."""
         return tuple(f"{self.field}.{key}" for key in self.constraint(constraints).left_out)
 
-    def enforceable(self, constraints: "Constraints") -> "Format":
+    def enforceable(self, constraints: "Constraints") -> "OutputFormat":
         """The same without what is left out. Raises ConfigError with the reason."""
         return replace(self, given=constraints.enforceable(self.given, strict=self.strict)[0])
 
@@ -47,15 +47,15 @@ def grammar_kind(text: str) -> Kind:
     return "gbnf" if "::=" in text else "lark"
 
 
-def format_of(params: SamplingParams) -> Format | None:
+def format_of(params: SamplingParams) -> OutputFormat | None:
     """The format that sampling parameters ask for."""
     if params.json_schema is not None:
-        return Format("json_schema", "json", params.json_schema, strict=not params.lenient_schema)
+        return OutputFormat("json_schema", "json", params.json_schema, strict=not params.lenient_schema)
     if params.regex is not None:
-        return Format("regex", "regex", params.regex)
+        return OutputFormat("regex", "regex", params.regex)
     if params.grammar is not None:
-        return Format("grammar", grammar_kind(params.grammar), params.grammar)
-    return None if params.choice is None else Format("choice", "choice", list(params.choice))
+        return OutputFormat("grammar", grammar_kind(params.grammar), params.grammar)
+    return None if params.choice is None else OutputFormat("choice", "choice", list(params.choice))
 
 
 class Formats:
@@ -118,7 +118,7 @@ class Formats:
         )
 
 
-def _way_out(format: Format) -> str:
+def _way_out(format: OutputFormat) -> str:
     if format.kind != "json" or not format.strict:
         return ""
     return " (lenient_schema=True leaves out what cannot be enforced, and names it in Completion.left_out)"

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foretell.engine.structured.thoughts import Part, Phase, State, Thinking, Thoughts, read, rest_of
+from foretell.engine.structured.thoughts import Part, Phase, Thinking, Thoughts, ThoughtState, read, rest_of
 
 Governed = Literal["thought", "answer", "output"]
 GOVERNS: Mapping[str, Governed] = {
@@ -128,7 +128,7 @@ class ThinkingProcessor:
         self._thoughts, self._num_prompt, self._budget, self._held = thoughts, num_prompt, budget, held
         self._ends, self._stops, self._least = sorted(set(end_ids)), tuple(stop_ids), least
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._states = [State(start)]  # after each token of the path
+        self._states = [ThoughtState(start)]  # after each token of the path
         self._reason = ""
 
     @property
@@ -160,7 +160,7 @@ class ThinkingProcessor:
             made[early] = -torch.inf
         return made
 
-    def _held_to(self, state: State, ids: Tensor, logits: Tensor) -> Tensor:
+    def _held_to(self, state: ThoughtState, ids: Tensor, logits: Tensor) -> Tensor:
         forced = self._thoughts.forced_by(state, self._budget)
         if forced is not None:
             made = torch.full_like(logits, -torch.inf)
@@ -176,7 +176,7 @@ class ThinkingProcessor:
         made[[*self._ends, *self._thoughts.overrunning(state)]] = -torch.inf
         return made
 
-    def _follow(self, output: NDArray[np.int64]) -> State:
+    def _follow(self, output: NDArray[np.int64]) -> ThoughtState:
         """The state after an output: back to what it shares with the last one, then forward."""
         common = min(len(output), len(self._path))
         differ = np.flatnonzero(output[:common] != self._path[:common])

@@ -121,7 +121,7 @@ def _begun(text: str, mark: str) -> int:
 
 
 @dataclass(frozen=True)
-class State:
+class ThoughtState:
     """Where an output stands after some of its tokens."""
 
     phase: Phase
@@ -155,7 +155,7 @@ class Thoughts:
             token: self.text(token) for token in ids if not tokenizer.decode([token], skip_special_tokens=True)
         }
         for start, tokens, wanted in (("thought", self.closer, "answer"), ("before", self.openers[0], "thought")):
-            state = State(start)  # type: ignore[arg-type]
+            state = ThoughtState(start)  # type: ignore[arg-type]
             for token in tokens:
                 state = self.after(state, token)
             if state.phase != wanted or max(tokens) >= vocab_size:
@@ -183,7 +183,7 @@ class Thoughts:
         closers = [mark for mark, then in self.family.marks["thought"] if then == "answer"]
         return "answer" if any(map(end.endswith, closers)) else "before"
 
-    def after(self, state: State, token: int, budget: int | None = None) -> State:
+    def after(self, state: ThoughtState, token: int, budget: int | None = None) -> ThoughtState:
         """The state after one token more. budget: see ``forced_by``."""
         forced = self.forced_by(state, budget)
         num_forced = state.forced + 1 if token == forced else 0
@@ -207,7 +207,7 @@ class Thoughts:
             return replace(made, pending=state.pending + 1)
         return replace(made, thought=state.thought + state.pending, pending=1)
 
-    def forced_by(self, state: State, budget: int | None) -> int | None:
+    def forced_by(self, state: ThoughtState, budget: int | None) -> int | None:
         """The token that must come next: of the closer, once the thought has budget tokens; None: any may."""
         if state.forced:
             return self.closer[state.forced]
@@ -216,7 +216,7 @@ class Thoughts:
 
     def count(self, token_ids: Sequence[int], start: Phase) -> int:
         """Tokens of an output that are thoughts, marks aside."""
-        state, inner = State(start), 0
+        state, inner = ThoughtState(start), 0
         firsts = {mark[0] for mark, _ in self.family.marks["thought"]}
         for token in token_ids:
             if state.phase == "answer" and not self.family.marks["answer"]:
@@ -232,7 +232,7 @@ class Thoughts:
         begun = list(path)
         return {ids[len(begun)] for ids in self.openers if len(ids) > len(begun) and ids[: len(begun)] == begun}
 
-    def overrunning(self, state: State) -> list[int]:
+    def overrunning(self, state: ThoughtState) -> list[int]:
         """Tokens that end a thought and go on with a text of the answer, which a grammar would not see."""
         found: list[int] = []
         for mark in [mark for mark, then in self.family.marks[state.phase] if then == "answer"]:

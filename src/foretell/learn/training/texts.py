@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.heads.stored_outputs import opened, rounded
-from foretell.heads.teacher import Batch, ComputedBatch
+from foretell.heads.teacher import ComputedBatch, TeacherBatch
 from foretell.learn.training.clusters import Clusters, Sketch, sketch
 
 COLDEST, HOTTEST = 1e-3, 1e3
@@ -81,7 +81,7 @@ class Text:
         """As training reads it: a batch of one text. Logits are the log probabilities times the temperature, so that a loss
         at that temperature has them back; where no token was written they are 0, and not supervised."""
         length = torch.tensor([len(self.tokens)])
-        batch = Batch(self.tokens.long()[None], length, torch.tensor([self.start]))
+        batch = TeacherBatch(self.tokens.long()[None], length, torch.tensor([self.start]))
         logits = torch.zeros(1, len(self.tokens), vocab_size)
         logits[0, self.start - 1 : self.start - 1 + len(self.ids)] = self.laws(vocab_size) * self.loss_temperature
         taps = torch.zeros(1, len(self.tokens), 0) if self.taps is None else opened(self.taps)[None]

@@ -17,7 +17,7 @@ from foretell.heads.config_values import SECOND
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.layer_keys import HARMLESS, describe_windows, refuse_unknown, windows
-from foretell.heads.layout import Found, Layout, TargetInfo, check_layer_ids
+from foretell.heads.layout import FoundLayout, Layout, TargetInfo, check_layer_ids
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 
 BIAS = "confidence_head.proj.bias"
@@ -103,7 +103,7 @@ class DFlashLayout(Layout):
             out["max_position_embeddings"] = target.max_positions
         return out
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """Later checkpoints keep some keys outside dflash_config, or block_size inside: both are read."""
         keys, inner = found.keys, found.keys.inner("dflash_config")
         keys.only("hidden_act", "silu")
@@ -160,11 +160,11 @@ class DFlashLayout(Layout):
         """What DFlash2 has beside."""
         return {key: inner.integer(key, 0) for key in SECOND}
 
-    def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
+    def extras(self, found: FoundLayout, inner: Keys) -> dict[str, Any]:
         """What only DSparkLayout has."""
         return {}
 
-    def _layer_ids(self, found: Found, keys: Keys, hidden: int) -> tuple[int, ...]:
+    def _layer_ids(self, found: FoundLayout, keys: Keys, hidden: int) -> tuple[int, ...]:
         if "target_layer_ids" in keys:
             ids = keys.integers("target_layer_ids")
         else:
@@ -212,7 +212,7 @@ class DSparkLayout(DFlashLayout):
         outside = {key: inner[key] for key in ("mask_token_id", "target_layer_ids")}
         return {**out, **both, **outside, "dflash_config": inner}
 
-    def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
+    def extras(self, found: FoundLayout, inner: Keys) -> dict[str, Any]:
         """Of any of the three places."""
         keys, beside = found.keys, found.keys.inner("dspark_config")
 
@@ -230,7 +230,7 @@ class DSparkLayout(DFlashLayout):
         refuse_unknown(beside, HARMLESS_DFLASH)
         return {"markov_rank": rank, "confidence": confidence}
 
-    def build(self, config: HeadConfig, found: Found) -> Head:
+    def build(self, config: HeadConfig, found: FoundLayout) -> Head:
         """A confidence head stored without a bias has a bias of 0."""
         if "confidence_head.proj.weight" in found.tensors and BIAS not in found.tensors:
             found.tensors[BIAS] = torch.zeros(1, dtype=found.tensors["confidence_head.proj.weight"].dtype)
@@ -294,7 +294,7 @@ class DFlashSpeculators(DFlashLayout):
             },
         }
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """Other projectors are refused by their keys. A window is the engines': it counts from each row's own position
         (training has one for the block, from its anchor)."""
         keys, layer = found.keys, found.keys.inner("transformer_layer_config")
@@ -340,7 +340,7 @@ class DFlashSpeculators(DFlashLayout):
         refuse_unknown(layer)
         return config
 
-    def build(self, config: HeadConfig, found: Found) -> Head:
+    def build(self, config: HeadConfig, found: FoundLayout) -> Head:
         """Maps of a vocabulary that is the whole one say nothing, where they map each id to itself, and its output head is
         the target's."""
         assert isinstance(config, DFlashHeadConfig)

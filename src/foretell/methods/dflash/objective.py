@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
 from foretell.methods.dflash.head import DFlashHead
 
 
@@ -103,7 +103,7 @@ def acceptance(p: Tensor, q: Tensor, vocabulary: Tensor | None = None) -> Tensor
     return overlap.clamp(max=1.0)
 
 
-def choose_anchors(batch: Batch, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+def choose_anchors(batch: TeacherBatch, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """(anchors [B, A] int64, real [B, A] bool), A <= count: positions whose next token is the response's.
 
     The prompt's last token is one of them: decoding begins there. Random ones without repetition if there is a generator,

@@ -21,7 +21,7 @@ from foretell.heads.config_keys import Keys
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.layer_keys import describe_rope, describe_windows, refuse_unknown, rope, windows
-from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids
 from foretell.heads.marker import marker
 from foretell.heads.pair_head import PairConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
@@ -76,7 +76,7 @@ class Eagle3Native(Layout):
             "eagle_config": {"use_aux_hidden_state": True, IDS: list(config.layer_ids)},
         }
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """Norm flags that are absent are off, as in the authors' code; the architecture, not the model type, says of which
         kind the layers are, as in the engines."""
         qwen = architecture(found.keys.values) == QWEN3
@@ -84,7 +84,7 @@ class Eagle3Native(Layout):
         refuse_unknown(found.keys)
         return config
 
-    def config(self, found: Found, layer: Keys, norm_before_residual: bool, *, qwen: bool) -> Eagle3HeadConfig:
+    def config(self, found: FoundLayout, layer: Keys, norm_before_residual: bool, *, qwen: bool) -> Eagle3HeadConfig:
         """Keys of the head from the top level, keys of its layers from ``layer``."""
         keys, nested = found.keys, found.keys.inner("eagle_config")
         sizes = llama_sizes(layer, found.tensors, qwen=qwen)
@@ -113,7 +113,7 @@ class Eagle3Native(Layout):
         refuse_unknown(nested, HARMLESS_EAGLE)
         return config
 
-    def _layer_ids(self, found: Found, nested: Keys, hidden: int) -> tuple[int, ...]:
+    def _layer_ids(self, found: FoundLayout, nested: Keys, hidden: int) -> tuple[int, ...]:
         keys = found.keys
         ids, source = None, IDS
         for each in (keys, nested):
@@ -135,7 +135,7 @@ class Eagle3Native(Layout):
         check_layer_ids(ids, name=found.name, source=source)
         return ids
 
-    def _default_ids(self, found: Found, hidden: int) -> tuple[int, ...]:
+    def _default_ids(self, found: FoundLayout, hidden: int) -> tuple[int, ...]:
         """hidden_states 2, L // 2 and L - 3, where every engine would take them: three different ones, of three."""
         why = f"{found.name}: config.json has no {IDS}"
         count = found.shape("fc.weight")[1] / hidden
@@ -152,7 +152,7 @@ class Eagle3Native(Layout):
             )
         return ids
 
-    def build(self, config: HeadConfig, found: Found) -> Head:
+    def build(self, config: HeadConfig, found: FoundLayout) -> Head:
         """Vocabulary maps that follow from others may be absent."""
         assert isinstance(config, Eagle3HeadConfig)
         complete_vocabulary(found.tensors, config.draft_vocab_size, config.vocab_size, name=found.name)
@@ -208,7 +208,7 @@ class Eagle3Speculators(Eagle3Native):
             },
         }
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """An absent norm_before_residual is refused: vLLM takes it for true, the speculators library for false."""
         if "norm_before_residual" not in found.keys:
             raise ModelError(
@@ -270,7 +270,7 @@ class Eagle1Native(Layout):
         # false where it is absent.
         return out if config.fc_bias else {**out, "bias": False}
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """The head reads the target's last layer: from the marker, or from the number of the target's layers."""
         fc_bias = "fc.bias" in found.tensors
         if "bias" in found.keys and found.keys.flag("bias") != fc_bias:
@@ -359,7 +359,7 @@ def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dic
     }
 
 
-def last_layer(found: Found) -> int:
+def last_layer(found: FoundLayout) -> int:
     """The layer that a head of the final hidden state reads. Raises ModelError where it is unknown."""
     said = found.keys.inner(MARKER)
     if "tap_layer" in said:

@@ -5,7 +5,7 @@ from typing import Any
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import HeadConfig
-from foretell.heads.layout import Found, TargetInfo
+from foretell.heads.layout import FoundLayout, TargetInfo
 from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.eagle.formats import Eagle3Speculators
 from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
@@ -35,7 +35,7 @@ class PEagleSpeculators(Eagle3Speculators):
         out["speculators_config"]["algorithm"] = self.speculators
         return out
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """EAGLE-3's keys, and the mask token. Raises ModelError."""
         found.keys.read.update((*OF_TRAINING, *MASKS))
         given = {key: found.keys.integer(key) for key in MASKS if found.keys.values.get(key) is not None}

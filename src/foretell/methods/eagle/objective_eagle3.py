@@ -6,7 +6,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.heads.objective import LossSlot, Objective, Outcome
 from foretell.heads.pair_head import PairHead
-from foretell.heads.teacher import Batch, LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
 from foretell.model.target import CausalModel
 
 
@@ -72,7 +72,7 @@ def require_slots(num_slots: int) -> None:
 
 
 def unrolled(
-    head: PairHead, batch: Batch, features: Tensor, model: CausalModel, num_slots: int
+    head: PairHead, batch: TeacherBatch, features: Tensor, model: CausalModel, num_slots: int
 ) -> list[tuple[Tensor, Tensor]]:
     """``PairHead.unroll`` on the pairs of a batch, features [B, T, H]: T - 1 pairs, [B, T - 1, H] each, a step a slot."""
     embeds = head.embed(batch.tokens[:, 1:], model)
@@ -81,7 +81,7 @@ def unrolled(
     return head.unroll(embeds, features[:, :-1], num_slots)
 
 
-def places(batch: Batch, slot: int) -> tuple[Tensor, Tensor]:
+def places(batch: TeacherBatch, slot: int) -> tuple[Tensor, Tensor]:
     """(row [M], anchor [M]): all t for which position t + slot is supervised."""
     row, anchor = batch.supervised[:, slot:].nonzero(as_tuple=True)
     return row, anchor

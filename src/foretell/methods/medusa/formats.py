@@ -10,7 +10,7 @@ from foretell.core.errors import ModelError
 from foretell.heads.config_values import check_ids
 from foretell.heads.directories import MEDUSA_WEIGHTS, WEIGHTS
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layout import MARKER, Found, Layout, TargetInfo, architecture
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture
 from foretell.methods.eagle.formats import last_layer
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
 
@@ -42,7 +42,7 @@ class MedusaAuthors(Layout):
             MARKER: {"tap_layer": config.tap_layer},
         }
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """See the class."""
         num_layers = found.keys.integer("medusa_num_layers", 1)
         held = {int(key.split(".")[0]) for key in found.tensors if re.match(r"\d+\.\d+\.", key)}
@@ -57,7 +57,7 @@ class MedusaAuthors(Layout):
             raise ModelError(f"{found.name}: the weights hold {len(held)} heads, and none of number {absent[0]}")
         return self.sizes(found, len(held), num_layers)
 
-    def sizes(self, found: Found, num_heads: int, num_layers: int) -> MedusaHeadConfig:
+    def sizes(self, found: FoundLayout, num_heads: int, num_layers: int) -> MedusaHeadConfig:
         """The sizes of the tensors. Every head, and every block of the first, must be there before a module is made."""
         if num_layers < 0:
             raise ModelError(f"{found.name}: {num_layers} blocks a head in config.json, expected 0 or more")
@@ -80,7 +80,7 @@ class MedusaAuthors(Layout):
             own_lm_head=last is not None,
         )
 
-    def build(self, config: HeadConfig, found: Found) -> Head:
+    def build(self, config: HeadConfig, found: FoundLayout) -> Head:
         """The ids of a reduced vocabulary's columns are checked: decoding writes to these places."""
         assert isinstance(config, MedusaHeadConfig)
         if "token_map" in found.tensors and config.draft_vocab_size < config.vocab_size:
@@ -146,7 +146,7 @@ class MedusaVLLM(MedusaAuthors):
             MARKER: {"tap_layer": config.tap_layer},
         }
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """Sizes are checked against config.json."""
         keys = found.keys
         num_layers = keys.integer("num_hidden_layers", 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from foretell.heads.head import HeadConfig
 from foretell.heads.layer_keys import refuse_unknown
-from foretell.heads.layout import MARKER, Found, Layout, TargetInfo
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo
 from foretell.heads.modules import RMSNorm
 from foretell.heads.pair_head import PairConfig, PairHead, PairLayer
 from foretell.methods.eagle.eagle3 import fresh_matrices
@@ -112,7 +112,7 @@ class MTPDirectory(Layout):
             MARKER: {"tap_layer": config.tap_layer},
         }
 
-    def parse(self, found: Found) -> HeadConfig:
+    def parse(self, found: FoundLayout) -> HeadConfig:
         """The layers' sizes; the target's last layer is read."""
         tensors: Mapping[str, Tensor] = found.tensors
         sizes = llama_sizes(found.keys, tensors, qwen=found.keys.text("model_type", "llama") == "qwen3")

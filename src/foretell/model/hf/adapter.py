@@ -38,7 +38,7 @@ from foretell.model.hf.probe import check_branches, check_chain, check_tree, fir
 from foretell.model.hf.reading import StateCache
 from foretell.model.hf.recurrent.mixers import mixing
 from foretell.model.hf.refusals import check_config, context_length, needs_tower
-from foretell.model.hf.runner import Runner
+from foretell.model.hf.runner import ModuleRunner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
 from foretell.model.hf.taps import capture
 from foretell.model.recurrent import RecurrentCache
@@ -79,7 +79,7 @@ class TransformersModel(CausalModel):
         self._memory: list[LayerMemory] = found.memory
         self._mixers = found.mixers
         self._tokenwise = False
-        self._runners = Runner(module), Runner(self._decoder)
+        self._runners = ModuleRunner(module), ModuleRunner(self._decoder)
         self._has_attention = any(layer.num_heads for layer in self._memory)
         generation = getattr(module, "generation_config", None)
         length, cut = context_length(config)
@@ -235,7 +235,7 @@ class TransformersModel(CausalModel):
         logits: Tensor = self._without_layers(self._runners[0], hidden).logits
         return logits.to(self._device)
 
-    def _without_layers(self, runner: Runner, hidden: Tensor) -> Any:
+    def _without_layers(self, runner: ModuleRunner, hidden: Tensor) -> Any:
         """What runner (the model, or its decoder) makes of a residual stream, every layer skipped."""
         anything = _zeros(hidden)
         num_layers = self.spec.num_layers

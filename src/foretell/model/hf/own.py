@@ -22,7 +22,7 @@ from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, SLIDING, MaskRecipe, SlotCache
 
 
-class Own(ABC):
+class OwnAttention(ABC):
     """What one family makes of its own, and how it is replaced during a pass."""
 
     flat_mask: bool = False
@@ -36,7 +36,7 @@ class Own(ABC):
 
 
 @contextmanager
-def replaced(owns: list[Own], plan: Plan, recipe: MaskRecipe, memory: KVCache) -> Iterator[None]:
+def replaced(owns: list[OwnAttention], plan: Plan, recipe: MaskRecipe, memory: KVCache) -> Iterator[None]:
     """All of a model's own arguments replaced while the context is open."""
     with ExitStack() as stack:
         for own in owns:
@@ -44,9 +44,9 @@ def replaced(owns: list[Own], plan: Plan, recipe: MaskRecipe, memory: KVCache) -
         yield
 
 
-def own_arguments(decoder: nn.Module, layers: nn.ModuleList, config: Any) -> list[Own]:
+def own_arguments(decoder: nn.Module, layers: nn.ModuleList, config: Any) -> list[OwnAttention]:
     """What a decoder makes of its own, by what its modules are and take; config is its text configuration."""
-    found: list[Own] = []
+    found: list[OwnAttention] = []
     embeddings = [module for name, module in decoder.named_modules() if _counts_positions(name, module)]
     if embeddings:
         found.append(Positions(embeddings))
@@ -66,7 +66,7 @@ def _counts_positions(name: str, module: nn.Module) -> bool:
     return "past_key_values_length" in takes[1:] and takes[0] != "position_ids" and "position" in name
 
 
-class Positions(Own):
+class Positions(OwnAttention):
     """Position embeddings that count from the number of cached tokens: a table of them, made by the module itself."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
@@ -75,7 +75,7 @@ class Positions(Own):
 
     @contextmanager
     def during(self, plan: Plan, recipe: MaskRecipe, memory: KVCache) -> Iterator[None]:
-        """See ``Own.during``."""
+        """See ``OwnAttention.during``."""
 
         def put(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             table = self._tables.get(module)
@@ -101,7 +101,7 @@ def _table(module: nn.Module, like: Any, count: int, device: torch.device) -> Te
     return table.detach().reshape(count, -1)
 
 
-class _LayerArguments(Own):
+class _LayerArguments(OwnAttention):
     """Arguments of every layer, replaced by name."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
@@ -113,7 +113,7 @@ class _LayerArguments(Own):
 
     @contextmanager
     def during(self, plan: Plan, recipe: MaskRecipe, memory: KVCache) -> Iterator[None]:
-        """See ``Own.during``."""
+        """See ``OwnAttention.during``."""
 
         def put(given: dict[str, Any]) -> Any:
             def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -178,7 +178,7 @@ class LocalAttention(_LayerArguments):
 
     @contextmanager
     def during(self, plan: Plan, recipe: MaskRecipe, memory: KVCache) -> Iterator[None]:
-        """See ``Own.during``."""
+        """See ``OwnAttention.during``."""
         inner: list[Any] = [module for layer in self._layers for module in layer.modules() if hasattr(module, "bias")]
         closed = [(module, module.bias) for module in inner if getattr(module.bias, "dtype", None) == torch.bool]
         try:
@@ -191,7 +191,7 @@ class LocalAttention(_LayerArguments):
                 module.bias = bias
 
 
-class RowBiases(Own):
+class RowBiases(OwnAttention):
     """MPT's ALiBi, one bias for all rows of a pass: its attention runs row by row, each with its own."""
 
     def __init__(self, decoder: nn.Module, layers: nn.ModuleList, config: Any) -> None:
@@ -201,7 +201,7 @@ class RowBiases(Own):
 
     @contextmanager
     def during(self, plan: Plan, recipe: MaskRecipe, memory: KVCache) -> Iterator[None]:
-        """See ``Own.during``."""
+        """See ``OwnAttention.during``."""
         table = self._biases(self._num_heads, plan.span, device=plan.slots.device)[:, 0]  # [heads, positions]
         alibi = table[:, plan.key_positions.clamp(min=0)]  # [heads, B, S]
         num_rows = len(plan.slots)

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from foretell.core.errors import ModelError, first_line
 from foretell.core.tree import chain_parent, chain_tree, layout
 from foretell.model.hf.attention import LayerMemory
-from foretell.model.hf.reading import Mixer
+from foretell.model.hf.reading import ModuleMixer
 from foretell.model.hf.recurrent.mixers import StateRecorder
-from foretell.model.hf.runner import Runner
+from foretell.model.hf.runner import ModuleRunner
 from foretell.model.target import CausalModel, PassOptions
 
 # Two committed tokens, then a root with two children and a grandchild under each: slots and visible slots of the last
@@ -36,7 +36,7 @@ class Layers:
     tuples: int  # length of the tuples that layers return; 0: they return the stream itself
     memory: list[LayerMemory]  # of each layer; of each attention where layers have several
     shares: bool  # some layers read K and V of others, within one pass
-    mixers: list[Mixer]  # recurrent modules, in the order of their layers
+    mixers: list[ModuleMixer]  # recurrent modules, in the order of their layers
     hidden_size: int
     vocab_size: int
 
@@ -58,7 +58,7 @@ def inspect_layers(module: PreTrainedModel, layers: nn.ModuleList, device: torch
     positions = torch.arange(3, device=device)[None]
     try:
         with cache.watching(layers) as inputs:
-            result = Runner(module)(tokens, positions, cache)
+            result = ModuleRunner(module)(tokens, positions, cache)
     except Exception as error:
         raise ModelError(
             f"{name}: {type(module).__name__} cannot be run with given positions and cache ({first_line(error)}); "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from foretell.core.tree import Plan
 from foretell.model.hf.attention import SlotCache
-from foretell.model.hf.recurrent.keepers import Keeper
+from foretell.model.hf.recurrent.keepers import StateKeeper
 from foretell.model.hf.recurrent.known import Rewind
 from foretell.model.recurrent import BASE, READ, Key, MixerLayout, RecurrentCache
 
@@ -23,7 +23,7 @@ HELD_LIMIT = 128
 
 
 @dataclass(frozen=True)
-class Mixer:
+class ModuleMixer:
     """A recurrent module of a model, and how it is called."""
 
     module: nn.Module
@@ -31,16 +31,16 @@ class Mixer:
     argument: str  # the name of its input
     width: int  # size of that input
     dtype: torch.dtype  # of that input
-    keeper: Keeper | None = None  # where it does not keep its states in transformers' cache
+    keeper: StateKeeper | None = None  # where it does not keep its states in transformers' cache
     rewind: Rewind | None = None  # where what it keeps of a token is known
 
-    def reading_again(self) -> "Mixer":
+    def reading_again(self) -> "ModuleMixer":
         """The same, as any recurrent module is run: from its inputs, which are held and read again."""
         states = self.layout if self.rewind is None else self.rewind.plain
         return replace(self, layout=replace(states, held={"": (self.width, self.dtype)}, rewind=None), rewind=None)
 
 
-class Reading:
+class StateReading:
     """Where a pass begins and ends in each row, on the host.
 
     A row's pass is a line where its nodes lie at their positions, one after another; then slots before the first are all
@@ -90,7 +90,7 @@ class StateCache(SlotCache):
     def __init__(self, memory: RecurrentCache, plan: Plan) -> None:
         super().__init__(memory, plan)
         self.memory, self.plan = memory, plan
-        self.reading = Reading(plan)
+        self.reading = StateReading(plan)
         self.open: dict[int, Opened] = {}
         """By layer index: what the mixer that is running now goes on from."""
         self.decided: dict[Any, Any] = {}
@@ -128,7 +128,7 @@ class Call(ABC):
     """One mixer in one pass. Rows that have nothing to read in it (all of theirs is padding) are left as they are;
     ``places`` are the others, and all arrays below are of these."""
 
-    def __init__(self, index: int, mixer: Mixer, run: Callable[..., Any], cache: StateCache) -> None:
+    def __init__(self, index: int, mixer: ModuleMixer, run: Callable[..., Any], cache: StateCache) -> None:
         self.index, self.mixer, self.run, self.cache = index, mixer, run, cache
         memory, reading = cache.memory, cache.reading
         self.states = memory.states

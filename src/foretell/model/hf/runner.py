@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class Runner:
+class ModuleRunner:
     """One module, a decoder or a whole language model, and the names of its arguments."""
 
     def __init__(self, module: nn.Module) -> None:

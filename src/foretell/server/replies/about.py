@@ -7,7 +7,7 @@ from pydantic import Field
 from foretell.server.replies.common import Reply
 
 
-class Model(Reply):
+class ModelReply(Reply):
     """The model that is served."""
 
     id: str
@@ -31,13 +31,13 @@ class ModelList(Reply):
     """All models."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelReply]
     first_id: str
     last_id: str
     has_more: Literal[False]
 
 
-class Version(Reply):
+class VersionReply(Reply):
     """Of the server's program."""
 
     version: str

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from foretell.server.replies.common import Metrics, Reply
+from foretell.server.replies.common import MetricsReply, Reply
 
 
 class SaidText(Reply):
@@ -58,7 +58,7 @@ class MessageReply(Reply):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
-    metrics: Metrics | None = None
+    metrics: MetricsReply | None = None
 
 
 class TokenCount(Reply):

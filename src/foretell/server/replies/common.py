@@ -76,7 +76,7 @@ class SpeculativeDecoding(Reply):
     plain_reason: str | None = Field(description="Why a choice made no guess though guesses were asked for.")
 
 
-class Metrics(Reply):
+class MetricsReply(Reply):
     """Figures of this request."""
 
     speculative_decoding: SpeculativeDecoding
@@ -146,7 +146,7 @@ class StepTree(Reply):
     bonus: int | None = Field(description="The token id that followed them; null where the text ended with a guess.")
 
 
-class Speculation(Reply):
+class SpeculationReply(Reply):
     """Common fields of choices; provenance, trace and seed are present if they were requested or drawn."""
 
     index: int
@@ -168,4 +168,4 @@ class Envelope(Reply):
     created: int = Field(description="Unix time.")
     model: str
     system_fingerprint: str
-    metrics: Metrics | None = None
+    metrics: MetricsReply | None = None

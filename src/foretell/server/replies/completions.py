@@ -11,7 +11,7 @@ from foretell.server.replies.common import (
     PromptLogprobs,
     Reply,
     ShortUsage,
-    Speculation,
+    SpeculationReply,
     TextLogprobs,
     Usage,
 )
@@ -27,14 +27,14 @@ class AssistantMessage(Reply):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(Speculation):
+class ChatChoice(SpeculationReply):
     """One reply."""
 
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
-class TextChoice(Speculation):
+class TextChoice(SpeculationReply):
     """One completion, whole or a piece."""
 
     text: str
@@ -78,7 +78,7 @@ class Delta(Reply):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(Speculation):
+class ChatChunkChoice(SpeculationReply):
     """A piece of a reply."""
 
     delta: Delta

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from foretell.server.replies.common import Metrics, PromptDetails, Reply, TokenLogprob
+from foretell.server.replies.common import MetricsReply, PromptDetails, Reply, TokenLogprob
 
 
 class InputDetails(PromptDetails):
@@ -101,7 +101,7 @@ class ResponseReply(Reply):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
-    metrics: Metrics | None = None
+    metrics: MetricsReply | None = None
 
 
 class ResponseEvent(BaseModel):

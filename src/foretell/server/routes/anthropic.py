@@ -16,9 +16,9 @@ from foretell.server.backend import Backend
 from foretell.server.errors import ApiError
 from foretell.server.job import finish
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
-from foretell.server.routes.chat import Plan, plan_of, prompt_of
+from foretell.server.routes.chat import ChatPlan, plan_of, prompt_of
 from foretell.server.stream import LINE_END, EventStream, JsonReply, as_json, while_connected
-from foretell.server.texts.reading import Delta, Reading, ThoughtDelta
+from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta
 from foretell.server.texts.tools import CallDelta, arguments_of
 
 Events = list[dict[str, Any]]
@@ -61,19 +61,19 @@ async def _without_places(work: Any) -> Any:
         raise
 
 
-async def _whole(answer: Answer, body: MessagesRequest, plan: Plan) -> dict[str, Any]:
+async def _whole(answer: Answer, body: MessagesRequest, plan: ChatPlan) -> dict[str, Any]:
     await finish(answer.job)
     (completion,) = answer.job.whole()
-    blocks = Blocks(Reading(plan.thinking, plan.calls, new_call_id), shows=_shows(body))
+    blocks = Blocks(TextReading(plan.thinking, plan.calls, new_call_id), shows=_shows(body))
     blocks.push(completion.pieces, completion.text)
     blocks.finish(cut=completion.finish_reason != "stop")
     made = {**_envelope(answer, blocks.content, _usage(answer, completion)), **_ending(answer, completion, blocks)}
     return {**made, **(answer.figures([completion]) if body.include_metrics else {})}
 
 
-async def _events(answer: Answer, body: MessagesRequest, plan: Plan) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, body: MessagesRequest, plan: ChatPlan) -> AsyncIterator[bytes]:
     """message_start; of each block its start, its deltas and its stop; message_delta with the end; message_stop."""
-    blocks, job = Blocks(Reading(plan.thinking, plan.calls, new_call_id), shows=_shows(body)), answer.job
+    blocks, job = Blocks(TextReading(plan.thinking, plan.calls, new_call_id), shows=_shows(body)), answer.job
     prompt = len(job.submissions[0].prompt_ids)
     begun = {"input_tokens": prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
     message = {**_envelope(answer, [], begun), "stop_reason": None, "stop_sequence": None}
@@ -146,7 +146,7 @@ def new_call_id() -> str:
 class Blocks:
     """The blocks of one answer as its text comes, and the events that tell of them."""
 
-    reading: Reading
+    reading: TextReading
     shows: bool = True  # thoughts; else their blocks are empty
     content: Events = field(default_factory=list)
 

@@ -13,9 +13,9 @@ from foretell.core.params import LogitsProcessor
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
-from foretell.engine.structured.format import Format
+from foretell.engine.structured.format import OutputFormat
 from foretell.engine.structured.thinking import ThinkingProcessor, of_answer
-from foretell.engine.structured.thoughts import State, Thinking, Thoughts, reads
+from foretell.engine.structured.thoughts import Thinking, Thoughts, ThoughtState, reads
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
@@ -25,7 +25,7 @@ from foretell.server.protocol.requests import ChatRequest
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretell.server.texts.formats import format_processor, term_of, wanted_format
-from foretell.server.texts.reading import Delta, Reading, whole
+from foretell.server.texts.reading import Delta, TextReading, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
 from foretell.server.texts.turns import form_of, text_of, turns
 
@@ -34,7 +34,7 @@ NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # of a template's val
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChatPlan:
     """A request that has been checked, and its tokens."""
 
     submissions: list[Submission]
@@ -65,7 +65,7 @@ async def chat_completions(request: Request) -> Response:
         answer.job.close()
 
 
-async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan:
+async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> ChatPlan:
     """All checks of a conversation, its grammar and its tokens, while the client is there. Raises ApiError 400."""
     constrained: Constrained = (None, None, ())
     format = wanted_format(body)
@@ -89,7 +89,7 @@ def _plan(
     use: ToolUse | None,
     processor: MakeProcessor | None,
     left_out: tuple[str, ...],
-) -> Plan:
+) -> ChatPlan:
     """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
@@ -119,7 +119,7 @@ def _plan(
         processor=processor,
         thinking=thinking,
     )
-    return Plan(
+    return ChatPlan(
         made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, thinking,
         (*unread, *left_out),
     )  # fmt: skip
@@ -162,7 +162,7 @@ def _prompted(
         return ThinkingProcessor(thoughts, num_prompt, start, budget, held, ends, stops, least)
 
     if make is not None:
-        thoughts.overrunning(State("thought"))  # sorts the vocabulary here, and not on the engine's thread
+        thoughts.overrunning(ThoughtState("thought"))  # sorts the vocabulary here, and not on the engine's thread
     if budget is not None or make is not None or stops:
         processor = minded
     return prompt, thinking, processor, unread
@@ -234,7 +234,7 @@ def _tools(body: ChatRequest) -> ToolUse | None:
     return ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
 
 
-def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> Constrained:
+def _constrained(backend: Backend, body: ChatRequest, format: OutputFormat | None) -> Constrained:
     """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
@@ -253,7 +253,7 @@ def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> 
     return use, *((None, ()) if format is None else format_processor(backend, format))
 
 
-def _term(backend: Backend, format: Format) -> str:
+def _term(backend: Backend, format: OutputFormat) -> str:
     """See ``term_of``. Raises ApiError 400 that names the format's field."""
     try:
         return term_of(format.enforceable(backend.constraints) if format.kind == "json" else format)
@@ -261,13 +261,13 @@ def _term(backend: Backend, format: Format) -> str:
         raise of_engine(error, format.field) from None
 
 
-async def _whole(answer: Answer, body: ChatRequest, plan: Plan) -> dict[str, Any]:
+async def _whole(answer: Answer, body: ChatRequest, plan: ChatPlan) -> dict[str, Any]:
     """The answer of a request without stream."""
     traces = await finish(answer.job)
     completions = answer.job.whole()
     choices = []
     for index, completion in enumerate(completions):
-        reader, cut = Reading(plan.thinking, plan.calls), completion.finish_reason != "stop"
+        reader, cut = TextReading(plan.thinking, plan.calls), completion.finish_reason != "stop"
         thought, content, found = whole([*reader.push(completion.pieces, completion.text), *reader.finish(cut=cut)])
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if thought:
@@ -290,10 +290,10 @@ async def _whole(answer: Answer, body: ChatRequest, plan: Plan) -> dict[str, Any
     return {**made, "usage": answer.usage(completions), **answer.figures(completions)}
 
 
-async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, body: ChatRequest, plan: ChatPlan) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its role, its content and its finish reason; then the usage."""
     job, texts = answer.job, answer.backend.texts
-    readers = [Reading(plan.thinking, plan.calls) for _ in job.submissions]
+    readers = [TextReading(plan.thinking, plan.calls) for _ in job.submissions]
     begun: set[int] = set()
     num_ended = 0
 
@@ -334,7 +334,9 @@ async def _events(answer: Answer, body: ChatRequest, plan: Plan) -> AsyncIterato
     yield DONE
 
 
-def _deltas(reader: Reading, pieces: Sequence[Piece], text: str, completion: Completion | None) -> list[dict[str, Any]]:
+def _deltas(
+    reader: TextReading, pieces: Sequence[Piece], text: str, completion: Completion | None
+) -> list[dict[str, Any]]:
     """The deltas of a further piece of text. completion: where it was the last one."""
     found = reader.push(pieces, text)
     if completion is not None:

@@ -17,7 +17,7 @@ from foretell.analysis.words import words
 from foretell.server.answer import in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
-from foretell.server.job import Job, finish
+from foretell.server.job import ServerJob, finish
 from foretell.server.protocol.requests import CompletionRequest, ExplainRequest
 from foretell.server.sampling import submissions
 from foretell.server.security import TENANT
@@ -65,7 +65,7 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
     name, lora = backend.served(body.model)
     made = replace(made, always=True, store=False, tenant=tenant, watch=watch, lora=lora)
     arrived = request.scope.get("foretell.arrived") or perf_counter()
-    job = Job(backend, [made], endpoint=request.url.path, stream=False, arrived=arrived)
+    job = ServerJob(backend, [made], endpoint=request.url.path, stream=False, arrived=arrived)
     try:
         job.start()
         await finish(job)

@@ -19,11 +19,11 @@ from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.ollama import Asked, GenerateRequest, OllamaChatRequest, ShowRequest, as_chat, of_prompt
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.routes.chat import Plan, plan_of
+from foretell.server.routes.chat import ChatPlan, plan_of
 from foretell.server.sampling import submissions
 from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
-from foretell.server.texts.reading import Delta, Reading, ThoughtDelta, whole
-from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCall, arguments_of
+from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta, whole
+from foretell.server.texts.tools import CallDelta, ContentDelta, WrittenCall, arguments_of
 
 LINES = "application/x-ndjson"
 
@@ -129,22 +129,24 @@ def _loaded(backend: Backend, body: Asked, empty: dict[str, Any]) -> Response:
     return JsonReply(made, media_type=LINES if body.stream is not False else None)
 
 
-def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> Plan:
+def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> ChatPlan:
     """A text to go on with as it is. Raises ApiError 400."""
     ids = backend.encode(prompt, "prompt")
     if not ids:
         raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
     made = submissions(backend, asked, [ids], max_tokens=asked.max_tokens, logprobs=None)
-    return Plan(made, 0, asked.max_tokens, None)
+    return ChatPlan(made, 0, asked.max_tokens, None)
 
 
-async def _answered(request: Request, backend: Backend, asked: ChatRequest, plan: Plan, *, is_chat: bool) -> Response:
+async def _answered(
+    request: Request, backend: Backend, asked: ChatRequest, plan: ChatPlan, *, is_chat: bool
+) -> Response:
     answer = Answer(
         backend, asked, plan.submissions, request=request, kind="", prefix="ollama", max_tokens=plan.max_tokens,
         thinking=plan.thinking,
     )  # fmt: skip
     headers = effect_headers(plan.without_effect)
-    reading = Reading(plan.thinking, plan.calls)
+    reading = TextReading(plan.thinking, plan.calls)
     if asked.stream:
         lines = _lines(answer, reading, is_chat=is_chat)
         return EventStream(answer.job, lines, headers=headers, failed=_failed, media_type=LINES)
@@ -155,7 +157,7 @@ async def _answered(request: Request, backend: Backend, asked: ChatRequest, plan
         answer.job.close()
 
 
-async def _whole(answer: Answer, reading: Reading, *, is_chat: bool) -> dict[str, Any]:
+async def _whole(answer: Answer, reading: TextReading, *, is_chat: bool) -> dict[str, Any]:
     await finish(answer.job)
     (completion,) = answer.job.whole()
     deltas = [
@@ -166,9 +168,9 @@ async def _whole(answer: Answer, reading: Reading, *, is_chat: bool) -> dict[str
     return {**_piece(answer, content or "", thought, calls, is_chat=is_chat), **_ending(answer, completion)}
 
 
-async def _lines(answer: Answer, reading: Reading, *, is_chat: bool) -> AsyncIterator[bytes]:
+async def _lines(answer: Answer, reading: TextReading, *, is_chat: bool) -> AsyncIterator[bytes]:
     """A line a piece; a call is one when it is whole; the last line has the figures."""
-    job, calls = answer.job, list[ToolCall]()
+    job, calls = answer.job, list[WrittenCall]()
     while not job.is_done:
         out = []
         for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
@@ -179,7 +181,7 @@ async def _lines(answer: Answer, reading: Reading, *, is_chat: bool) -> AsyncIte
                 if isinstance(delta, CallDelta):
                     if delta.id is not None and delta.name is not None:
                         out += [_piece(answer, "", "", calls, is_chat=is_chat)] if calls else []
-                        calls = [ToolCall(delta.id, delta.name, "")]
+                        calls = [WrittenCall(delta.id, delta.name, "")]
                     calls[-1].arguments += delta.arguments
                 else:
                     content = delta.text if isinstance(delta, ContentDelta) else ""
@@ -197,7 +199,9 @@ def _failed(error: ApiError) -> bytes:
     return as_json(error.body_for("/api/")) + b"\n"
 
 
-def _piece(answer: Answer, content: str, thought: str, calls: Sequence[ToolCall], *, is_chat: bool) -> dict[str, Any]:
+def _piece(
+    answer: Answer, content: str, thought: str, calls: Sequence[WrittenCall], *, is_chat: bool
+) -> dict[str, Any]:
     made: dict[str, Any] = {"model": answer.model, "created_at": time_text()}
     told = {"thinking": thought} if thought else {}
     if not is_chat:

@@ -18,9 +18,9 @@ from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
-from foretell.server.routes.chat import Plan, plan_of
+from foretell.server.routes.chat import ChatPlan, plan_of
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
-from foretell.server.texts.reading import Delta, Reading
+from foretell.server.texts.reading import Delta, TextReading
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
 
 Events = list[dict[str, Any]]
@@ -60,18 +60,18 @@ def _check(body: ResponsesRequest) -> None:
         raise bad("top_logprobs: only where include has 'message.output_text.logprobs'", "top_logprobs")
 
 
-async def _whole(answer: Answer, body: ResponsesRequest, plan: Plan) -> dict[str, Any]:
+async def _whole(answer: Answer, body: ResponsesRequest, plan: ChatPlan) -> dict[str, Any]:
     await finish(answer.job)
     (completion,) = answer.job.whole()
-    output = Output(plan.thinking, plan.calls)
+    output = ResponseOutput(plan.thinking, plan.calls)
     shown = answer.shown(completion.pieces, completion) if body.wants_logprobs else ()
     output.push(completion.pieces, completion.text, answer.backend.texts.chat_logprobs(shown)["content"])
     output.finish(_status(completion))
     return {**_envelope(answer, body, completion, output.items), **answer.figures([completion])}
 
 
-async def _events(answer: Answer, body: ResponsesRequest, plan: Plan, failed: "_Numbered") -> AsyncIterator[bytes]:
-    output, job = Output(plan.thinking, plan.calls), answer.job
+async def _events(answer: Answer, body: ResponsesRequest, plan: ChatPlan, failed: "_Numbered") -> AsyncIterator[bytes]:
+    output, job = ResponseOutput(plan.thinking, plan.calls), answer.job
     begun = _envelope(answer, body, None, [])
     yield failed.send([{"type": f"response.{what}", "response": begun} for what in ("created", "in_progress")])
     while not job.is_done:
@@ -161,7 +161,7 @@ class _Numbered:
 
 
 @dataclass
-class Output:
+class ResponseOutput:
     """The items of one answer as its text comes, and the events that tell of them."""
 
     thinking: Thinking | None  # how the text thinks; None: not at all
@@ -170,7 +170,7 @@ class Output:
 
     def __post_init__(self) -> None:
         """Nothing is open yet."""
-        self._reader = Reading(self.thinking, self.calls)
+        self._reader = TextReading(self.thinking, self.calls)
         self._open: dict[str, Any] | None = None
         self._scores: list[dict[str, Any]] = []  # of text that is held back
 

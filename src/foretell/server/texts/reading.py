@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from foretell.engine.request.row import Piece
 from foretell.engine.structured.thinking import of_answer
-from foretell.engine.structured.thoughts import Part, Phase, State, Thinking, read, rest_of
-from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCall, ToolCallStream, ToolUse, new_call_id
+from foretell.engine.structured.thoughts import Part, Phase, Thinking, ThoughtState, read, rest_of
+from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCallStream, ToolUse, WrittenCall, new_call_id
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class AnswerPieces:
 
     def __init__(self, thinking: Thinking | None) -> None:
         self._thinking = of_answer("logprobs", thinking)
-        self._state = State("before" if thinking is None else thinking.start)
+        self._state = ThoughtState("before" if thinking is None else thinking.start)
         self._unsure: list[Piece] = []  # of the answer, or of a mark
 
     def push(self, pieces: Sequence[Piece], *, last: bool = False) -> list[Piece]:
@@ -101,7 +101,7 @@ class AnswerPieces:
         return kept
 
 
-class Reading:
+class TextReading:
     """Reads one choice: thoughts first, then calls in what is left."""
 
     def __init__(
@@ -136,16 +136,16 @@ class Reading:
         return made
 
 
-def whole(deltas: Sequence[Delta]) -> tuple[str, str | None, list[ToolCall]]:
+def whole(deltas: Sequence[Delta]) -> tuple[str, str | None, list[WrittenCall]]:
     """(thought, content, calls) of all deltas of a text; content is None where there is nothing but calls."""
-    thought, content, calls = "", "", list[ToolCall]()
+    thought, content, calls = "", "", list[WrittenCall]()
     for delta in deltas:
         if isinstance(delta, ThoughtDelta):
             thought += delta.text
         elif isinstance(delta, ContentDelta):
             content += delta.text
         elif delta.id is not None and delta.name is not None:
-            calls.append(ToolCall(delta.id, delta.name, ""))
+            calls.append(WrittenCall(delta.id, delta.name, ""))
         else:
             calls[delta.index].arguments += delta.arguments
     return thought, content or (None if calls else ""), calls

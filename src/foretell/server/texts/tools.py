@@ -44,7 +44,7 @@ _BEGUN = re.compile("".join(f"(?:{part}" for part in _PARTS) + ")?" * len(_PARTS
 
 
 @dataclass(frozen=True)
-class Tool:
+class CallableTool:
     """One function that the model may call."""
 
     name: str
@@ -53,7 +53,7 @@ class Tool:
     given: Mapping[str, Any]  # as the request had it: what templates render
 
     @classmethod
-    def of(cls, given: Any) -> "Tool":
+    def of(cls, given: Any) -> "CallableTool":
         """Read {"type": "function", "function": {"name", "description", "parameters", "strict"}}. Raises ConfigError."""
         function = given.get("function") if isinstance(given, Mapping) else None
         if not isinstance(given, Mapping) or given.get("type") != "function" or not isinstance(function, Mapping):
@@ -78,7 +78,7 @@ class Tool:
 class ToolUse:
     """Which tools a request may, must or must not use."""
 
-    tools: tuple[Tool, ...]  # those that may be called: for a named choice, that one
+    tools: tuple[CallableTool, ...]  # those that may be called: for a named choice, that one
     mode: Literal["none", "auto", "required", "named"]
     parallel: bool  # more than one call
     rendered: tuple[Mapping[str, Any], ...]  # those that the prompt lists; none where none may be called
@@ -88,7 +88,7 @@ class ToolUse:
         """Read the request's fields; None is what OpenAI's API takes by default. Raises ConfigError."""
         if tools is not None and (isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence)):
             raise ConfigError(f"tools must be a list; got {_short(tools)}")
-        known = tuple(Tool.of(given) for given in tools or ())
+        known = tuple(CallableTool.of(given) for given in tools or ())
         names = [tool.name for tool in known]
         if len(set(names)) < len(names):
             raise ConfigError(f"tool names must differ; got {', '.join(names)}")
@@ -185,7 +185,7 @@ class ToolUse:
         )
 
 
-def _allowed(given: Any, known: Sequence[Tool]) -> tuple[tuple[Tool, ...], Literal["auto", "required"]]:
+def _allowed(given: Any, known: Sequence[CallableTool]) -> tuple[tuple[CallableTool, ...], Literal["auto", "required"]]:
     """(the tools that may be called, how) of a tool_choice "allowed_tools". Raises ConfigError."""
     listed = given.get("tools") if isinstance(given, Mapping) else None
     mode = given.get("mode") if isinstance(given, Mapping) else None
@@ -231,7 +231,7 @@ class CallDelta:
 
 
 @dataclass
-class ToolCall:
+class WrittenCall:
     """A whole call; one that a limit cut off has the beginning of its arguments."""
 
     id: str

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.model.hf.reading import HELD_LIMIT, Call, Ints, Mixer, Opened, StateCache
+from foretell.model.hf.reading import HELD_LIMIT, Call, Ints, ModuleMixer, Opened, StateCache
 from foretell.model.hf.recurrent.held import Places
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key
 
@@ -52,7 +52,7 @@ class ReadingAgain(Call):
     """One mixer in one pass. tokenwise: it reads token by token."""
 
     def __init__(
-        self, index: int, mixer: Mixer, run: Callable[..., Any], cache: StateCache, *, tokenwise: bool
+        self, index: int, mixer: ModuleMixer, run: Callable[..., Any], cache: StateCache, *, tokenwise: bool
     ) -> None:
         super().__init__(index, mixer, run, cache)
         self.tokenwise = tokenwise

@@ -16,7 +16,7 @@ from torch import Tensor
 from foretell.model.hf.reading import Ints
 from foretell.model.hf.recurrent.branches import Branches
 from foretell.model.hf.recurrent.known import name_of
-from foretell.model.hf.recurrent.rewind import Decision, HandedInputs, Rewinding
+from foretell.model.hf.recurrent.rewind import HandedInputs, RewindDecision, Rewinding
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key
 
 
@@ -38,7 +38,7 @@ class NodeInputs(HandedInputs):
 class Growth:
     """Where a pass over a tree goes on, the same in mixers that stand at the same positions."""
 
-    now: Decision
+    now: RewindDecision
     branches: Branches
     order: Tensor | None  # [b, n] the nodes in the order of their slots; None: they stand in it
     back: Tensor | None  # [b, n] the way back
@@ -114,7 +114,7 @@ class Branching(Rewinding):
         return at, seen[..., : int(at.max()) + 1]
 
 
-def _growth(now: Decision, at: Tensor, seen: Tensor) -> Growth:
+def _growth(now: RewindDecision, at: Tensor, seen: Tensor) -> Growth:
     if at.shape[1] == 1 or bool((at.diff(dim=1) > 0).all()):
         return Growth(now, Branches(at, seen), None, None)
     order = at.argsort(1)

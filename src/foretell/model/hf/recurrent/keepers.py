@@ -14,7 +14,7 @@ from foretell.model.recurrent import Key
 CONV, RECURRENT = ("conv", 0), ("recurrent", 0)
 
 
-class Keeper(ABC):
+class StateKeeper(ABC):
     """How one module is called. Its states are listed by the names that transformers' cache would give them."""
 
     fill: ClassVar[dict[Key, float]] = {}
@@ -39,11 +39,11 @@ class Keeper(ABC):
         """What run, the module's own forward, returns for given [b, n, H] at positions [b, n], and the states after it."""
 
 
-class GriffinKeeper(Keeper):
+class GriffinKeeper(StateKeeper):
     """RecurrentGemma: the block keeps the convolution's inputs, its RG-LRU the recurrent state."""
 
     def states(self, given: Tensor) -> dict[Key, Tensor]:
-        """See ``Keeper``."""
+        """See ``StateKeeper``."""
         found = self._take()
         return {key: torch.zeros_like(x) for key, x in found.items()}
 
@@ -55,7 +55,7 @@ class GriffinKeeper(Keeper):
         states: dict[Key, Tensor],
         kwargs: dict[str, Any],
     ) -> tuple[Any, dict[Key, Tensor]]:
-        """See ``Keeper``; position 0 begins a text."""
+        """See ``StateKeeper``; position 0 begins a text."""
         self.module.conv1d_state, self.module.rg_lru.recurrent_states = states[CONV], states[RECURRENT]
         result = run(given, **{**kwargs, "position_ids": positions})
         return result, self._take()
@@ -67,14 +67,14 @@ class GriffinKeeper(Keeper):
         return found
 
 
-class RwkvKeeper(Keeper):
+class RwkvKeeper(StateKeeper):
     """RWKV-4: five states, of which the feed-forward part reads the first and the attention the others."""
 
     fill: ClassVar[dict[Key, float]] = {("recurrent", 4): -1e38}  # the greatest exponent so far
     numbers: ClassVar[dict[str, tuple[int, ...]]] = {"RwkvFeedForward": (0,), "RwkvSelfAttention": (1, 2, 3, 4)}
 
     def states(self, given: Tensor) -> dict[Key, Tensor]:
-        """See ``Keeper``."""
+        """See ``StateKeeper``."""
         wide = getattr(self.module, "attention_hidden_size", given.shape[-1])
         # Number 0 and 1 hold the last input, the others sums in float32.
         return {
@@ -92,7 +92,7 @@ class RwkvKeeper(Keeper):
         states: dict[Key, Tensor],
         kwargs: dict[str, Any],
     ) -> tuple[Any, dict[Key, Tensor]]:
-        """See ``Keeper``. Rows with one token are called one by one: transformers mixes them up."""
+        """See ``StateKeeper``. Rows with one token are called one by one: transformers mixes them up."""
         if given.shape[1] == 1 and len(given) > 1:
             parts = [
                 self.call(
@@ -111,7 +111,7 @@ class RwkvKeeper(Keeper):
         return (result[0], kwargs.get("state")), {key: passed[key[1]][..., layer] for key in states}
 
 
-def keeper_of(module: nn.Module) -> Keeper | None:
+def keeper_of(module: nn.Module) -> StateKeeper | None:
     """The keeper of a module; None where it has no states of its own."""
     if hasattr(module, "conv1d_state") and hasattr(getattr(module, "rg_lru", None), "recurrent_states"):
         return GriffinKeeper(module)

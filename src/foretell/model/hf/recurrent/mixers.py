@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from foretell.model.hf.attention import RecordingCache
-from foretell.model.hf.reading import Call, Mixer, StateCache
+from foretell.model.hf.reading import Call, ModuleMixer, StateCache
 from foretell.model.hf.recurrent.again import ReadingAgain
 from foretell.model.hf.recurrent.branching import Branching
 from foretell.model.hf.recurrent.held import forwards
@@ -20,7 +20,7 @@ from foretell.model.recurrent import Key, MixerLayout
 
 
 @contextmanager
-def mixing(mixers: Sequence[Mixer], cache: StateCache, *, tokenwise: bool) -> Iterator[None]:
+def mixing(mixers: Sequence[ModuleMixer], cache: StateCache, *, tokenwise: bool) -> Iterator[None]:
     """Let the mixers go on from the states of a cache while the context is open: one pass. tokenwise: they read token by
     token. Changes the modules while it is open, as ``split.layer_range`` does."""
     calls: list[Call] = []
@@ -114,9 +114,9 @@ class StateRecorder(RecordingCache):
             for handle in handles:
                 handle.remove()
 
-    def mixers(self, layers: nn.ModuleList, inputs: dict[nn.Module, tuple[str, Tensor]]) -> list[Mixer]:
+    def mixers(self, layers: nn.ModuleList, inputs: dict[nn.Module, tuple[str, Tensor]]) -> list[ModuleMixer]:
         """The recurrent modules in the order of their layers."""
-        found: list[Mixer] = []
+        found: list[ModuleMixer] = []
         keepers = {}
         for index, layer in enumerate(layers):
             for module in layer.modules():
@@ -137,7 +137,7 @@ class StateRecorder(RecordingCache):
             )
             rewind = None if kept is not None else rewind_of(module, layout)
             layout = layout if rewind is None else rewind.layout
-            found.append(Mixer(module, layout, name, given.shape[-1], given.dtype, kept, rewind))
+            found.append(ModuleMixer(module, layout, name, given.shape[-1], given.dtype, kept, rewind))
         if any(mixer.rewind is None for mixer in found):  # positions at which states can be saved are a model's
             found = [mixer.reading_again() for mixer in found]
         return sorted(found, key=lambda mixer: mixer.layout.layer)

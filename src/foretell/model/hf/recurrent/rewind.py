@@ -41,7 +41,7 @@ class HandedInputs(Opened):
 
 
 @dataclass(frozen=True)
-class Decision:
+class RewindDecision:
     """Where a pass goes on, the same in mixers that stand at the same positions."""
 
     meta: Ints  # [b, 4] as it is afterwards
@@ -64,7 +64,7 @@ class Rewinding(Call):
         known, key = self.cache.decided, meta[self.rows].tobytes()
         if key not in known:
             known[key] = self._decide(meta[self.rows])
-        now: Decision = known[key]
+        now: RewindDecision = known[key]
         states = {name: memory[now.at] for name, memory in self.tensors.items()}
         held = self.states.held[self.index]
         if now.moved.any():
@@ -83,7 +83,7 @@ class Rewinding(Call):
         meta[self.rows] = now.meta
         return result
 
-    def _decide(self, meta: Ints) -> Decision:
+    def _decide(self, meta: Ints) -> RewindDecision:
         start = self.start
         is_live = meta[:, LIVE] == start
         meta[is_live, SIDE] ^= 1
@@ -105,14 +105,14 @@ class Rewinding(Call):
         anew = (self.start <= self.committed) & (moved > 0)
         return np.where(anew, stop, np.maximum(meta[:, READ], stop))
 
-    def _decision(self, meta: Ints, moved: Ints, behind: Ints, *, wide: bool) -> Decision:
+    def _decision(self, meta: Ints, moved: Ints, behind: Ints, *, wide: bool) -> RewindDecision:
         rows, sides = self.rows, meta[:, SIDE]
         together = contiguous(rows) and bool((sides == sides[0]).all())
         line = slice(int(rows[0]), int(rows[-1]) + 1)
         at: Rows = (int(sides[0]), line) if together else (torch.from_numpy(sides), torch.from_numpy(rows))
         other: Rows = (int(sides[0]) ^ 1, line) if together else (torch.from_numpy(sides ^ 1), at[1])
         held = line if contiguous(rows) else torch.from_numpy(rows)
-        return Decision(meta, at, other, held, moved, behind, self.count, wide)
+        return RewindDecision(meta, at, other, held, moved, behind, self.count, wide)
 
     def _run(
         self, rewind: Rewind, hidden: Tensor, opened: HandedInputs, count: Tensor | None
@@ -136,17 +136,17 @@ class Rewinding(Call):
             memory[at] = states[name].to(memory.dtype)
         return dict(states)
 
-    def _held(self, now: Decision, count: int) -> dict[str, Tensor]:
+    def _held(self, now: RewindDecision, count: int) -> dict[str, Tensor]:
         """[b, count, size] what is held since the committed state."""
         return {name: kept[now.held, :count] for name, kept in self.states.held[self.index].items()}
 
-    def _shift(self, held: dict[str, Tensor], now: Decision) -> None:
+    def _shift(self, held: dict[str, Tensor], now: RewindDecision) -> None:
         """What is held begins behind the committed state, which has moved on."""
         for kept in held.values():
             for row, count, left in zip(self.rows, now.moved, now.behind, strict=True):
                 kept[row, :left] = kept[row, count : count + left].clone()
 
-    def _hold(self, inputs: dict[str, Tensor], now: Decision) -> None:
+    def _hold(self, inputs: dict[str, Tensor], now: RewindDecision) -> None:
         """Hold what was kept of the new tokens behind what is held already."""
         width, first = int(now.count.max()), int(now.behind[0])
         held = self.states.hold(self.index, int(now.behind.max()) + width)
