@@ -15,12 +15,12 @@ import typer.main
 
 HEAD = """# Every command and option
 
-What does a command take, and what does an option do? Commands stand in the groups of `foretell --help`; options that
-several commands have alike stand once, by topic, in [the last section](#shared-options): *Models* after a command means all
-of that topic. `foretell COMMAND --help` shows all of one command.
+What does a command take, and what does an option do? Options that several commands have alike stand once, by topic, in
+[the last section](#shared-options): *Models* after a command means all of that topic. `foretell COMMAND --help` shows all
+of one command.
 
 A default stands in brackets; `NAME=` is an environment variable that sets the option. An option with *several* may be
-given more than once. Made by `python -m foretell.cli.helpdoc`; a test fails when it is stale.
+given more than once. `python -m foretell.cli.helpdoc` makes this page.
 """
 SHARED = "Shared options"
 ELSEWHERE = {
