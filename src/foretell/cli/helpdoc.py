@@ -24,8 +24,13 @@ given more than once. `python -m foretell.cli.helpdoc` makes this page.
 """
 SHARED = "Shared options"
 ELSEWHERE = {
-    "doctor": "doctor.md", "explain": "doctor.md", "certify": "certify.md", "train": "train.md", "learn": "learn.md",
-}  # fmt: skip
+    "bench": "suites.md",
+    "certify": "certify.md",
+    "doctor": "doctor.md",
+    "explain": "doctor.md",
+    "learn": "learn.md",
+    "train": "train.md",
+}
 """Pages that say more of a command than its help does: here its first paragraph and a link are enough."""
 
 
