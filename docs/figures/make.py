@@ -362,7 +362,7 @@ def draw_stopping(axes: Axes, data: Numbers) -> None:
 
 FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None], tuple[float, float]]] = {
     "readme": (readme_data, draw_readme, (6.8, 4.0)),
-    "speedup": (speedup_data, draw_speedup, (6.4, 3.2)),
+    "speedup": (speedup_data, draw_speedup, (6.4, 2.6)),
     "shapes": (shapes_data, draw_shapes, (6.4, 3.6)),
     "rules": (rules_data, draw_rules, (6.4, 3.4)),
     "drafters": (drafters_data, draw_drafters, (6.4, 3.6)),
@@ -373,8 +373,8 @@ FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None],
     "distance": (distance_data, draw_distance, (6.8, 2.8)),
     "transformers": (transformers_data, draw_transformers, (5.6, 3.0)),
     "slots": (slots_data, draw_slots, (5.6, 3.2)),
-    "lengths": (lengths_data, draw_lengths, (6.8, 5.6)),
-    "stopping": (stopping_data, draw_stopping, (6.8, 6.0)),
+    "lengths": (lengths_data, draw_lengths, (6.8, 3.6)),
+    "stopping": (stopping_data, draw_stopping, (6.8, 4.6)),
 }
 
 
