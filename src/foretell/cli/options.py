@@ -129,8 +129,8 @@ Weights = Annotated[
         "--weights", envvar="FORETELL_WEIGHTS", metavar="auto|fp32|bf16|int8|int4|least", rich_help_panel=MODELS,
         callback=checked(names.check_weights),
         help="How the target's matrices are held: auto as the file has them (those of a quantised GGUF file stay packed), "
-        "fp32 and bf16 dequantised, int8 and int4 rounded, least as for drafts. The text then follows the quantised model's "
-        "distribution.",
+        "fp32 and bf16 dequantised, int8 and int4 rounded, least as for drafts. The text then follows the quantised "
+        "model's distribution.",
     ),
 ]  # fmt: skip
 Lora = Annotated[
