@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/first-use.md", "docs/extend.md")
+DOCUMENTS = ("README.md", "docs/first-use.md", "docs/extend.md", "docs/add-a-model.md")
 BLOCK = re.compile(r"<!-- run -->\n+```(sh|python)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"<!-- file: (\S+) -->\n+```\w+\n(.*?)```", re.DOTALL)
 

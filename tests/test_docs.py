@@ -15,9 +15,7 @@ import pytest
 import foretell
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted(
-    str(page.relative_to(ROOT)) for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"))
-)
+PAGES = sorted(page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 WALK = "docs/how-a-step-works.md"
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -412,3 +410,18 @@ def test_the_log_holds_few_short_records() -> None:
     many = range(1, 32)
     listed = "".join(f"- [{number}. A](#{number}-a): c\n" for number in many)
     assert wrong_records(listed + "".join(f"\n## {number}. A\n" for number in many)) == ["31 records"]
+
+
+MOST_WORDS = 40_000
+"""Of all pages of docs but the log: a reader's time is short, and a new page should cost an old paragraph."""
+
+
+def test_the_documents_stay_short() -> None:
+    counts = {page.name: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")}
+    assert sum(counts.values()) - counts["LOG.md"] <= MOST_WORDS, sorted(counts.items(), key=lambda item: -item[1])[:8]
+
+
+def test_pre_commit_checks_by_the_version_of_the_constraints() -> None:
+    hook = re.search(r"ruff-pre-commit\n +rev: v([\d.]+)", read(".pre-commit-config.yaml"))
+    assert hook is not None
+    assert f"ruff=={hook[1]}\n" in read("constraints.txt")

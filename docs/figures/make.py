@@ -332,14 +332,6 @@ def draw_lengths(axes: Axes, data: Numbers) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def weightless_data() -> Numbers:
-    """(speedup, low, high) by method and temperature, drafters without weights: performance.md."""
-    found = {}
-    for method, greedy, _, sampled, _ in table("performance.md", "| | T = 0: speedup | length |")[1:]:
-        found[f"{method}, T = 0"], found[f"{method}, T = 1"] = numbers(greedy), numbers(sampled)
-    return found
-
-
 def stopping_data() -> Numbers:
     """(gain, low, high) in percent by temperature, cost of a guess and policy: drafters.md."""
     found = {}
@@ -363,11 +355,6 @@ def draw_intervals(axes: Axes, data: Numbers, *, at: float, label: str) -> None:
     axes.set_xlabel(label)
 
 
-def draw_weightless(axes: Axes, data: Numbers) -> None:
-    """See ``draw_intervals``."""
-    draw_intervals(axes, data, at=1.0, label="speedup over plain decoding, 95 % interval")
-
-
 def draw_stopping(axes: Axes, data: Numbers) -> None:
     """See ``draw_intervals``."""
     draw_intervals(axes, data, at=0.0, label="gain over the best fixed length in percent, 95 % interval")
@@ -375,7 +362,7 @@ def draw_stopping(axes: Axes, data: Numbers) -> None:
 
 FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None], tuple[float, float]]] = {
     "readme": (readme_data, draw_readme, (6.8, 4.0)),
-    "speedup": (speedup_data, draw_speedup, (6.4, 3.2)),
+    "speedup": (speedup_data, draw_speedup, (6.4, 2.6)),
     "shapes": (shapes_data, draw_shapes, (6.4, 3.6)),
     "rules": (rules_data, draw_rules, (6.4, 3.4)),
     "drafters": (drafters_data, draw_drafters, (6.4, 3.6)),
@@ -386,9 +373,8 @@ FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None],
     "distance": (distance_data, draw_distance, (6.8, 2.8)),
     "transformers": (transformers_data, draw_transformers, (5.6, 3.0)),
     "slots": (slots_data, draw_slots, (5.6, 3.2)),
-    "lengths": (lengths_data, draw_lengths, (6.8, 5.6)),
-    "weightless": (weightless_data, draw_weightless, (6.4, 2.8)),
-    "stopping": (stopping_data, draw_stopping, (6.8, 6.0)),
+    "lengths": (lengths_data, draw_lengths, (6.8, 3.6)),
+    "stopping": (stopping_data, draw_stopping, (6.8, 4.6)),
 }
 
 

@@ -220,7 +220,7 @@ def test_every_command_has_the_same_default_target() -> None:
 def test_each_shared_option_is_declared_once() -> None:
     """By its help: where a command declares an option of a group anew, it is another option or a copy that drifts."""
     told: dict[str, set[str]] = {}
-    for path in sorted(Path(options.__file__).parent.glob("*.py")):
+    for path in sorted(Path(options.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option":
                 (text,) = [word.value for word in node.keywords if word.arg == "help"] or [None]

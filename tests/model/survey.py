@@ -142,7 +142,7 @@ Does foretell run your model, and how well? This page lists every type (`model_t
 transformers {version} has a causal language model for. Where models come from: [models.md](models.md).
 
 {working} of {total} types work: {native} natively, {lean} in lean, {others} through transformers; {trees} of them over
-trees. A model with its own Python code is judged when it is loaded, by the same comparison.
+trees.
 
 - **runs on**: the fastest implementation. `native` (one C call a pass) runs on x86-64 CPUs, `lean` (plain torch) on every
   device, and `transformers` is the unmodified model with our masks, positions and cache.

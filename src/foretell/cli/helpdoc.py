@@ -15,14 +15,23 @@ import typer.main
 
 HEAD = """# Every command and option
 
-What does a command take, and what does an option do? Commands stand in the groups of `foretell --help`; options that
-several commands have alike stand once, by topic, in [the last section](#shared-options): *Models* after a command means all
-of that topic. `foretell COMMAND --help` shows all of one command.
+What does a command take, and what does an option do? Options that several commands have alike stand once, by topic, in
+[the last section](#shared-options): *Models* after a command means all of that topic. `foretell COMMAND --help` shows all
+of one command.
 
 A default stands in brackets; `NAME=` is an environment variable that sets the option. An option with *several* may be
-given more than once. Made by `python -m foretell.cli.helpdoc`; a test fails when it is stale.
+given more than once. `python -m foretell.cli.helpdoc` makes this page.
 """
 SHARED = "Shared options"
+ELSEWHERE = {
+    "bench": "suites.md",
+    "certify": "certify.md",
+    "doctor": "doctor.md",
+    "explain": "doctor.md",
+    "learn": "learn.md",
+    "train": "train.md",
+}
+"""Pages that say more of a command than its help does: here its first paragraph and a link are enough."""
 
 
 def page() -> str:
@@ -101,7 +110,9 @@ def section(name: str, command: Any, shared: Mapping[str, Mapping[str, str]]) ->
     listed = [f"- `{argument_name(param)}`: {escaped(param.help)}{default(param)}" for param in arguments]
     listed += [f"- {meaning(option)}{default(option)}" for option in own]
     usage = " ".join([name, *map(argument_name, arguments)])
-    parts = [f"## `{name}`", f"`{usage}`" if arguments else "", paragraphs(command.help), "\n".join(listed)]
+    elsewhere = ELSEWHERE.get(name.removeprefix("foretell "))
+    told = paragraphs(command.help) if elsewhere is None else summary(command.help, elsewhere)
+    parts = [f"## `{name}`", f"`{usage}`" if arguments else "", told, "\n".join(listed)]
     several = "; ".join(shares(command, shared))
     return "\n\n".join(filter(None, [*parts, several and f"Shared: {several}."]))
 
@@ -116,7 +127,8 @@ def meaning(option: Any) -> str:
     takes = "" if option.is_flag else f" {option.metavar or kind(option)}"
     several = " (several)" if option.multiple else ""
     variable = f" `{option.envvar}=`" if option.envvar else ""
-    return f"`{', '.join(names_of(option))}{takes}`{several}: {escaped(option.help)}{limits(option)}{variable}"
+    told = escaped(option.help).replace("; may be repeated", "")  # "several" says so
+    return f"`{', '.join(names_of(option))}{takes}`{several}: {told}{limits(option)}{variable}"
 
 
 def names_of(option: Any) -> list[str]:
@@ -154,6 +166,12 @@ def argument_name(param: Any) -> str:
 def paragraphs(text: str) -> str:
     """Help text, a line each paragraph."""
     return "\n\n".join(escaped(paragraph) for paragraph in text.split("\n\n"))
+
+
+def summary(text: str, where: str) -> str:
+    """The first paragraph of a help text, and where more is said."""
+    first, *_ = text.split("\n\n")
+    return f"{escaped(first)} More: [{where}]({where})."
 
 
 def escaped(text: str) -> str:

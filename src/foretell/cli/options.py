@@ -128,9 +128,9 @@ Weights = Annotated[
     typer.Option(
         "--weights", envvar="FORETELL_WEIGHTS", metavar="auto|fp32|bf16|int8|int4|least", rich_help_panel=MODELS,
         callback=checked(names.check_weights),
-        help="How the target's matrices are held and multiplied: auto as the file has them (those of a quantised GGUF file "
-        "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded, least as for drafts. The text then follows the "
-        "quantised model's distribution; 'foretell certify' measures how far that is from the unquantised one.",
+        help="How the target's matrices are held: auto as the file has them (those of a quantised GGUF file stay packed), "
+        "fp32 and bf16 dequantised, int8 and int4 rounded, least as for drafts. The text then follows the quantised "
+        "model's distribution.",
     ),
 ]  # fmt: skip
 Lora = Annotated[

@@ -42,8 +42,8 @@ class LearnOptions:
         "trials it stays below 2 %.", metavar="SHARE",
     )  # fmt: skip
     learn_busy_share: float = setting(
-        0.01, "Processor time, as a share of one core, that learning may take while the service decodes on all cores; "
-        "between requests, and where a core is free, it takes what it needs. 1: no limit.", metavar="SHARE",
+        0.01, "Processor time, as a share of one core, that learning may take while the service decodes on all cores. "
+        "1: no limit.", metavar="SHARE",
     )  # fmt: skip
     learn_lora: int = setting(
         0,
