@@ -47,7 +47,7 @@ def term_of(format: OutputFormat) -> str:
 
 
 def format_processor(backend: Backend, format: OutputFormat) -> tuple[Callable[[int], Any], tuple[str, ...]]:
-    """(what makes the processor of a choice, what its format leaves out). Slow: see ``Constraints``. Raises ApiError 400."""
+    """(what makes a choice's processor, what its format leaves out). Slow: see ``Constraints``. Raises ApiError 400."""
     try:
         return format.constraint(backend.constraints).processor, format.left_out(backend.constraints)
     except ConfigError as error:
