@@ -134,6 +134,7 @@ def test_a_speedup_is_told_only_while_it_is_measured(speculation: str) -> None:
     made, box = service(speculation=speculation), Mailbox()
     try:
         assert made.snapshot().speedup is None
+        made.measure()
         seen: list[float | None] = []
 
         def hear(update: Update) -> None:
