@@ -19,6 +19,7 @@ from foretell.costs.measure import StepSeconds
 from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.suffix import Suffix, SuffixConfig
+from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
 from foretell.engine.planning import SLICE_S
 from foretell.engine.speculation import Speculation
@@ -185,7 +186,7 @@ def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: 
         def contradict() -> float:  # on the engine's thread, which is not idle meanwhile
             for _ in range(60):
                 planner.corrections.tick()
-                planner.corrections.observe("plain", 0.01, 0.31)
+                planner.corrections.observe_plain(0.01, 0.31, 1)
             with monkeypatch.context() as patch:
                 patch.setattr(Bench, "step", stopped)
                 service._measure_again()  # a request has come ...
@@ -529,3 +530,22 @@ def test_a_long_text_that_guesses_fill_is_begun_again(context: int, monkeypatch:
         assert bench.step_of_text("draft_model", 9, is_long=True).rows == 10
     assert set(opened) == {300}
     assert len(opened) < 20
+
+
+def test_a_plain_step_is_one_of_those_that_a_call_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured as all of them, plain decoding of small models looked up to four times as slow as it is: guesses stood."""
+    engine = Engine.load("bundled", speculative="ngram")
+    if engine.model.most_passes == 1:
+        pytest.skip("this model makes one pass a call here")
+    events, real = list[Any](), Batch.step
+
+    def step(self: Batch, *given: Any, **options: Any) -> Any:
+        events.append(real(self, *given, **options))
+        return events[-1]
+
+    monkeypatch.setattr(Batch, "step", step)
+    bench = Bench(engine.model, engine.choice(NoneConfig()), [engine.choice(engine.speculative)])
+    told = [bench.step("none", 2, 0) for _ in range(12)]
+    assert max(event.num_passes for event in events) > 1
+    for event, seconds in zip(events, told, strict=True):
+        assert seconds.draft + seconds.target + seconds.rest == pytest.approx(event.seconds / event.num_passes)

@@ -118,7 +118,10 @@ class Bench:
     def _step(self, opened: Batch, caps: list[int]) -> StepSeconds:
         report = opened.step(caps)
         nodes = int((report.commit.tree.parent >= 0).sum()) + len(caps)
-        return StepSeconds(report.seconds_draft, report.seconds_target, report.seconds_rest, nodes)
+        share = 1 / report.num_passes  # of several plain passes in one call
+        return StepSeconds(
+            share * report.seconds_draft, share * report.seconds_target, share * report.seconds_rest, nodes
+        )
 
     def long_text(self, longest: int) -> int:
         """Tokens of a long text, where texts have at most ``longest``; 0 where none is long enough to tell. A short one was
