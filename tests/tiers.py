@@ -140,7 +140,6 @@ EXHAUSTIVE: dict[str, Keep] = {
     "tests/engine/test_matrix.py::test_rules_that_read_q_keep_the_joint_law": "values",
     "tests/engine/test_recurrent.py::test_every_drafter_gives_plain_tokens": "values",
     "tests/engine/test_shapes.py::test_the_same_text": "values",
-    "tests/engine/test_suffix.py::test_a_table_a_row_guesses_what_a_matrix_of_its_own_does": "values",
     "tests/engine/test_suffix.py::test_the_text_is_that_of_plain_decoding": "values",
     "tests/engine/request/test_vocabulary.py::test_draft_logits_of_another_width": "values",
     "tests/learn/test_student.py::test_learning_a_few_texts_raises_their_score_and_serves": "values",

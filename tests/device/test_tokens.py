@@ -36,7 +36,6 @@ FAST: dict[str, Any] = {
     "medusa": "medusa",
     "kangaroo": "kangaroo",
     "hybrid": "hybrid",
-    "recycling": "recycling",
     "specdec": {"method": "draft_model", "shape": "specdec"},
     "dyspec": {"method": "draft_model", "shape": "dyspec/size=8", "verify": "rejection"},
     "static, transport": {"method": "draft_model", "shape": "static/branching=3x1", "verify": "transport"},

@@ -179,7 +179,7 @@ def test_a_head_is_tried_alone_and_in_a_hybrid() -> None:
 
 def test_a_target_that_nothing_comes_with_has_what_needs_no_weights() -> None:
     tried, left = candidates(spec("some/where"))
-    assert {one.method for one in tried} >= {"ngram", "suffix", "recycling"}
+    assert {one.method for one in tried} >= {"ngram", "suffix"}
     assert [(one.method, one.is_default, one.speculation) for one in tried[:2]] == [
         ("suffix", True, "on"), ("suffix", False, "auto")]  # fmt: skip
     assert "it needs a trained head" in left["hybrid"]

@@ -51,8 +51,8 @@ def test_without_a_drafter_there_are_no_guesses() -> None:
     outer, context = Forwarding(None), context_of([row("a", 0)], 9)
     given: Any = None
     assert outer.propose(context, given, given, given).num_nodes == 1
-    assert (outer.can_join, outer.can_wait, outer.num_candidates, outer.light_steps, outer.chance) == (
-        False, False, 0, None, None,
+    assert (outer.can_join, outer.can_wait, outer.light_steps, outer.chance) == (
+        False, False, None, None,
     )  # fmt: skip
     assert outer.num_unread(context) == [0]
     assert outer.catch_up(context, 0, 9) == 0

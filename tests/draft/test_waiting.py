@@ -111,7 +111,7 @@ def test_features_of_many_positions_are_made_before_they_are_asked_for(monkeypat
 
 def commit(step: int, *, ended: bool = False) -> Commit:
     pending = torch.tensor([step])
-    return Commit(root_tree(pending), torch.tensor([step]), [[0]], [[step + 1]], torch.ones(1, 1, 256), None, [ended])
+    return Commit(root_tree(pending), torch.tensor([step]), [[0]], [[step + 1]], torch.ones(1, 1, 256), [ended])
 
 
 def propose(drafter: Drafter, lane: Lane) -> None:

@@ -30,7 +30,7 @@ from tests.model.tiny import VOCAB, tiny_module
 NAMES = (None, "one", "two")
 METHODS: dict[str, tuple[dict[str, Any], Any]] = {
     "ngram": ({"method": "ngram", "num_speculative_tokens": 4}, None),
-    "recycling": ({"method": "recycling"}, None),
+    "suffix": ({"method": "suffix"}, None),
     "chain": ({"method": "draft_model", "num_speculative_tokens": 3}, DraftModel),
     "tree": ({"method": "draft_model", "num_speculative_tokens": 3, "shape": "static/branching=2x2x1"}, DraftModel),
     "dynamic": ({"method": "draft_model", "num_speculative_tokens": 3, "shape": "eagle2/size=5/width=2"}, DraftModel),

@@ -72,7 +72,7 @@ def ways(model: NativeModel, case: str) -> Iterator[tuple[dict[str, Any], Method
         yield {"method": "hybrid", "second": "draft_model", "second_tokens": 3, "second_shape": shape}, second
     yield {"method": "suffix"}, None
     yield {"method": "ngram"}, None
-    yield {"method": "recycling", "shape": "static/branching=3x2x1"}, None
+    yield {"method": "suffix", "shape": "opt_tree/size=7"}, None
     yield {"method": "prediction"}, None
     yield {"method": "early_exit", "exit_layer": 2}, EarlyExit(model, 2)
     if model.spec.hidden_size == 32:  # of the heads

@@ -65,7 +65,6 @@ METHODS: dict[str, Parts] = {
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),
-    "recycling": Parts("foretell.draft.recycling:RecyclingConfig"),
     "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
         layouts=("foretell.methods.acceptance.formats:AcceptanceLayout",),

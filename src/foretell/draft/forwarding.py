@@ -41,11 +41,6 @@ class Forwarding(Drafter):
         return self._read(lambda inner: inner.can_wait, False)
 
     @property
-    def num_candidates(self) -> int:  # type: ignore[override]
-        """See ``Drafter``."""
-        return self._read(lambda inner: inner.num_candidates, 0)
-
-    @property
     def light_steps(self) -> Sequence[LightStep | None] | None:
         """See ``Drafter``."""
         return self._read(lambda inner: inner.light_steps, None)
