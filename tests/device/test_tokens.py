@@ -27,7 +27,7 @@ SHORT = SamplingParams(max_new_tokens=10, ignore_eos=True)
 ROWS = [SHORT, replace(SHORT, temperature=0.0), replace(SHORT, temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=6)]
 """One that samples, one at temperature 0, and one with filters that ends before the others."""
 
-HEADLESS = {"mtp", "peagle", "acceptance", "judge"}  # no head of the bundled target, or no drafter
+HEADLESS = {"mtp", "acceptance", "judge"}  # no head of the bundled target, or no drafter
 DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 FAST: dict[str, Any] = {
     "none": "none",

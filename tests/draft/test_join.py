@@ -28,7 +28,6 @@ from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
-from foretell.methods.eagle.parallel import PEagle
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo, KangarooDrafter
 from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
 from foretell.methods.medusa.head import MedusaHead
@@ -38,7 +37,6 @@ from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import TreeMethod, audit_table, foresight, table
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
-from tests.methods.eagle.test_parallel import random_head as parallel_head
 from tests.methods.kangaroo.test_head import random_head as adapter
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -340,10 +338,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "eagle3": lambda: Eagle3(random_head(EAGLE3), tiny()),  # type: ignore[arg-type]
     "kangaroo": lambda: Kangaroo(adapter(), tiny()),
     "dflash": dflash,
-    "peagle": lambda: PEagle(parallel_head(), tiny()),
     "dflash, all": lambda: dflash(causal=True, markov_rank=6, sample_from_anchor=True, confidence=True),
 }
-MODELS["dflash, all"] = MODELS["peagle"] = tiny
+MODELS["dflash, all"] = tiny
 CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
 CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[4:]]
 CASES += [

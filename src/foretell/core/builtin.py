@@ -27,9 +27,6 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.eagle.formats:Eagle3Native", "foretell.methods.eagle.formats:Eagle3Speculators"),
         "foretell.train.recipes.eagle3:RECIPE",
     ),
-    "peagle": Parts(
-        "foretell.methods.eagle.config:PEagleConfig", ("foretell.methods.eagle.formats_parallel:PEagleSpeculators",)
-    ),
     "eagle1": Parts(
         "foretell.methods.eagle.config:Eagle1Config",
         ("foretell.methods.eagle.formats:Eagle1Native",),

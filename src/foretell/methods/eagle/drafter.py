@@ -136,8 +136,6 @@ class EagleDrafter(Drafter):
         )  # fmt: skip
 
     def _why_not(self, context: Context, limits: Sequence[int]) -> str:
-        if type(self) is not EagleDrafter:
-            return f"proposals of {type(self).__name__} are not captured"
         if self.native is not None:
             return "the head runs on the CPU"
         unread = max(row.count for row, limit in zip(self.buffer.rows, limits, strict=True) if limit)
