@@ -1,7 +1,6 @@
 """Settings of method ``draft_model``."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from foretell.checkpoints.names import WEIGHTS
@@ -56,11 +55,6 @@ class DraftModelConfig(WindowedMethodConfig):
         """Load the draft model, and its acceptance head where the shape needs one. Tokenizers are compared, where both are
         known: see ``vocabulary``."""
         name = self.model or "bundled/draft"
-        from foretell.methods.draft_model.borrowed import borrowing  # it imports the native decoder
-
-        found = borrowing(name)
-        if found is not None:
-            return self._borrowed(found, name, loader)
         weights = () if self.draft_weights == "auto" else (self.draft_weights,)
         tokenizers = loader.tokenizers(name) if self.vocabulary != "same" else None
         crossing = self._crossing(tokenizers)
@@ -91,26 +85,6 @@ class DraftModelConfig(WindowedMethodConfig):
             if between is None
             else TranslatedDraft(draft, between, crossing or "", acceptance)
         )
-
-    def _borrowed(self, path: Path, name: str, loader: Loader) -> Method:
-        """Of a draft without an embedding of its own, whose tokens are its target's by the making."""
-        if self.vocabulary in CROSSINGS:
-            raise ConfigError(
-                f"vocabulary = {self.vocabulary!r} is for drafts of another vocabulary; {name} has the target's"
-            )
-        if self.draft_vocab_size:
-            raise ConfigError(
-                f"draft_vocab_size = {self.draft_vocab_size}: draft {name} guesses the tokens that it was made for; drop it"
-            )
-        if self.proposal_shape.asks_acceptance and self.acceptance is None:
-            raise ConfigError(
-                f"shape 'specdec' needs an acceptance head, and draft {name} has none: choose shape 'adaptive'"
-            )
-        from foretell.methods.draft_model.borrowed import load_borrowed
-
-        draft = load_borrowed(path, loader.target, name=name, weights=self.draft_weights, limit=self.window)
-        head = None if self.acceptance is None else load_acceptance(self.acceptance, draft.spec)
-        return DraftModel(draft, head)
 
     def _crossing(self, tokenizers: tuple[Any, Any] | None) -> str | None:
         """How the vocabularies are crossed; None: they are one, or have to be."""
