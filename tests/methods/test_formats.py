@@ -105,7 +105,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "medusa with the target's head": lambda: medusa(own_lm_head=False),
     "dflash": dflash,
     "dflash, causal": lambda: dflash(causal=True),
-    "dflash2": lambda: dflash(conv_kernel_size=2, conv_group_size=4, selector_rank=3, selector_top_k=5),
     "dspark": lambda: dflash(**DSPARK),
     "dspark without confidence": lambda: dflash(markov_rank=3),
     "dspark without markov": lambda: dflash(confidence=True, sample_from_anchor=True),
@@ -663,7 +662,8 @@ GOOD = native(**{IDS: [2, 4, 5]})
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlash2DraftModel,"),
+        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlashDraftModel,"),
+        ({**GOOD, "architectures": ["DFlash2DraftModel"]}, "architecture 'DFlash2DraftModel', which is no head known"),
         ({**GOOD, "architectures": []}, "architecture None, which is no head"),
         (speculators(speculators_model_type="hydra"), "speculators_model_type 'hydra', which is no head known"),
         ({**GOOD, "hidden_size": ...}, "has no 'hidden_size', which this kind"),
