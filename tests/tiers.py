@@ -143,7 +143,6 @@ EXHAUSTIVE: dict[str, Keep] = {
     "tests/engine/test_suffix.py::test_the_text_is_that_of_plain_decoding": "values",
     "tests/engine/request/test_vocabulary.py::test_draft_logits_of_another_width": "values",
     "tests/learn/test_student.py::test_learning_a_few_texts_raises_their_score_and_serves": "values",
-    "tests/methods/acceptance/test_specdec_heads.py::test_the_head_reads_what_it_was_trained_on": "values",
     "tests/methods/draft_model/test_crossing.py::test_every_shape_over_shared_tokens": "values",
     "tests/methods/draft_model/test_crossing.py::test_the_drafts_cache_is_its_text": "values",
     "tests/methods/draft_model/test_crossing.py::test_the_text_is_the_targets_own": "values",

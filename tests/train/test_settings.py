@@ -29,7 +29,7 @@ OPTIONS = {
         "gamma", "draft_vocab_size",
     ),
     "kangaroo": (*SIZES[1:], "exit_layer"),
-    "acceptance": ("num_layers", "target_share", "weight_accepted", "weight_rejected", "num_slots", "temperatures"),
+    "acceptance": ("num_layers", "target_share", "weight_accepted", "weight_rejected", "temperatures"),
     "draft_model": (),
 }  # fmt: skip
 FIELDS = (

@@ -8,12 +8,12 @@ from foretell.heads.load import load_head
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.head_config import StepwiseMethodConfig
+from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.windowed import WindowedMethodConfig
 
 
 @dataclass(frozen=True)
-class Eagle1Config(WindowedMethodConfig, StepwiseMethodConfig):
+class Eagle1Config(WindowedMethodConfig, HeadMethodConfig):
     """One layer over the target's last features."""
 
     method = Eagle1.name
@@ -21,13 +21,12 @@ class Eagle1Config(WindowedMethodConfig, StepwiseMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        acceptance = self.load_acceptance(loader)
         head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
-        return Eagle1(head, loader.target, acceptance, weights=self.head_weights)
+        return Eagle1(head, loader.target, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
-class Eagle2Config(WindowedMethodConfig, StepwiseMethodConfig):
+class Eagle2Config(WindowedMethodConfig, HeadMethodConfig):
     """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
 
     method = Eagle2.name
@@ -37,13 +36,12 @@ class Eagle2Config(WindowedMethodConfig, StepwiseMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load EAGLE-1's head."""
-        acceptance = self.load_acceptance(loader)
         head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
-        return Eagle2(head, loader.target, acceptance, weights=self.head_weights)
+        return Eagle2(head, loader.target, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
-class Eagle3Config(WindowedMethodConfig, StepwiseMethodConfig):
+class Eagle3Config(WindowedMethodConfig, HeadMethodConfig):
     """One layer over fused features of three target layers."""
 
     method = Eagle3.name
@@ -51,8 +49,7 @@ class Eagle3Config(WindowedMethodConfig, StepwiseMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        acceptance = self.load_acceptance(loader)
         head = self.limited(
             load_head(self.head_name, loader.target.spec, Eagle3Head, target=loader.target), loader.target
         )
-        return Eagle3(head, loader.target, acceptance, weights=self.head_weights)
+        return Eagle3(head, loader.target, weights=self.head_weights)

@@ -6,13 +6,13 @@ from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.heads.load import load_head
-from foretell.methods.head_config import StepwiseMethodConfig
+from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
 from foretell.methods.kangaroo.head import KangarooHead
 
 
 @dataclass(frozen=True)
-class KangarooConfig(StepwiseMethodConfig):
+class KangarooConfig(HeadMethodConfig):
     """The target's own lower layers and an adapter."""
 
     method = Kangaroo.name
@@ -20,9 +20,8 @@ class KangarooConfig(StepwiseMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the adapter."""
-        acceptance = self.load_acceptance(loader)
         head = load_head(self.head_name, loader.target.spec, KangarooHead)
-        return Kangaroo(head, loader.target, acceptance, weights=self.head_weights)
+        return Kangaroo(head, loader.target, weights=self.head_weights)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.growing.frontier import Grown, pick, span_for
-from foretell.draft.shapes import SHAPES, Shape, SpecDec
-from foretell.methods.acceptance.head import AcceptanceHead, predicted
-from foretell.methods.head_method import HeadMethod
+from foretell.draft.shapes import Shape
+from foretell.methods.head_method import GROWN, HeadMethod
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
 from foretell.model.bound import BoundCache
@@ -183,21 +182,17 @@ class KangarooDrafter(EarlyExitDrafter):
     so and ``last`` is then the state there; the next ``read_root`` reads both.
     """
 
-    hidden: Tensor
-    """[B, W, H] the adapter's output at the nodes read last: what a head that judges guesses may read."""
-
     def __init__(
         self,
         head: KangarooHead,
         target: Target,
         context: Context,
         capacity: int,
-        acceptance: AcceptanceHead | None = None,
         native: NativeAdapter | None = None,
     ) -> None:
         """native: the same adapter through the C kernels; None: as the torch module."""
         super().__init__(target, context, capacity, head.config.exit_layer)
-        self.head, self.acceptance, self.native = head, acceptance, native
+        self.head, self.native = head, native
         self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
         self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
         self.lacking = [False] * context.num_rows
@@ -233,8 +228,7 @@ class KangarooDrafter(EarlyExitDrafter):
 
     def read(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] through the adapter."""
-        self.hidden = self._step(hidden, plan)
-        return self.hidden
+        return self._step(hidden, plan)
 
     def _step(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, n, H] of ``KangarooHead.step``, which writes to the adapter's cache."""
@@ -242,11 +236,6 @@ class KangarooDrafter(EarlyExitDrafter):
             return self.head.step(hidden, plan, self.cache)
         assert isinstance(self.cache, BoundCache)
         return self.native.step(hidden, plan, self.cache)
-
-    @property
-    def chance(self) -> Tensor | None:
-        """See ``Expander``."""
-        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def exit(self, features: Tensor) -> Tensor:
         """[B, W, V] by the target's head, without its final norm."""
@@ -313,14 +302,12 @@ class Kangaroo(HeadMethod):
     buffers = False
     head: KangarooHead
     capabilities = Capabilities(
-        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=SHAPES.builtin
+        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=GROWN
     )
 
-    def __init__(
-        self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
-    ) -> None:
+    def __init__(self, head: KangarooHead, model: CausalModel, *, weights: str = "auto") -> None:
         """See ``HeadMethod``."""
-        super().__init__(head, model, acceptance, weights=weights)
+        super().__init__(head, model, weights=weights)
         self.exit_layer = head.config.exit_layer
 
     def _natively(self) -> tuple[NativeAdapter | None, str | None]:
@@ -338,7 +325,7 @@ class Kangaroo(HeadMethod):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
-        return KangarooDrafter(self.head, target, context, capacity, self.acceptance, self.native)
+        return KangarooDrafter(self.head, target, context, capacity, self.native)
 
 
 class EarlyExit(Method):
@@ -348,7 +335,7 @@ class EarlyExit(Method):
     capabilities = Capabilities(
         "the target's lower layers alone; for targets trained with early exits",
         draws=True,
-        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),  # no acceptance head is trained for it
+        shapes=GROWN,
     )
 
     def __init__(self, model: CausalModel, exit_layer: int) -> None:
