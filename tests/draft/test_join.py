@@ -28,7 +28,7 @@ from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
-from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo, KangarooDrafter
+from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
 from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
 from foretell.methods.medusa.head import MedusaHead
 from foretell.model.cache import KVCache
@@ -332,7 +332,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "suffix": Suffix,
     "draft_model": draft,
     "draft_model, short": lambda: draft(max_positions=30),
-    "early_exit": lambda: EarlyExit(target(), 2),
     "medusa": medusa,
     "eagle1": lambda: Eagle1(random_head(EAGLE1), tiny()),  # type: ignore[arg-type]
     "eagle3": lambda: Eagle3(random_head(EAGLE3), tiny()),  # type: ignore[arg-type]
@@ -345,7 +344,7 @@ CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
 CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[4:]]
 CASES += [
     (name, "static/branching=2x2x1", DrawMode.COUPLED)
-    for name in ("draft_model", "early_exit", "medusa", "eagle1", "kangaroo", "dflash")
+    for name in ("draft_model", "medusa", "eagle1", "kangaroo", "dflash")
 ]
 CASES += [("suffix", "opt_tree/size=7", DrawMode.FIXED)]
 CASES += [
@@ -354,7 +353,7 @@ CASES += [
         DrawMode.COUPLED),
     ("draft_model", "specdec/threshold=0.6", DrawMode.COUPLED), ("draft_model", "adaptive/threshold=0.3", DrawMode.COUPLED),
     ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED), ("kangaroo", "eagle2/size=7/width=3", DrawMode.COUPLED),
-    ("early_exit", "dyspec/size=7/width=3", DrawMode.COUPLED), ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
+    ("kangaroo", "dyspec/size=7/width=3", DrawMode.COUPLED), ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
 ]  # fmt: skip
 
 
@@ -489,7 +488,7 @@ def test_a_draft_model_whose_context_is_at_its_end() -> None:
         assert lane.drafter.filled == [0, 0]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["none", "ngram", "prediction", "suffix", "early_exit", "medusa", "kangaroo"])
+@pytest.mark.parametrize("name", ["none", "ngram", "prediction", "suffix", "medusa", "kangaroo"])
 def test_drafters_that_read_as_they_are_told(name: str) -> None:
     with torch.inference_mode():
         lane = opened(name, "a", "c")

@@ -24,7 +24,7 @@ from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid
-from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.recurrent import rewind
 from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
@@ -79,7 +79,6 @@ def drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Method 
     for draft in (tiny_module("llama"), family_module("falcon_h1")):
         yield {"method": "draft_model"}, DraftModel(TransformersModel(draft))
     yield {"method": "draft_model", "shape": "adaptive/threshold=0.1"}, DraftModel(model)
-    yield {"method": "early_exit", "exit_layer": 1}, EarlyExit(model, 1)
     if model.spec.num_layers == 4:
         yield {"method": "eagle3"}, Eagle3(random_head(EAGLE3), model)
         yield {"method": "eagle1"}, Eagle1(random_head(EAGLE1), model)
@@ -100,11 +99,10 @@ def tree_drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Me
     yield {"method": "suffix", "shape": "opt_tree/size=6"}, None
     second = Hybrid(Suffix(), near, shape=parse_shape("opt_tree/size=6", 3), discount=0.9)
     yield {"method": "hybrid", "second": "draft_model", "model": "m", "second_shape": "opt_tree/size=6"}, second
-    yield {"method": "early_exit", "exit_layer": 1, "shape": "dyspec/size=5"}, EarlyExit(model, 1)
-    yield {"method": "early_exit", "exit_layer": 1, "shape": "static/branching=2x2x1"}, EarlyExit(model, 1)
     if model.spec.num_layers == 4:
         yield {"method": "eagle3", "shape": "opt_tree/size=6"}, Eagle3(random_head(EAGLE3), model)
         yield {"method": "kangaroo", "shape": "opt_tree/size=6"}, Kangaroo(kangaroo_head(), model)
+        yield {"method": "kangaroo", "shape": "static/branching=2x2x1"}, Kangaroo(kangaroo_head(), model)
 
 
 def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> None:

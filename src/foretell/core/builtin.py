@@ -58,7 +58,6 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.mtp.trained:MTPDirectory",),
         "foretell.train.recipes.mtp:RECIPE",
     ),
-    "early_exit": Parts("foretell.methods.kangaroo.config:EarlyExitConfig"),
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),

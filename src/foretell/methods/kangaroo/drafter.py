@@ -1,9 +1,8 @@
 """Self-speculation: the target's own lower layers guess, and are never run again to verify.
 
 A node is read once by layers [0, exit_layer), in its final slot of the target's own cache; ``TokenTree.hidden`` holds
-the result, and the step runs the other layers on it. What turns a shallow state into a guess is a learned adapter
-(Kangaroo, 2404.18911) or nothing but the target's own final norm and head (LayerSkip, 2404.16710: the target must have
-been trained for it).
+the result, and the step runs the other layers on it. A learned adapter turns a shallow state into a guess (Kangaroo,
+2404.18911).
 
 Shapes that rank their nodes afterwards read them in another order; their keys and values are moved to the final slots when
 the tree is known, hence every shape can be grown. A leaf needs no guess but must have its shallow state, so all leaves
@@ -19,11 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, root_tree
 from foretell.core.upload import tensor_on
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.growing.frontier import Grown, pick, span_for
 from foretell.draft.shapes import Shape
@@ -35,43 +33,33 @@ from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, Target
 
 
-class EarlyExitDrafter(Drafter):
-    """The target's lower layers, on the target's cache.
+class KangarooDrafter(Drafter):
+    """The target's lower layers, on the target's cache, and an adapter, which has a cache of its own.
 
-    Invariant: the engine keeps that cache; between steps there is no other state. While a tree grows, node i of
-    those read lies in slot base + i, and ``states[:, i]`` is its shallow state.
+    While a tree grows, node i of those read lies in slot base + i of both, and ``states[:, i]`` is its shallow state. The
+    engine keeps the target's cache between steps. Invariant of the adapter's: slots [0, length) hold the keys and values of
+    all committed positions, but for the last one where a leaf was kept: the adapter has not read that yet (the authors'
+    code has the same gap). ``lacking`` says of which rows this is so and ``last`` is then the state there; the next
+    ``read_root`` reads both.
     """
 
     can_join = True
 
-    def __init__(self, target: Target, context: Context, capacity: int, exit_layer: int) -> None:
-        self.target, self.capacity, self.exit_layer = target, capacity, exit_layer
+    def __init__(
+        self, head: KangarooHead, target: Target, context: Context, capacity: int, native: NativeAdapter | None = None
+    ) -> None:
+        """native: the same adapter through the C kernels; None: as the torch module."""
+        self.head, self.target, self.capacity, self.native = head, target, capacity, native
         self.num_states = 0  # n: most nodes that the shape being grown reads
         self.states: Tensor | None = None  # [B, n, H] of the tree being grown
-        self.leaves: list[list[int]] = [
-            [] for _ in context.depth_limit
-        ]  # of each row: nodes whose guess was not computed
+        # Of each row: nodes whose guess was not computed.
+        self.leaves: list[list[int]] = [[] for _ in context.depth_limit]
         self.slots: Tensor | None = None  # [B, N] on a device, which say the same (``Grown``)
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]  # [B, 1]
-
-    # -- from a shallow state to logits ----------------------------------------------------------------------------
-
-    def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, 1, H] of the pending tokens -> what ``exit`` reads."""
-        return hidden
-
-    def read(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, W, H] of W further nodes -> what ``exit`` reads."""
-        return hidden
-
-    def exit(self, features: Tensor) -> Tensor:
-        """[B, W, H] -> logits [B, W, V]."""
-        return self.target.model.logits(features)
-
-    def move_own(self, src: Tensor, dst: Tensor) -> None:
-        """Slots [B, D] of a tree that was just grown have changed. (Of the target's cache they are seen to.)"""
-
-    # -- growing ---------------------------------------------------------------------------------------------------
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
+        self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
+        self.lacking = [False] * context.num_rows
+        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree with the shallow states of all its nodes, the root's even where no row has room for a guess."""
@@ -87,7 +75,7 @@ class EarlyExitDrafter(Drafter):
             self._root(context)
             tree = root_tree(context.pending)
         assert self.states is not None
-        return replace(tree, hidden=self.states[:, : tree.num_nodes], hidden_layer=self.exit_layer)
+        return replace(tree, hidden=self.states[:, : tree.num_nodes], hidden_layer=self.head.config.exit_layer)
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read the pending token of every row, also of those without depth_limit: the step needs its state."""
@@ -95,7 +83,7 @@ class EarlyExitDrafter(Drafter):
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after W new nodes."""
-        return self.exit(self.read(self._shallow(tokens, plan), plan))
+        return self.exit(self._step(self._shallow(tokens, plan), plan))
 
     def _root(self, context: Context) -> Tensor:
         parent = chain_parent(1, context.device).expand(context.num_rows, 1)
@@ -104,7 +92,7 @@ class EarlyExitDrafter(Drafter):
 
     def _shallow(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] after the lower layers; kept too, since a pass's output is valid until the next one only."""
-        hidden = self.target.forward(tokens, plan, layers=(0, self.exit_layer), head=False).hidden
+        hidden = self.target.forward(tokens, plan, layers=(0, self.head.config.exit_layer), head=False).hidden
         if self.states is None:  # padding has the state zero: finite, and its output is never read
             self.states = hidden.new_zeros(len(hidden), self.num_states, hidden.shape[-1])
         self.states[self.rows, plan.slots - plan.length[:, None]] = hidden
@@ -115,7 +103,7 @@ class EarlyExitDrafter(Drafter):
         order. Which nodes are leaves comes to the host with the verdict."""
         tree, start = grown.tree, context.length[:, None]
         index = torch.arange(tree.num_nodes, device=context.device)
-        self.move_own(start + torch.where(grown.slots < 0, index, grown.slots), start + index)
+        self.cache.move(start + torch.where(grown.slots < 0, index, grown.slots), start + index)
         span = span_for(self, context, tree.num_nodes)
         self._shallow(tree.tokens, layout(tree.parent, context.length, self.capacity, span=span))
         self.slots = grown.slots
@@ -132,7 +120,7 @@ class EarlyExitDrafter(Drafter):
             source = torch.where(grown.slots < 0, index, grown.slots.to(device))  # [B, N]
             moves = context.length[:, None] + source, context.length[:, None] + index
             self.target.commit(*moves)
-            self.move_own(*moves)
+            self.cache.move(*moves)
             assert self.states is not None
             self.states = self.states[self.rows, source]
         leaves = self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
@@ -162,42 +150,6 @@ class EarlyExitDrafter(Drafter):
         self._shallow(tree.tokens.gather(1, chosen), ragged)
         return tree
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Fewer rows. (The engine drops those of the target's cache.)"""
-        self.rows = self.rows[: len(rows)]
-
-    def join(self, other: Drafter, context: Context) -> None:
-        """More rows. (The engine adds those of the target's cache.)"""
-        assert isinstance(other, EarlyExitDrafter)
-        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
-        self.leaves = [[] for _ in context.depth_limit]
-        self.states = self.slots = None
-
-
-class KangarooDrafter(EarlyExitDrafter):
-    """The same with an adapter, which has a cache of its own.
-
-    Invariant: its slots [0, length) hold the keys and values of all committed positions, but for the last one where a leaf
-    was kept: the adapter has not read that yet (the authors' code has the same gap). ``lacking`` says of which rows this is
-    so and ``last`` is then the state there; the next ``read_root`` reads both.
-    """
-
-    def __init__(
-        self,
-        head: KangarooHead,
-        target: Target,
-        context: Context,
-        capacity: int,
-        native: NativeAdapter | None = None,
-    ) -> None:
-        """native: the same adapter through the C kernels; None: as the torch module."""
-        super().__init__(target, context, capacity, head.config.exit_layer)
-        self.head, self.native = head, native
-        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
-        self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
-        self.lacking = [False] * context.num_rows
-        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
-
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keys and values of known text. Padding of short rows goes after them, where the root will overwrite it."""
         device = chunk.taps.device
@@ -226,10 +178,6 @@ class KangarooDrafter(EarlyExitDrafter):
         out = self._step(torch.cat((first, hidden), 1), both)
         return torch.where(lacks[:, :, None], out[:, 1:], out[:, :1])
 
-    def read(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, W, H] through the adapter."""
-        return self._step(hidden, plan)
-
     def _step(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, n, H] of ``KangarooHead.step``, which writes to the adapter's cache."""
         if self.native is None:
@@ -242,10 +190,6 @@ class KangarooDrafter(EarlyExitDrafter):
         if self.native is not None:
             return self.native.logits(features)
         return self.target.model.head(features.to(self.target.spec.dtype))
-
-    def move_own(self, src: Tensor, dst: Tensor) -> None:
-        """See ``EarlyExitDrafter``: in the adapter's cache."""
-        self.cache.move(src, dst)
 
     def observe(self, commit: Commit) -> None:
         """Move a side branch after the text, as the engine does in the target's cache."""
@@ -266,8 +210,8 @@ class KangarooDrafter(EarlyExitDrafter):
         self.last = hidden[self.rows, ends] if any(self.lacking) else None
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Fewer rows."""
-        super().keep(rows)
+        """Fewer rows. (The engine drops those of the target's cache.)"""
+        self.rows = self.rows[: len(rows)]
         chosen = tensor_on(self.rows.device, rows)
         self.filled = [self.filled[row] for row in rows]
         self.lacking = [self.lacking[row] for row in rows]
@@ -275,9 +219,12 @@ class KangarooDrafter(EarlyExitDrafter):
         self.last = self.last[chosen] if self.last is not None and any(self.lacking) else None
 
     def join(self, other: Drafter, context: Context) -> None:
-        """More rows. Where only some lack the last position, the states of the others are undefined."""
-        super().join(other, context)
+        """More rows. (The engine adds those of the target's cache.) Where only some lack the last position, the states of
+        the others are undefined."""
         assert isinstance(other, KangarooDrafter)
+        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
+        self.leaves = [[] for _ in context.depth_limit]
+        self.states = self.slots = None
         self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
         if self.last is not None or other.last is not None:
             some = self.last if self.last is not None else other.last
@@ -326,28 +273,3 @@ class Kangaroo(HeadMethod):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
         return KangarooDrafter(self.head, target, context, capacity, self.native)
-
-
-class EarlyExit(Method):
-    """``--method early_exit``: the target's lower layers, final norm and head; nothing is trained here."""
-
-    name = "early_exit"
-    capabilities = Capabilities(
-        "the target's lower layers alone; for targets trained with early exits",
-        draws=True,
-        shapes=GROWN,
-    )
-
-    def __init__(self, model: CausalModel, exit_layer: int) -> None:
-        """Raises ConfigError for an exit layer out of range."""
-        most = model.spec.num_layers - 1
-        if not 1 <= exit_layer <= most:
-            raise ConfigError(
-                f"exit_layer = {exit_layer} must be between 1 and {most}: {model.spec.name!r} has {most + 1} layers, and "
-                "at least one must be left to verify with"
-            )
-        self.exit_layer = exit_layer
-
-    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
-        """Nothing to allocate."""
-        return EarlyExitDrafter(target, context, capacity, self.exit_layer)
