@@ -51,10 +51,7 @@ SLOW: dict[str, Any] = {
         f"static, {verify}": {"method": "draft_model", "shape": "static/branching=3x1x1", "verify": verify}
         for verify in ("gumbel_list", "greedy_block", "k_seq", "importance", "rejection", "judge", "divergence")
     },
-    **{
-        f"{name}, eagle2": {"method": name, "shape": "eagle2/size=8"}
-        for name in ("eagle1", "eagle3", "medusa", "kangaroo")
-    },
+    **{f"{name}, eagle2": {"method": name, "shape": "eagle2/size=8"} for name in ("eagle1", "eagle3", "medusa")},
 }
 
 

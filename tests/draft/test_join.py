@@ -352,8 +352,8 @@ CASES += [
     ("draft_model", "eagle2/size=7/width=3", DrawMode.FIXED), ("draft_model", "opt_tree/size=7/threshold=0",
         DrawMode.COUPLED),
     ("draft_model", "specdec/threshold=0.6", DrawMode.COUPLED), ("draft_model", "adaptive/threshold=0.3", DrawMode.COUPLED),
-    ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED), ("kangaroo", "eagle2/size=7/width=3", DrawMode.COUPLED),
-    ("kangaroo", "dyspec/size=7/width=3", DrawMode.COUPLED), ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
+    ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED),
+    ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
 ]  # fmt: skip
 
 

@@ -101,7 +101,6 @@ def tree_drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Me
     yield {"method": "hybrid", "second": "draft_model", "model": "m", "second_shape": "opt_tree/size=6"}, second
     if model.spec.num_layers == 4:
         yield {"method": "eagle3", "shape": "opt_tree/size=6"}, Eagle3(random_head(EAGLE3), model)
-        yield {"method": "kangaroo", "shape": "opt_tree/size=6"}, Kangaroo(kangaroo_head(), model)
         yield {"method": "kangaroo", "shape": "static/branching=2x2x1"}, Kangaroo(kangaroo_head(), model)
 
 

@@ -4,9 +4,9 @@ A node is read once by layers [0, exit_layer), in its final slot of the target's
 the result, and the step runs the other layers on it. A learned adapter turns a shallow state into a guess (Kangaroo,
 2404.18911).
 
-Shapes that rank their nodes afterwards read them in another order; their keys and values are moved to the final slots when
-the tree is known, hence every shape can be grown. A leaf needs no guess but must have its shallow state, so all leaves
-run through the lower layers in one pass at the end.
+Every node is read where it stays, so shapes that rank their nodes afterwards, which read them in another order, are not
+grown. A leaf needs no guess but must have its shallow state, so all leaves run through the lower layers in one pass at the
+end.
 
 In passes of one fixed width (``Engine.width``) the lower layers still see a few nodes at a time: the same text up to
 rounding, not bit for bit.
@@ -23,9 +23,9 @@ from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, 
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, PromptChunk
 from foretell.draft.growing import grow
-from foretell.draft.growing.frontier import Grown, pick, span_for
+from foretell.draft.growing.frontier import pick, span_for
 from foretell.draft.shapes import Shape
-from foretell.methods.head_method import GROWN, HeadMethod
+from foretell.methods.head_method import HeadMethod
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
 from foretell.model.bound import BoundCache
@@ -50,11 +50,9 @@ class KangarooDrafter(Drafter):
     ) -> None:
         """native: the same adapter through the C kernels; None: as the torch module."""
         self.head, self.target, self.capacity, self.native = head, target, capacity, native
-        self.num_states = 0  # n: most nodes that the shape being grown reads
+        self.num_states = 0  # n: nodes of the shape being grown
         self.states: Tensor | None = None  # [B, n, H] of the tree being grown
-        # Of each row: nodes whose guess was not computed.
-        self.leaves: list[list[int]] = [[] for _ in context.depth_limit]
-        self.slots: Tensor | None = None  # [B, N] on a device, which say the same (``Grown``)
+        self.leaves: list[int] = []  # nodes of all rows whose guess was not computed
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]  # [B, 1]
         self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
         self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
@@ -64,14 +62,15 @@ class KangarooDrafter(Drafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree with the shallow states of all its nodes, the root's even where no row has room for a guess."""
         limits = context.depth_limit
-        self.states = self.slots = None
+        self.states, self.leaves = None, []
         if any(limits):
-            self.num_states = max(shape.max_guesses, shape.max_grown) + 1
+            self.num_states = shape.max_guesses + 1
             grown = grow.grow(self, context, limits, shape, draws, noise)
-            tree = self._settle(grown, context)
+            tree = grown.tree
+            self.leaves = [node for node, slot in enumerate(grown.slots[0].tolist()) if slot < 0]
+            self._read_leaves(tree, context)
         else:
             self.num_states = 1
-            self.leaves = [[] for _ in limits]
             self._root(context)
             tree = root_tree(context.pending)
         assert self.states is not None
@@ -98,57 +97,16 @@ class KangarooDrafter(Drafter):
         self.states[self.rows, plan.slots - plan.length[:, None]] = hidden
         return hidden
 
-    def _settle_all(self, grown: Grown, context: Context) -> TokenTree:
-        """``_settle`` where only the device knows which nodes were read: the lower layers read all of them, in the tree's
-        order. Which nodes are leaves comes to the host with the verdict."""
-        tree, start = grown.tree, context.length[:, None]
-        index = torch.arange(tree.num_nodes, device=context.device)
-        self.cache.move(start + torch.where(grown.slots < 0, index, grown.slots), start + index)
-        span = span_for(self, context, tree.num_nodes)
-        self._shallow(tree.tokens, layout(tree.parent, context.length, self.capacity, span=span))
-        self.slots = grown.slots
-        return replace(tree, notes=grown.slots)
-
-    def _settle(self, grown: Grown, context: Context) -> TokenTree:
-        """Bring what was read into the tree's order, and read its leaves: the tree, which may have notes for the host."""
-        tree, num_nodes, device = grown.tree, grown.tree.num_nodes, context.device
-        if not grown.slots.is_cpu:
-            return self._settle_all(grown, context)
-        slots: list[list[int]] = grown.slots.tolist()
-        if any(slot >= 0 and slot != node for row in slots for node, slot in enumerate(row)):
-            index = chain_parent(num_nodes, device) + 1
-            source = torch.where(grown.slots < 0, index, grown.slots.to(device))  # [B, N]
-            moves = context.length[:, None] + source, context.length[:, None] + index
-            self.target.commit(*moves)
-            self.cache.move(*moves)
-            assert self.states is not None
-            self.states = self.states[self.rows, source]
-        leaves = self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
-        if not any(leaves):
-            return tree
-        plan = layout(tree.parent, context.length, self.capacity, span=span_for(self, context, num_nodes))
-        if all(row == leaves[0] for row in leaves):
-            first, last = leaves[0][0], leaves[0][-1]
-            if last - first + 1 == len(leaves[0]):
-                self._shallow(tree.tokens[:, first : last + 1], plan.nodes(first, last + 1))
-            else:
-                nodes = tensor_on(device, leaves[0])
-                self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
-            return tree
-        # Rows with fewer leaves read their first other nodes again, in the slots where those lie: nothing changes.
-        width = max(map(len, leaves))
-        filled = [
-            row + [node for node in range(num_nodes) if node not in set(row)][: width - len(row)] for row in leaves
-        ]
-        chosen = tensor_on(device, filled)  # [B, W]
-        ragged = replace(
-            plan,
-            ancestry=plan.ancestry[self.rows, chosen],
-            slots=plan.slots.gather(1, chosen),
-            positions=plan.positions.gather(1, chosen),
-        )
-        self._shallow(tree.tokens.gather(1, chosen), ragged)
-        return tree
+    def _read_leaves(self, tree: TokenTree, context: Context) -> None:
+        if not self.leaves:
+            return
+        plan = layout(tree.parent, context.length, self.capacity, span=span_for(self, context, tree.num_nodes))
+        first, last = self.leaves[0], self.leaves[-1]
+        if last - first + 1 == len(self.leaves):
+            self._shallow(tree.tokens[:, first : last + 1], plan.nodes(first, last + 1))
+        else:
+            nodes = tensor_on(context.device, self.leaves)
+            self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keys and values of known text. Padding of short rows goes after them, where the root will overwrite it."""
@@ -202,10 +160,7 @@ class KangarooDrafter(Drafter):
         hidden = commit.tree.hidden
         assert hidden is not None
         self.filled = [filled + len(path) for filled, path in zip(self.filled, paths, strict=True)]
-        if self.slots is not None:
-            slots = self.slots.tolist() if commit.notes is None else commit.notes
-            self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
-        self.lacking = [path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True)]
+        self.lacking = [path[-1] in self.leaves for path in paths]
         ends = tensor_on(hidden.device, [path[-1:] for path in paths])  # [B, 1]
         self.last = hidden[self.rows, ends] if any(self.lacking) else None
 
@@ -223,8 +178,7 @@ class KangarooDrafter(Drafter):
         the others are undefined."""
         assert isinstance(other, KangarooDrafter)
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
-        self.leaves = [[] for _ in context.depth_limit]
-        self.states = self.slots = None
+        self.states, self.leaves = None, []
         self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
         if self.last is not None or other.last is not None:
             some = self.last if self.last is not None else other.last
@@ -249,7 +203,10 @@ class Kangaroo(HeadMethod):
     buffers = False
     head: KangarooHead
     capabilities = Capabilities(
-        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=GROWN
+        "the target's lower layers and a trained adapter",
+        draws=True,
+        needs_head=True,
+        shapes=("chain", "adaptive", "static", "delayed", "sequoia"),
     )
 
     def __init__(self, head: KangarooHead, model: CausalModel, *, weights: str = "auto") -> None:
