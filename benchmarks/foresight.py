@@ -13,7 +13,7 @@ Scores, higher meaning "will be kept":
 - ``head DIR``: what an acceptance head says of the guess; shape ``specdec`` multiplies it along the line.
 - ``q(x)``: the draft's probability of the guess, at temperature 1 where decoding is at 0.
 - ``max q``: that of its most probable token, known before the guess is drawn: rule ``probability`` of shape ``adaptive``.
-- ``entropy``: of q, its sign turned: rules ``svip`` and ``adaedl``, which order guesses alike.
+- ``entropy``: of q, its sign turned.
 
 ``own``: the area under the ROC curve of the score of the guess itself, the probability that a kept guess scores higher
 than a rejected one. ``line``: of the product of the scores of the guesses of its line up to it, in lines of --depth guesses
