@@ -2,7 +2,7 @@
 
     python benchmarks/crossing.py --target qwen2.5-coder-1.5b.gguf --draft SmolLM2-135M-Instruct.gguf
 
-Every way of crossing on the same prompts, seeds and temperatures; the first run of each is not counted. --repeats 2
+Plain decoding and crossing on the same prompts, seeds and temperatures; the first run of each is not counted. --repeats 2
 times every way twice, in turn, and takes each way's fastest. Rates and texts do not depend on what else the machine does.
 """
 
@@ -27,7 +27,7 @@ PROMPTS = (
     "Write a JavaScript function that removes duplicates from an array.",
     "Name three causes of the First World War, one sentence each.",
 )
-WAYS = ("plain", "tli", "slem")
+WAYS = ("plain", "tli")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ categories: a prediction from the very prompts that are measured would prove lit
 number of guesses that the doctor recommends. Exit status 1 where one is off by more than --bar.
 
 Pairs of the bundled target: good (eagle3), head (eagle1), bad (a draft model that is often wrong for its cost), large
-(early_exit at all layers but one: a guess costs nearly a pass), ngram, and hybrid where that method is there. With --target
+(the target as its own draft model: a guess costs a pass), ngram, and hybrid where that method is there. With --target
 they are of that target, and --draft is its draft model or head. On a quiet machine, with the threads that will serve.
 """
 
@@ -32,9 +32,8 @@ from foretell.engine.config import speculative_config
 
 def pairs_of(engine: Engine, draft: str | None) -> dict[str, dict[str, Any]]:
     """Configurations by the pair's name."""
-    layers = engine.model.spec.num_layers
     pairs: dict[str, dict[str, Any]] = {
-        "large": {"method": "early_exit", "exit_layer": max(1, layers - 1), "num_speculative_tokens": 4},
+        "large": {"method": "draft_model", "model": engine.model.spec.name, "num_speculative_tokens": 4},
         "ngram": {"method": "ngram"},
         "suffix": {"method": "suffix"},
     }

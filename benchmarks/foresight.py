@@ -13,7 +13,7 @@ Scores, higher meaning "will be kept":
 - ``head DIR``: what an acceptance head says of the guess; shape ``specdec`` multiplies it along the line.
 - ``q(x)``: the draft's probability of the guess, at temperature 1 where decoding is at 0.
 - ``max q``: that of its most probable token, known before the guess is drawn: rule ``probability`` of shape ``adaptive``.
-- ``entropy``: of q, its sign turned: rules ``svip`` and ``adaedl``, which order guesses alike.
+- ``entropy``: of q, its sign turned.
 
 ``own``: the area under the ROC curve of the score of the guess itself, the probability that a kept guess scores higher
 than a rejected one. ``line``: of the product of the scores of the guesses of its line up to it, in lines of --depth guesses
@@ -104,7 +104,7 @@ def guess(
     for index in sequential_batches(texts.length.tolist(), batch_tokens):
         batch = texts.batch(index)
         labeled = teacher.label(batch, ())
-        (reading,) = reader.read(labeled, teacher.model)
+        law, _ = reader.read(batch)
         row, before = batch.supervised.nonzero(as_tuple=True)
         own = torch.tensor(index)[row]
         seeds = torch.tensor([derive_seed(seed + text) for text in index])[row]  # as the engine does
@@ -112,7 +112,7 @@ def guess(
         heat = torch.full((len(row),), temperature)
         drawn, right, probs = [], [], []
         for part in parts_of(len(row)):
-            logits = reader.logits(reading.features[row[part], before[part]], teacher.model)
+            logits = law[row[part], before[part]]
             q, p = (
                 distribution_of(logits, heat[part]),
                 distribution_of(labeled.logits[row[part], before[part]], heat[part]),
@@ -122,11 +122,11 @@ def guess(
             probs.append(distribution_inputs(logits / (temperature or 1.0), drawn[-1], heat[part]))
         guesses = batch.tokens[:, 1:].clone()
         guesses[row, before] = torch.cat(drawn)
-        hidden = reader.beside(labeled, guesses)[row, before]
+        hidden = reader.beside(batch, guesses)[row, before]
         true = batch.tokens[row, before + 1]
         rows.append((own, before + 1, (guesses[row, before] == true).float(), (torch.cat(right) == true).float()))
         inputs = torch.cat(probs)
-        told = distribution_inputs(reading.features[row, before], guesses[row, before], heat) if temperature else inputs
+        told = distribution_inputs(law[row, before], guesses[row, before], heat) if temperature else inputs
         found = {name: predicted(head, hidden, told if head.config.reads_law else None) for name, head in heads.items()}
         found |= {"q(x)": inputs[:, 0].exp(), "max q": inputs[:, 1].exp(), "entropy": -inputs[:, 2]}
         for name, score in found.items():

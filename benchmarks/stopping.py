@@ -44,8 +44,6 @@ from foretell.theory.run_costs import StepCosts, step_costs
 RULES = {
     "path": (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
     "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-    "svip": (0.8, 1.0, 1.2, 1.4, 1.6, 1.9),  # sqrt of an entropy in nats: stop above
-    "adaedl": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7),
     "specdec": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
 }
 WARM_UP_TOKENS = 16

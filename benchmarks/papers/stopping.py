@@ -1,7 +1,7 @@
 """SpecDec++: does a trained head that stops the draft beat the best fixed length, on its three sets of questions?
 
     python -m benchmarks.papers stopping --suite alpaca.jsonl --suite gsm8k.jsonl --suite humaneval.jsonl --limit 20
-    python -m benchmarks.papers stopping --target T --draft D --rules probability,svip --draft-cost 0.35 ...
+    python -m benchmarks.papers stopping --target T --draft D --rules path,probability --draft-cost 0.35 ...
 
 Theirs (2405.19715, abstract and table 1): Llama-2-chat 7B drafts for 70B; over the best fixed length +7.2 % on Alpaca,
 +9.4 % on GSM8K, +11.1 % on HumanEval. Ours: no clock. A guess costs --draft-cost plain passes (their pair: about 0.1),

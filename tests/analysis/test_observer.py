@@ -15,7 +15,7 @@ from foretell.engine.engine import Engine
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
-from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
@@ -110,7 +110,6 @@ LEARNED: dict[str, Callable[[TransformersModel], Method]] = {
     "eagle1": lambda model: Eagle1(eagles.random_head(eagles.EAGLE1), model),
     "eagle3": lambda model: Eagle3(eagles.random_head(eagles.EAGLE3), model),
     "kangaroo": lambda model: Kangaroo(KangarooHead.fresh(model, exit_layer=1, head_dim=8), model),
-    "early_exit": lambda model: EarlyExit(model, 1),
     "dflash": lambda model: DFlash(blocks.random_head(model), model),
 }
 

@@ -118,7 +118,6 @@ def test_the_bundled_pair(name: str) -> None:
         {"model_type": "gpt2"},
         {"model_type": "llama", "quantization_config": {"bits": 4}},
         {"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "x.Y"}},
-        {"model_type": "llama", "borrows": {"target": "x"}},
         {"model_type": "llama", "hidden_size": 31, "num_attention_heads": 4},
         {"model_type": "llama", "hidden_size": "32"},
         {"model_type": "llama", "num_hidden_layers": True},

@@ -41,7 +41,7 @@ def test_the_method_is_the_target_s_own_or_what_the_draft_holds(target: str, dra
     [
         ("eagle3", NAMED, HEAD), ("draft_model", NAMED, None), ("medusa", NAMED, None),
         ("eagle3", "bundled", "bundled/eagle3"), ("eagle2", "bundled", "bundled/eagle2"),
-        ("draft_model", "bundled/target", "bundled/draft"), ("peagle", "bundled", None), ("eagle3", "some/where", None),
+        ("draft_model", "bundled/target", "bundled/draft"), ("eagle3", "some/where", None),
     ],
 )  # fmt: skip
 def test_the_drafter_that_comes_with_a_target(method: str, target: str, drafter: str | None) -> None:

@@ -15,7 +15,9 @@ def test_options_are_fields() -> None:
     assert parse_shape("static/branching=4x2x1", 9) == Static(branching=(4, 2, 1))
     assert parse_shape("sequoia/size=3/acceptance=0.5x0.25", 4) == Sequoia(depth=4, size=3, acceptance=(0.5, 0.25))
     assert parse_shape("dyspec/heap=true", 2) == DySpec(depth=2, heap=True)
-    assert parse_shape("adaptive/rule=svip/threshold=1", 6) == Adaptive(depth=6, rule="svip", threshold=1.0)
+    assert parse_shape("adaptive/rule=probability/threshold=1", 6) == Adaptive(
+        depth=6, rule="probability", threshold=1.0
+    )
 
 
 def test_depth_is_num_speculative_tokens_unless_it_is_given() -> None:
@@ -58,7 +60,7 @@ def test_wrong_verifiers(text: str, said: str) -> None:
         ("dyspec/threshold=1", "in [0, 1)"),
         ("delayed/delay=5", "nothing branches"),
         ("sequoia/acceptance=0.9x0.9", "sum to at most 1"),
-        ("adaptive/rule=guess", "probability, svip or adaedl"),
+        ("adaptive/rule=guess", "path or probability"),
         ("chain/depth=65", "between 0 and 64"),
         ("eagle2/size=0", "between 1 and 512"),
     ],

@@ -71,7 +71,7 @@ def phases() -> Iterator[None]:
     def stepped(state: State, target: Target, drafter: Any, *args: Any, **kwargs: Any) -> StepEvent:
         return step(state, target, Phased(drafter), *args, **kwargs)
 
-    verifying = ("draw", "evidence_of", "candidates")
+    verifying = ("draw", "evidence_of")
     with (
         patch.multiple(judging, **{name: phased("verify", getattr(judging, name)) for name in verifying}),
         patch.multiple(judging, layout=phased("target", judging.layout)),

@@ -27,7 +27,7 @@ SHORT = SamplingParams(max_new_tokens=10, ignore_eos=True)
 ROWS = [SHORT, replace(SHORT, temperature=0.0), replace(SHORT, temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=6)]
 """One that samples, one at temperature 0, and one with filters that ends before the others."""
 
-HEADLESS = {"mtp", "peagle", "acceptance", "judge"}  # no head of the bundled target, or no drafter
+HEADLESS = {"mtp", "acceptance", "judge"}  # no head of the bundled target, or no drafter
 DRAFT = {"method": "draft_model", "num_speculative_tokens": 4}
 FAST: dict[str, Any] = {
     "none": "none",
@@ -36,7 +36,6 @@ FAST: dict[str, Any] = {
     "medusa": "medusa",
     "kangaroo": "kangaroo",
     "hybrid": "hybrid",
-    "recycling": "recycling",
     "specdec": {"method": "draft_model", "shape": "specdec"},
     "dyspec": {"method": "draft_model", "shape": "dyspec/size=8", "verify": "rejection"},
     "static, transport": {"method": "draft_model", "shape": "static/branching=3x1", "verify": "transport"},
@@ -52,10 +51,7 @@ SLOW: dict[str, Any] = {
         f"static, {verify}": {"method": "draft_model", "shape": "static/branching=3x1x1", "verify": verify}
         for verify in ("gumbel_list", "greedy_block", "k_seq", "importance", "rejection", "judge", "divergence")
     },
-    **{
-        f"{name}, eagle2": {"method": name, "shape": "eagle2/size=8"}
-        for name in ("eagle1", "eagle3", "medusa", "kangaroo")
-    },
+    **{f"{name}, eagle2": {"method": name, "shape": "eagle2/size=8"} for name in ("eagle1", "eagle3", "medusa")},
 }
 
 

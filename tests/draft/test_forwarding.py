@@ -1,4 +1,5 @@
-"""The one forwarder: every call and property of ``Drafter`` goes on to the inner drafter, and has an answer without one."""
+"""The forwarders: every call and property of ``Drafter`` goes on to the inner drafter, and has an answer without one; a
+method has the needs of its part."""
 
 import inspect
 from typing import Any
@@ -6,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.draft.base import Commit, Drafter
-from foretell.draft.forwarding import Forwarding
+from foretell.draft.base import Commit, Drafter, Method
+from foretell.draft.forwarding import Forwarding, ForwardingMethod
+from foretell.draft.suffix import Suffix
 from tests.draft.test_join import CAPACITY, METHODS, Lane, context_of, row, target
 
 NAMES = sorted(name for name in vars(Drafter) if not name.startswith("_"))
@@ -51,11 +53,21 @@ def test_without_a_drafter_there_are_no_guesses() -> None:
     outer, context = Forwarding(None), context_of([row("a", 0)], 9)
     given: Any = None
     assert outer.propose(context, given, given, given).num_nodes == 1
-    assert (outer.can_join, outer.can_wait, outer.num_candidates, outer.light_steps, outer.chance) == (
-        False, False, 0, None, None,
+    assert (outer.can_join, outer.can_wait, outer.light_steps, outer.chance) == (
+        False, False, None, None,
     )  # fmt: skip
     assert outer.num_unread(context) == [0]
     assert outer.catch_up(context, 0, 9) == 0
     commit: Any = Commit
     for call in (outer.observe, outer.read_prompt, outer.keep):
         call(commit)  # type: ignore[operator]
+
+
+def test_a_method_has_the_needs_of_its_part() -> None:
+    """A property that is added to ``Method`` is passed on, or named here as the method's own."""
+    own = {"light", "trained", "learned_bytes"}
+    names = {name for name, value in vars(Method).items() if isinstance(value, property)} - own
+    assert names == {name for name, value in vars(ForwardingMethod).items() if isinstance(value, property)}
+    suffix = Suffix()
+    outer: Any = type("Outer", (ForwardingMethod,), {"open": None, "part": suffix})()
+    assert {name: getattr(outer, name) for name in names} == {name: getattr(suffix, name) for name in names}

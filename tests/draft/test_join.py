@@ -22,15 +22,13 @@ from foretell.draft.base import Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.ngram import Ngram, NgramDrafter
 from foretell.draft.none import NoMethod
 from foretell.draft.prediction import Prediction, PredictionDrafter
-from foretell.draft.recycling import Matrix, Recycling, RecyclingDrafter
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Library, Suffix, SuffixDrafter
 from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
-from foretell.methods.eagle.parallel import PEagle
-from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo, KangarooDrafter
+from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
 from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
 from foretell.methods.medusa.head import MedusaHead
 from foretell.model.cache import KVCache
@@ -39,7 +37,6 @@ from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import TreeMethod, audit_table, foresight, table
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
-from tests.methods.eagle.test_parallel import random_head as parallel_head
 from tests.methods.kangaroo.test_head import random_head as adapter
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -147,10 +144,8 @@ class Lane:
         self.target.commit(length[:, None] + nodes, length[:, None] + torch.arange(width))
         for row, tokens in zip(self.rows, emitted, strict=True):
             row.ids += tokens
-        count = self.drafter.num_candidates
-        likely = out.logits.topk(count).indices if count else None
         ends = [row.name in ended for row in self.rows]
-        self.drafter.observe(Commit(tree, length, paths, emitted, out.taps, likely, ends))
+        self.drafter.observe(Commit(tree, length, paths, emitted, out.taps, ends))
 
     def join(self, other: "Lane") -> None:
         JOIN(self.target.cache, other.target.cache, max(other.context.lengths))
@@ -335,33 +330,30 @@ METHODS: dict[str, Callable[[], Method]] = {
     "ngram": Ngram,
     "prediction": Prediction,
     "suffix": Suffix,
-    "recycling": Recycling,
     "draft_model": draft,
     "draft_model, short": lambda: draft(max_positions=30),
-    "early_exit": lambda: EarlyExit(target(), 2),
     "medusa": medusa,
     "eagle1": lambda: Eagle1(random_head(EAGLE1), tiny()),  # type: ignore[arg-type]
     "eagle3": lambda: Eagle3(random_head(EAGLE3), tiny()),  # type: ignore[arg-type]
     "kangaroo": lambda: Kangaroo(adapter(), tiny()),
     "dflash": dflash,
-    "peagle": lambda: PEagle(parallel_head(), tiny()),
     "dflash, all": lambda: dflash(causal=True, markov_rank=6, sample_from_anchor=True, confidence=True),
 }
-MODELS["dflash, all"] = MODELS["peagle"] = tiny
+MODELS["dflash, all"] = tiny
 CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
-CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[5:]]
+CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[4:]]
 CASES += [
     (name, "static/branching=2x2x1", DrawMode.COUPLED)
-    for name in ("draft_model", "early_exit", "medusa", "eagle1", "kangaroo", "dflash")
+    for name in ("draft_model", "medusa", "eagle1", "kangaroo", "dflash")
 ]
-CASES += [("recycling", "static/branching=3x2x1", DrawMode.FIXED), ("suffix", "opt_tree/size=7", DrawMode.FIXED)]
+CASES += [("suffix", "opt_tree/size=7", DrawMode.FIXED)]
 CASES += [
     ("draft_model", "dyspec/size=7/width=3", DrawMode.COUPLED), ("draft_model", "chain", DrawMode.IID),
     ("draft_model", "eagle2/size=7/width=3", DrawMode.FIXED), ("draft_model", "opt_tree/size=7/threshold=0",
         DrawMode.COUPLED),
     ("draft_model", "specdec/threshold=0.6", DrawMode.COUPLED), ("draft_model", "adaptive/threshold=0.3", DrawMode.COUPLED),
-    ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED), ("kangaroo", "eagle2/size=7/width=3", DrawMode.COUPLED),
-    ("early_exit", "dyspec/size=7/width=3", DrawMode.COUPLED), ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
+    ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED),
+    ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
 ]  # fmt: skip
 
 
@@ -426,9 +418,7 @@ def test_an_adapter_that_lacks_a_state_in_some_rows(monkeypatch: pytest.MonkeyPa
     assert False in mixed
 
 
-@pytest.mark.parametrize(
-    "name", ["ngram", "prediction", "suffix", "recycling", "draft_model", "medusa", "eagle3", "dflash"]
-)
+@pytest.mark.parametrize("name", ["ngram", "prediction", "suffix", "draft_model", "medusa", "eagle3", "dflash"])
 def test_steps_in_which_a_drafter_is_not_asked(name: str) -> None:
     """It is told what came of them all the same, and guesses as if it had been asked and had had no room."""
     found = []
@@ -498,9 +488,7 @@ def test_a_draft_model_whose_context_is_at_its_end() -> None:
         assert lane.drafter.filled == [0, 0]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "name", ["none", "ngram", "prediction", "suffix", "recycling", "early_exit", "medusa", "kangaroo"]
-)
+@pytest.mark.parametrize("name", ["none", "ngram", "prediction", "suffix", "medusa", "kangaroo"])
 def test_drafters_that_read_as_they_are_told(name: str) -> None:
     with torch.inference_mode():
         lane = opened(name, "a", "c")
@@ -573,17 +561,11 @@ def leaves_library(join: Callable[[], None], mine: Any, other: Any, context: Con
     mine.library = Library(65536, 64)
 
 
-def leaves_matrix(join: Callable[[], None], mine: Any, other: Any, context: Context) -> None:
-    join()
-    mine.matrix = Matrix(context.processors.vocab_size, mine.num_candidates, context.device)
-
-
 FAULTS: list[tuple[str, type[Drafter], Fault]] = [
     ("ngram", NgramDrafter, swaps("indices")),
     ("prediction", PredictionDrafter, swaps("followers")),
     ("suffix", SuffixDrafter, swaps("rows")),
     ("suffix", SuffixDrafter, leaves_library),
-    ("recycling", RecyclingDrafter, leaves_matrix),
     ("draft_model", ModelDrafter, forgets_memory),
     ("draft_model", ModelDrafter, counts_unread_text),
     ("draft_model", ModelDrafter, swaps("filled")),
@@ -600,7 +582,7 @@ FAULTS: list[tuple[str, type[Drafter], Fault]] = [
 
 def is_caught(name: str) -> bool:
     """Whether the worlds differ, or a drafter notices by itself."""
-    case = (name, "chain", DrawMode.COUPLED if name in list(METHODS)[5:] else DrawMode.FIXED)
+    case = (name, "chain", DrawMode.COUPLED if name in list(METHODS)[4:] else DrawMode.FIXED)
     expected = apart(*case)
     try:
         return together(*case) != expected

@@ -8,13 +8,11 @@ import pytest
 from foretell import ConfigError, speculative_config
 from foretell.draft import shapes
 from foretell.draft.ngram import Ngram
-from foretell.draft.recycling import Recycling
 from foretell.draft.suffix import SuffixOptions
 
 NONSENSE: tuple[Any, ...] = (math.nan, math.inf, -math.inf, -1, 10**30, True, "x", ["x"], {})
 KEYS = {
     "ngram": ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
-    "recycling": ("num_candidates",),
     "suffix": (
         "suffix_decoding_min_match", "suffix_decoding_max_match", "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob", "suffix_decoding_max_cached_tokens",
@@ -55,8 +53,6 @@ def test_methods_made_in_python() -> None:
     for value in (2.5, True, "2", math.nan):
         with pytest.raises(ConfigError, match="prompt_lookup_m"):
             Ngram(min_ngram=value, max_ngram=4)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="num_candidates"):
-            Recycling(num_candidates=value)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="suffix_decoding_max_match"):
             SuffixOptions(max_match=value)  # type: ignore[arg-type]
 

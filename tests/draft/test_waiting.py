@@ -30,7 +30,7 @@ WAITING: dict[str, Callable[[], Method]] = {
     "hybrid": lambda: Hybrid(Suffix(), Eagle3(random_head(EAGLE3), tiny()), shape=Chain(3), discount=1.0),  # type: ignore[arg-type]
 }
 CAN = {
-    "ngram", "suffix", "draft_model", "draft_model, short", "eagle1", "eagle3", "dflash", "peagle", "dflash, all", "hybrid",
+    "ngram", "suffix", "draft_model", "draft_model, short", "eagle1", "eagle3", "dflash", "dflash, all", "hybrid",
 }  # fmt: skip
 OWN_MODEL = {"hybrid": tiny, **MODELS}
 
@@ -111,7 +111,7 @@ def test_features_of_many_positions_are_made_before_they_are_asked_for(monkeypat
 
 def commit(step: int, *, ended: bool = False) -> Commit:
     pending = torch.tensor([step])
-    return Commit(root_tree(pending), torch.tensor([step]), [[0]], [[step + 1]], torch.ones(1, 1, 256), None, [ended])
+    return Commit(root_tree(pending), torch.tensor([step]), [[0]], [[step + 1]], torch.ones(1, 1, 256), [ended])
 
 
 def propose(drafter: Drafter, lane: Lane) -> None:

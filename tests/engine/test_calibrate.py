@@ -30,7 +30,7 @@ from foretell.planner.corrections import Corrections
 from tests.engine.harness import ToyTokenizer, table
 from tests.service.test_service import Mailbox
 
-LIGHT = {"ngram", "suffix", "recycling", "prediction"}
+LIGHT = {"ngram", "suffix", "prediction"}
 
 
 @pytest.fixture(autouse=True)

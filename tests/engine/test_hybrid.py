@@ -103,7 +103,7 @@ def test_which_shape_the_second_method_grows() -> None:
     with pytest.raises(ConfigError, match="shape"):
         shape(second_shape="oak")
     with pytest.raises(ConfigError, match="acceptance head"):
-        shape(second_shape="specdec")
+        shape(second="draft_model", second_shape="specdec")
     for draws in ("auto", "coupled"):
         with pytest.raises(ConfigError, match="treats all children of a node together"):
             shape(verify="gumbel_list", second_shape="static/branching=2x1", draws=draws)

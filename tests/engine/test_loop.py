@@ -96,7 +96,7 @@ def test_methods_are_mixed_in_a_batch() -> None:
         {"method": "suffix", "verify": "exact"},
         None,
         "ngram",
-        "recycling",
+        {"method": "suffix", "verify": "rejection"},
         "none",
     ]
     events = counted(engine)
@@ -105,9 +105,9 @@ def test_methods_are_mixed_in_a_batch() -> None:
         outcome(completion) for completion in plain(table(1), asked)
     ]
     assert [completion.config["speculative"]["method"] for completion in found] == [
-        "draft_model", "ngram", "none", "suffix", "draft_model", "ngram", "recycling", "none",
+        "draft_model", "ngram", "none", "suffix", "draft_model", "ngram", "suffix", "none",
     ]  # fmt: skip
-    assert {part.method for part in events[0].parts} == {"draft_model", "ngram", "none", "suffix", "recycling"}
+    assert {part.method for part in events[0].parts} == {"draft_model", "ngram", "none", "suffix"}
     for event in events:
         assert [part.start for part in event.parts[1:]] == [part.stop for part in event.parts[:-1]]
         assert event.parts[-1].stop == len(event.rows)

@@ -14,7 +14,8 @@ from foretell.core.params import HEATS
 from foretell.draft.base import Method
 from foretell.engine.request.request import row_of, submission_of
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.kangaroo.drafter import EarlyExit
+from foretell.methods.kangaroo.drafter import Kangaroo
+from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.loras import MergedWeights
 from foretell.model.llama.run.native import NativeModel
@@ -28,13 +29,20 @@ from tests.model.adapters import write_adapter
 from tests.model.tiny import VOCAB, tiny_module
 
 NAMES = (None, "one", "two")
+
+
+def lower_layers(model: CausalModel) -> Kangaroo:
+    """An adapter that adds nothing."""
+    return Kangaroo(KangarooHead.fresh(model, exit_layer=2, head_dim=16), model)
+
+
 METHODS: dict[str, tuple[dict[str, Any], Any]] = {
     "ngram": ({"method": "ngram", "num_speculative_tokens": 4}, None),
-    "recycling": ({"method": "recycling"}, None),
+    "suffix": ({"method": "suffix"}, None),
     "chain": ({"method": "draft_model", "num_speculative_tokens": 3}, DraftModel),
     "tree": ({"method": "draft_model", "num_speculative_tokens": 3, "shape": "static/branching=2x2x1"}, DraftModel),
     "dynamic": ({"method": "draft_model", "num_speculative_tokens": 3, "shape": "eagle2/size=5/width=2"}, DraftModel),
-    "lower layers": ({"method": "early_exit", "num_speculative_tokens": 3}, EarlyExit),
+    "lower layers": ({"method": "kangaroo", "num_speculative_tokens": 3}, lower_layers),
 }
 
 

@@ -28,8 +28,7 @@ INVARIANT = {name for name, rule in VERIFIERS.items() if rule.invariant}
 READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]
 NEEDS_MORE = {"judge"}  # its head reads hidden states, and a table has none worth reading: test_judge.py
 READS_TARGET = {name for name, kind in METHODS.items() if kind.capabilities.needs_head} | {
-    "early_exit",
-    "mtp",
+    "mtp"
 }  # the same of these: tests/draft has tiny models for each, all shapes
 SAMPLES = 2000
 

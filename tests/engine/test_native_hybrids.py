@@ -18,7 +18,7 @@ from foretell.learn.serving import LearnedMethod
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid
-from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.model.llama.run.native import NativeModel, supports
 from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer
@@ -72,9 +72,8 @@ def ways(model: NativeModel, case: str) -> Iterator[tuple[dict[str, Any], Method
         yield {"method": "hybrid", "second": "draft_model", "second_tokens": 3, "second_shape": shape}, second
     yield {"method": "suffix"}, None
     yield {"method": "ngram"}, None
-    yield {"method": "recycling", "shape": "static/branching=3x2x1"}, None
+    yield {"method": "suffix", "shape": "opt_tree/size=7"}, None
     yield {"method": "prediction"}, None
-    yield {"method": "early_exit", "exit_layer": 2}, EarlyExit(model, 2)
     if model.spec.hidden_size == 32:  # of the heads
         yield {"method": "eagle3", "shape": "eagle2/size=12"}, Eagle3(random_head(EAGLE3), model)
         last = replace(EAGLE1, tap_layer=model.spec.num_layers - 1)

@@ -24,7 +24,7 @@ from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid
-from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.recurrent import rewind
 from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
@@ -74,12 +74,11 @@ def asked(count: int, temperature: float, seed: int = 0, most: int = 24) -> list
 def drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Method | None]]:
     """Every way of guessing a line: found, drafted by an attention model and by a recurrent one, by heads, by the target's
     own layers."""
-    for name in ("ngram", "suffix", "recycling", "prediction"):
+    for name in ("ngram", "suffix", "prediction"):
         yield {"method": name}, None
     for draft in (tiny_module("llama"), family_module("falcon_h1")):
         yield {"method": "draft_model"}, DraftModel(TransformersModel(draft))
     yield {"method": "draft_model", "shape": "adaptive/threshold=0.1"}, DraftModel(model)
-    yield {"method": "early_exit", "exit_layer": 1}, EarlyExit(model, 1)
     if model.spec.num_layers == 4:
         yield {"method": "eagle3"}, Eagle3(random_head(EAGLE3), model)
         yield {"method": "eagle1"}, Eagle1(random_head(EAGLE1), model)
@@ -97,14 +96,12 @@ def tree_drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Me
         ("eagle2/size=6", other),
     ):
         yield {"method": "draft_model", "shape": shape}, draft
-    yield {"method": "recycling", "shape": "static/branching=2x2x1"}, None
+    yield {"method": "suffix", "shape": "opt_tree/size=6"}, None
     second = Hybrid(Suffix(), near, shape=parse_shape("opt_tree/size=6", 3), discount=0.9)
     yield {"method": "hybrid", "second": "draft_model", "model": "m", "second_shape": "opt_tree/size=6"}, second
-    yield {"method": "early_exit", "exit_layer": 1, "shape": "dyspec/size=5"}, EarlyExit(model, 1)
-    yield {"method": "early_exit", "exit_layer": 1, "shape": "static/branching=2x2x1"}, EarlyExit(model, 1)
     if model.spec.num_layers == 4:
         yield {"method": "eagle3", "shape": "opt_tree/size=6"}, Eagle3(random_head(EAGLE3), model)
-        yield {"method": "kangaroo", "shape": "opt_tree/size=6"}, Kangaroo(kangaroo_head(), model)
+        yield {"method": "kangaroo", "shape": "static/branching=2x2x1"}, Kangaroo(kangaroo_head(), model)
 
 
 def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> None:
@@ -194,15 +191,15 @@ def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPat
 def test_trees_are_refused_with_the_reason() -> None:
     hybrid, attention = family_model("mamba2/again"), TransformersModel(tiny_module("llama"))
     with pytest.raises(
-        ConfigError, match=r"'static' branches, and mamba2/again keeps a recurrent state.*choose shape 'chain'"
+        ConfigError, match=r"'opt_tree' branches, and mamba2/again keeps a recurrent state.*choose shape 'chain'"
     ):
-        Engine(hybrid, speculative={"method": "recycling", "shape": "static"})
+        Engine(hybrid, speculative={"method": "suffix", "shape": "opt_tree"})
     config = {"method": "draft_model", "shape": "static/branching=2x1"}
     with pytest.raises(ConfigError, match="branches, and mamba2/again keeps"):
         Engine(attention, speculative=config, method=DraftModel(hybrid))
     service = Service(Engine(hybrid, NUMBERS, speculative="ngram"))
     with pytest.raises(ConfigError, match="branches, and mamba2/again keeps"):
-        service._choices.method({"method": "recycling", "shape": "static/branching=2x1"})
+        service._choices.method({"method": "suffix", "shape": "opt_tree/size=6"})
 
 
 def test_memory_is_planned_for_states() -> None:

@@ -40,7 +40,6 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"method": "draft_model", "num_speculative_tokens": 3, "shape": "static/branching=2x2x1"},
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
     {"method": "suffix", "num_speculative_tokens": 4},
-    {"method": "recycling", "num_speculative_tokens": 3},
     {"method": "prediction", "num_speculative_tokens": 4},
 )
 

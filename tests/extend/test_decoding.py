@@ -254,7 +254,7 @@ def test_a_late_opened_drafter_that_cannot_be_joined_is_opened_anew() -> None:
 
 def test_what_a_request_may_ask_for_is_declared() -> None:
     assert {name for name, kind in METHODS.items() if kind.capabilities.by_request} == {
-        "none", "ngram", "prediction", "suffix", "recycling",
+        "none", "ngram", "prediction", "suffix",
     }  # fmt: skip
 
 

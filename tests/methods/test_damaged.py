@@ -18,7 +18,6 @@ from foretell.heads.native import Memory, Vocabulary
 from foretell.heads.rope import RopeScaling
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
-from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead
@@ -32,13 +31,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, 2, True, "draft_model"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(H, V, 3, 8))),
     "mtp": lambda: scrambled(MTPHead(MTPHeadConfig(H, V, **ATTENTION, tap_layer=LAYERS - 1))),  # type: ignore[arg-type]
-    "peagle": lambda: scrambled(
-        PEagleHead(
-            PEagleHeadConfig(
-                H, V, **ATTENTION, draft_vocab_size=V, layer_ids=(1, 3), mask_token_id=39  # type: ignore[arg-type]
-            )
-        )
-    ),
 }  # fmt: skip
 """A head of each kind, by the layout that it is written in."""
 BAD = (float("inf"), float("nan"), 10**12, 10**30, 1e30, -1, True, "x", [1e400])

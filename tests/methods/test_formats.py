@@ -27,7 +27,6 @@ from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfi
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
@@ -97,14 +96,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "eagle1 of two layers": lambda: eagle1(
         num_layers=2, attention_bias=True, output_bias=True, windows=(0, 4), rope_scaling=RopeScaling("linear", 2.0)
     ),
-    "peagle": lambda: scrambled(
-        PEagleHead(
-            PEagleHeadConfig(
-                **SIZES, **ATTENTION, draft_vocab_size=DV, layer_ids=(1, 3, 4), num_layers=2, own_embedding=True,
-                mask_token_id=7,
-            )
-        )
-    ),
     "eagle3 of the whole vocabulary": lambda: eagle3(draft_vocab_size=V),
     "eagle1": eagle1,
     "eagle1 with an embedding, without a bias": lambda: eagle1(fc_bias=False, own_embedding=True),
@@ -114,7 +105,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "medusa with the target's head": lambda: medusa(own_lm_head=False),
     "dflash": dflash,
     "dflash, causal": lambda: dflash(causal=True),
-    "dflash2": lambda: dflash(conv_kernel_size=2, conv_group_size=4, selector_rank=3, selector_top_k=5),
     "dspark": lambda: dflash(**DSPARK),
     "dspark without confidence": lambda: dflash(markov_rank=3),
     "dspark without markov": lambda: dflash(confidence=True, sample_from_anchor=True),
@@ -672,14 +662,10 @@ GOOD = native(**{IDS: [2, 4, 5]})
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlash2DraftModel,"),
+        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlashDraftModel,"),
+        ({**GOOD, "architectures": ["DFlash2DraftModel"]}, "architecture 'DFlash2DraftModel', which is no head known"),
         ({**GOOD, "architectures": []}, "architecture None, which is no head"),
         (speculators(speculators_model_type="hydra"), "speculators_model_type 'hydra', which is no head known"),
-        (speculators(speculators_model_type="peagle"), "config.json has no mask_token_id; expected the id of one"),
-        (
-            speculators(speculators_model_type="peagle", mask_token_id=1, ptd_token_id=2),
-            "has mask_token_id = 1 and ptd_token_id = 2; expected the id of one",
-        ),
         ({**GOOD, "hidden_size": ...}, "has no 'hidden_size', which this kind"),
         ({**GOOD, "hidden_size": "x"}, "hidden_size is 'x' in config.json, expected a whole number"),
         ({**GOOD, "num_attention_heads": 0}, "num_attention_heads is 0 in config.json, expected at least 1"),
@@ -743,7 +729,7 @@ GOOD = native(**{IDS: [2, 4, 5]})
         ),
         (
             speculators(speculators_model_type="hydra", architectures=["DFlashDraftModel"]),
-            "speculators_model_type 'hydra', which is no head known .*heads of type 'dflash', 'dspark', 'eagle3', 'peagle'",
+            "speculators_model_type 'hydra', which is no head known .*heads of type 'dflash', 'dspark', 'eagle3'",
         ),
         ({**GOOD, "draft_vocab_size": 99}, "draft_vocab_size = 99 must be between 1 and vocab_size = 40"),
         ({**GOOD, "draft_vocab_size": 13}, r"lm_head\.weight is \[12, 16\], expected \[13, 16\]"),

@@ -76,7 +76,7 @@ def test_numbers_of_methods_are_refused_alike_by_document_and_method(method: str
 
 
 def test_the_methods_without_weights_are_all_here() -> None:
-    assert {method for method, _ in METHOD_NUMBERS} >= {"ngram", "suffix", "recycling", "prediction"}
+    assert {method for method, _ in METHOD_NUMBERS} >= {"ngram", "suffix", "prediction"}
     assert {key for _, key in METHOD_NUMBERS} - SHARED
 
 

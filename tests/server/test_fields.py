@@ -363,7 +363,6 @@ TABLE: dict[str, list[Row]] = {
     "Speculative.draws": [(TEXT, spec(draws="x"), "error", "draws")],
     "Speculative.prompt_lookup_min": [(TEXT, spec(prompt_lookup_min=2), "speculative", "'prompt_lookup_min': 2")],
     "Speculative.prompt_lookup_max": [(TEXT, spec(prompt_lookup_max=7), "speculative", "'prompt_lookup_max': 7")],
-    "Speculative.num_candidates": [(TEXT, spec(num_candidates=2), "error", "num_candidates")],
     **{f"Speculative.suffix_decoding_{name}": [
         (TEXT, spec(method="suffix", **{f"suffix_decoding_{name}": value}), "speculative",
          f"'suffix_decoding_{name}': {value}")]

@@ -14,7 +14,6 @@ import torch
 
 from foretell import Engine, Service, ServiceOptions
 from foretell.core.errors import ConfigError
-from foretell.draft.recycling import Recycling
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix, SuffixOptions
 from foretell.methods.draft_model.drafter import DraftModel
@@ -23,7 +22,7 @@ from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
 from foretell.model.table import TableLM
 from foretell.service import keeper as keeper_module
 from tests.engine.harness import VOCAB, ToyTokenizer, table
-from tests.service.test_tenants import LEARNERS, LONG, SECRET, asked, follow, guessed, seen
+from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
 
 TEXT = [7, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14, 5, 9, 4, 11] * 10
 """A prompt that is long enough to be worth a file."""
@@ -49,12 +48,9 @@ def service(
 # -- what was learned --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", LEARNERS)
 @pytest.mark.parametrize(("shared", "tenant"), [("all", None), ("key", "a")])
-def test_a_server_that_is_started_again_guesses_as_before(
-    method: str, shared: str, tenant: Any, tmp_path: Path
-) -> None:
-    first, second = asked("1", [5], method, 40, tenant=tenant), asked("2", [9], method, 30, tenant=tenant)
+def test_a_server_that_is_started_again_guesses_as_before(shared: str, tenant: Any, tmp_path: Path) -> None:
+    first, second = asked("1", [5], "suffix", 40, tenant=tenant), asked("2", [9], "suffix", 30, tenant=tenant)
     with service(shared_drafts=shared) as whole:
         seen(whole, first)
         (expected,) = seen(whole, second)
@@ -70,16 +66,15 @@ def test_a_server_that_is_started_again_guesses_as_before(
     assert found[0] == without[0], "the text never depends on it"
 
 
-@pytest.mark.parametrize("method", LEARNERS)
-def test_after_a_start_too_nothing_of_another_tenants_text_is_told(method: str, tmp_path: Path) -> None:
-    mine = asked("mine", [5], method, 15, tenant="b")
+def test_after_a_start_too_nothing_of_another_tenants_text_is_told(tmp_path: Path) -> None:
+    mine = asked("mine", [5], "suffix", 15, tenant="b")
     with service() as alone:
         (expected,) = seen(alone, mine)
     with service(tmp_path, shared_drafts="key") as used:
-        seen(used, asked("theirs", [5], method, 40, tenant="a"))
+        seen(used, asked("theirs", [5], "suffix", 40, tenant="a"))
     with service(tmp_path, shared_drafts="key") as after:
         assert seen(after, mine) == [expected]
-        (control,) = seen(after, asked("again", [5], method, 15, tenant="a"))
+        (control,) = seen(after, asked("again", [5], "suffix", 15, tenant="a"))
     assert not guessed(expected)
     assert guessed(control)
 
@@ -106,24 +101,23 @@ def spelled(content: bytes, ids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("method", LEARNERS)
 def test_nothing_of_a_request_that_is_not_to_be_stored_is_on_the_disk(
-    method: str, stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a control: a search that finds what is to be stored."""
     monkeypatch.setattr(keeper_module, "BEAT_S", 0.01)
     state, prefixes = tmp_path / "state", tmp_path / "prefixes"
     with service(state, shared_drafts="all", prefix_dir=str(prefixes)) as used:
-        seen(used, asked("theirs", TEXT, method, 40, store=stored, tenant="a"))
-        seen(used, asked("begun", TEXT[:30], method, 1, store=True, tenant="b"))
+        seen(used, asked("theirs", TEXT, "suffix", 40, store=stored, tenant="a"))
+        seen(used, asked("begun", TEXT[:30], "suffix", 1, store=True, tenant="b"))
     content = bytes_in(state) + bytes_in(prefixes)
     assert spelled(content, TEXT[40:60]) == stored
-    assert spelled(bytes_in(state), SECRET[5:10]) == (stored and method == "suffix")  # the other holds no texts
+    assert spelled(bytes_in(state), SECRET[5:10]) == stored
     with service(state, shared_drafts="all") as after:
         assert after._costs is not None
         _, counts = after._costs.planner.acceptance.memory()
         assert counts[:, -2].any() == stored, "how often its guesses were kept is not counted, either"
-        (found,) = seen(after, asked("mine", [5], method, 15, tenant="c"))
+        (found,) = seen(after, asked("mine", [5], "suffix", 15, tenant="c"))
         assert (len(guessed(found)) > 2) == stored  # one token of the other request's may be known
 
 
@@ -257,20 +251,10 @@ def test_what_methods_have_learned_survives() -> None:
     hybrid = Hybrid(suffix, DraftModel(table(2)), shape=Chain(4), discount=1.0)
     hybrid.worth_at(0.0).second.add(3.0)
     hybrid.worth_at(1.0).suffix[2].add(2.0)
-    recycling = Recycling(num_candidates=4)
-    recycling.recall(
-        {
-            "tokens": torch.tensor([3, 5]),
-            "entries": torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]], dtype=torch.int32),
-            "nothing": torch.tensor([9]),
-        }
-    )
-    for method in (suffix, hybrid, recycling, empty):
+    for method in (suffix, hybrid, empty):
         made = method.fresh()
-        assert isinstance(made, Suffix | Hybrid | Recycling)
+        assert isinstance(made, Suffix | Hybrid)
         made.recall(method.memory())
         was, now = method.memory(), made.memory()
         assert was.keys() == now.keys()
         assert all(torch.equal(was[key], now[key]) for key in was)
-    assert not recycling.fresh().memory()
-    assert recycling.memory()["tokens"].tolist() == [3, 5]

@@ -18,7 +18,7 @@ from foretell.service.memory import bytes_per_row, bytes_per_token
 from tests.engine.harness import table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")
-WITHOUT = ("none", "medusa", "early_exit", "ngram", "suffix", "recycling", "prediction")
+WITHOUT = ("none", "medusa", "ngram", "suffix", "prediction")
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_many_threads_each_get_their_solo_tokens(running: Service) -> None:
 def test_mixed_methods_in_one_batch(running: Service) -> None:
     box = Mailbox()
     requests = mixed_requests()
-    ways = ["none", "ngram", "draft_model", "suffix", "recycling", "draft_model", "none", "ngram"]
+    ways = ["none", "ngram", "draft_model", "suffix", "prediction", "draft_model", "none", "ngram"]
     for index, (request, way) in enumerate(zip(requests, ways, strict=True)):
         running.submit(
             Submission(str(index), request.prompt, request.params, speculative=running.method({"method": way})),
@@ -373,7 +373,7 @@ def test_what_is_not_loaded_cannot_be_asked_for(running: Service) -> None:
         running.method({"method": "draft_model", "model": "another"})
     assert running.method({"num_speculative_tokens": 2}).num_speculative_tokens == 2
     assert running.method({"verify": "rejection"}).verify == "rejection"
-    assert set(running.methods) >= {"none", "ngram", "suffix", "prediction", "recycling", "draft_model"}
+    assert set(running.methods) >= {"none", "ngram", "suffix", "prediction", "draft_model"}
     off = service(speculation="off")
     with pytest.raises(ConfigError, match="off"):
         off.method({"method": "ngram"})

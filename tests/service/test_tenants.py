@@ -15,7 +15,6 @@ from torch import Tensor
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
-from foretell.draft.recycling import Recycling
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.methods.hybrid.drafter import Hybrid
@@ -26,7 +25,6 @@ from foretell.service.tenants import Tenants
 from tests.engine.harness import VOCAB, ToyTokenizer
 from tests.service.test_service import Mailbox
 
-LEARNERS = ("suffix", "recycling")
 SECRET = [5, 9, 4, 11, 2, 16, 7, 13, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14]  # what the first client has written
 
 
@@ -77,7 +75,6 @@ def guessed(told: Any) -> set[int]:
 LONG = [*SECRET, *SECRET[:3]]  # a prompt long enough for the prefix store
 
 
-@pytest.mark.parametrize("method", LEARNERS)
 @pytest.mark.parametrize(
     ("shared", "first", "second"),
     [
@@ -89,48 +86,47 @@ LONG = [*SECRET, *SECRET[:3]]  # a prompt long enough for the prefix store
         ("key", "a", None),
     ],
 )
-def test_nothing_of_another_clients_text_is_told(method: str, shared: str, first: Any, second: Any) -> None:
-    mine = asked("mine", [5], method, 15, tenant=second)
+def test_nothing_of_another_clients_text_is_told(shared: str, first: Any, second: Any) -> None:
+    mine = asked("mine", [5], "suffix", 15, tenant=second)
     with service(shared_drafts=shared) as alone:
         (expected,) = seen(alone, mine)
     with service(shared_drafts=shared) as used:
         for number in range(2):
-            seen(used, asked(f"theirs-{number}", [5], method, 40, tenant=first))
+            seen(used, asked(f"theirs-{number}", [5], "suffix", 40, tenant=first))
         (found,) = seen(used, mine)
         third = "c" if second == "b" else second  # a tenant's own text may come back to it
-        beside = seen(used, asked("more", [9], method, 60, tenant=first), asked("again", [5], method, 15, tenant=third))
+        beside = seen(
+            used, asked("more", [9], "suffix", 60, tenant=first), asked("again", [5], "suffix", 15, tenant=third)
+        )
     assert found == expected
     assert beside[1] == expected
     assert not guessed(expected)  # it wrote nothing twice, so there was nothing to guess from
 
 
-@pytest.mark.parametrize("method", LEARNERS)
 @pytest.mark.parametrize(("shared", "tenants"), [("all", (None, None)), ("all", ("a", "b")), ("key", ("a", "a"))])
-def test_control_where_sharing_is_asked_for_it_is_seen(method: str, shared: str, tenants: tuple[Any, Any]) -> None:
+def test_control_where_sharing_is_asked_for_it_is_seen(shared: str, tenants: tuple[Any, Any]) -> None:
     with service(shared_drafts=shared) as used:
-        seen(used, asked("theirs", [5], method, 40, tenant=tenants[0]))
-        (found,) = seen(used, asked("mine", [5], method, 15, tenant=tenants[1]))
+        seen(used, asked("theirs", [5], "suffix", 40, tenant=tenants[0]))
+        (found,) = seen(used, asked("mine", [5], "suffix", 15, tenant=tenants[1]))
     assert guessed(found)
     assert len(found[2]) < 15
 
 
-@pytest.mark.parametrize("method", LEARNERS)
-def test_nothing_of_a_request_that_is_not_to_be_stored_is_guessed_to_others(method: str) -> None:
+def test_nothing_of_a_request_that_is_not_to_be_stored_is_guessed_to_others() -> None:
     """It entered the shared stores: only learners left it out."""
-    mine = asked("mine", [5], method, 15)
+    mine = asked("mine", [5], "suffix", 15)
     with service(shared_drafts="all") as alone:
         (expected,) = seen(alone, mine)
     with service(shared_drafts="all") as used:
-        seen(used, asked("theirs", [5], method, 40, store=False))
+        seen(used, asked("theirs", [5], "suffix", 40, store=False))
         (found,) = seen(used, mine)
     assert found == expected
     assert not guessed(found)
 
 
-@pytest.mark.parametrize("method", LEARNERS)
-def test_a_request_still_learns_from_its_own_text(method: str) -> None:
+def test_a_request_still_learns_from_its_own_text() -> None:
     with service() as made:
-        (found,) = seen(made, asked("mine", [5], method, 60))
+        (found,) = seen(made, asked("mine", [5], "suffix", 60))
     assert guessed(found)
     assert len(found[2]) < 45
 
@@ -180,7 +176,7 @@ def test_each_adapter_of_a_tenant_has_a_store() -> None:
 
 def test_requests_that_share_nothing_form_one_team() -> None:
     made, tenants = choices(), Tenants("off")
-    for config in ("suffix", "recycling", "ngram"):
+    for config in ("suffix", "ngram"):
         base = made.of(speculative_config(config))
         assert tenants.choice(base, None).key == tenants.choice(base, "a").key
     hybrid = Hybrid(Suffix(), made.default.method, shape=Chain(2), discount=1.0)
@@ -224,4 +220,3 @@ def test_learned_bytes_grow_with_what_is_learned() -> None:
     assert suffix.learned_bytes < 1000
     suffix.library.add(list(range(1000)))
     assert suffix.learned_bytes > 50_000
-    assert Recycling().learned_bytes == 0

@@ -42,7 +42,7 @@ from tests.engine.harness import EOS, ToyTokenizer, restless, table
 from tests.engine.test_traffic import BlockTable
 
 HYBRID = {"method": "hybrid", "second": "draft_model", "second_tokens": 3}
-WAYS = (HYBRID, HYBRID, {"method": "ngram"}, {"method": "suffix"}, {"method": "none"}, {"method": "recycling"})
+WAYS = (HYBRID, HYBRID, {"method": "ngram"}, {"method": "suffix"}, {"method": "none"})
 RATE = 0.02
 PASS_RATE = 0.002
 
@@ -100,7 +100,7 @@ class Faulty:
         service._failures._clock = lambda: self.now
         assert service._loop is not None
         self.loop = service._loop
-        names = ("hybrid", "suffix", "ngram", "recycling")
+        names = ("hybrid", "suffix", "ngram")
         draws = {name: {(1, depth): 0.001 for depth in (1, 2, 4)} for name in names}
         costs = CostTable({(1, 1): 1.0, (1, 5): 1.02}, draws, dict.fromkeys(names, 0.0))
         planner = Planner(costs, Acceptance(16), {"hybrid": "suffix"})

@@ -456,8 +456,6 @@ async def costly_numbers(scene: Scene) -> str:
         {"method": "suffix", "suffix_decoding_max_match": 10**9},
         {"method": "suffix", "suffix_decoding_max_match": 128, "suffix_decoding_min_token_prob": 0.0,
          "suffix_decoding_max_spec_offset": 64.0, "num_speculative_tokens": 63},
-        {"method": "recycling", "num_candidates": 16, "shape": "sequoia/size=63", "num_speculative_tokens": 60},
-        {"method": "recycling", "shape": "sequoia/size=63/acceptance=" + "x".join(["0.01"] * 48)},
     ]  # fmt: skip
     body = scene.body(prompt=prompt, stream=False, max_tokens=64)
     requests = [(PATH, {**body, "speculative": one}) for one in settings]

@@ -33,7 +33,7 @@ from tests.stress.served import (
 )
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-METHODS = ("none", "draft_model", "ngram", "suffix", "recycling", "eagle3", "medusa", "hybrid", "kangaroo")
+METHODS = ("none", "draft_model", "ngram", "suffix", "eagle3", "medusa", "hybrid", "kangaroo")
 CANCELLED, MALFORMED = 1 / 3, 1 / 10
 SCHEMA = {
     "type": "object",

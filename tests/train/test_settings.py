@@ -9,7 +9,6 @@ import torch
 
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError
-from foretell.heads.config_values import SECOND
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.model.load import from_module
 from foretell.train import methods
@@ -27,10 +26,10 @@ OPTIONS = {
     "medusa": ("num_heads", "num_layers", "draft_vocab_size", "decay"),
     "dflash": (
         *SIZES, "num_layers", "block_size", "num_features", "layer_ids", "mask_token_id", "markov_rank", "num_anchors",
-        "gamma", "draft_vocab_size", *SECOND, "selector_weight",
+        "gamma", "draft_vocab_size",
     ),
     "kangaroo": (*SIZES[1:], "exit_layer"),
-    "acceptance": ("num_layers", "target_share", "weight_accepted", "weight_rejected", "num_slots", "temperatures"),
+    "acceptance": ("num_layers", "target_share", "weight_accepted", "weight_rejected", "temperatures"),
     "draft_model": (),
 }  # fmt: skip
 FIELDS = (

@@ -16,11 +16,9 @@ ABOUT = {
     "dflash": NETWORK,
     "mtp": "a part of the target that was trained to see further ahead",
     "kangaroo": "the lower part of the target itself, with a small trained addition",
-    "early_exit": "the lower part of the target itself",
     "ngram": "a search for what followed the same last words earlier in the text",
     "suffix": "a search for what followed the longest repeated ending, in this text or in earlier ones",
     "hybrid": "a search for repeated text, and a small trained network where it finds none",
-    "recycling": "a table of what the target found likely after each token before",
     "prediction": "the output as the user expects it",
 }
 """What a method guesses with, in plain words. A method of another package is called by its name."""

@@ -27,9 +27,6 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.eagle.formats:Eagle3Native", "foretell.methods.eagle.formats:Eagle3Speculators"),
         "foretell.train.recipes.eagle3:RECIPE",
     ),
-    "peagle": Parts(
-        "foretell.methods.eagle.config:PEagleConfig", ("foretell.methods.eagle.formats_parallel:PEagleSpeculators",)
-    ),
     "eagle1": Parts(
         "foretell.methods.eagle.config:Eagle1Config",
         ("foretell.methods.eagle.formats:Eagle1Native",),
@@ -61,11 +58,9 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.mtp.trained:MTPDirectory",),
         "foretell.train.recipes.mtp:RECIPE",
     ),
-    "early_exit": Parts("foretell.methods.kangaroo.config:EarlyExitConfig"),
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),
-    "recycling": Parts("foretell.draft.recycling:RecyclingConfig"),
     "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
         layouts=("foretell.methods.acceptance.formats:AcceptanceLayout",),

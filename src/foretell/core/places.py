@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     _METHOD: (
         "method", "model", "num_speculative_tokens", "verify", "shape", "draws", "judge", "acceptance", "discount",
-        "draft_vocab_size", "draft_weights", "draft_window", "exit_layer", "head_weights", "num_candidates",
+        "draft_vocab_size", "draft_weights", "draft_window", "head_weights",
         "prompt_lookup_max", "prompt_lookup_min", "second", "second_shape", "second_tokens",
         "suffix_decoding_max_cached_tokens",
         "suffix_decoding_max_match", "suffix_decoding_max_spec_factor", "suffix_decoding_max_spec_offset",

@@ -18,8 +18,6 @@ from foretell.model.trained import default_speculation
 
 SAME = {"eagle2": "it guesses as eagle1 does, in a tree"}
 """Methods that are not tried, and why."""
-LAST = ("early_exit",)
-"""Methods that seldom pay."""
 DEPTH = 8
 """Guesses in a line that are tried, of methods that can make any number."""
 
@@ -107,8 +105,8 @@ def _with_options(one: Candidate, text: str) -> Iterator[Candidate]:
         yield replace(one, config=config, chosen=chosen, speculation=speculation, words=text if ":" in text else "")
 
 
-def _order(one: Candidate) -> tuple[bool, bool]:
-    return one.method in LAST, not METHODS[one.method].capabilities.by_request
+def _order(one: Candidate) -> bool:
+    return not METHODS[one.method].capabilities.by_request
 
 
 def _depth(name: str) -> dict[str, int]:

@@ -37,7 +37,6 @@ class Capabilities:
     needs_prediction: bool = False  # needs the caller's guess of the output
     reads_target: bool = False  # observe() needs hidden states of the target: those of ``Method.taps``
     needs_head: bool = False  # needs a trained head
-    candidates: int = 0  # number of the target's most probable tokens after each node that observe() needs
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
     learns: bool = False  # guesses for a request may depend on earlier requests: see ``Method.fresh``
     # Can be opened in the middle of a text, without having observed the steps before. A service then opens it when it is
@@ -112,7 +111,6 @@ class Commit:
     path: list[list[int]]  # kept nodes of each row, the root first
     tokens: list[list[int]]  # emitted tokens of each row: those of path[1:], then the bonus; cut where the row ended
     taps: Tensor | None = None  # [B, N, T * H]
-    candidates: Tensor | None = None  # [B, N, K] int64, K = drafter.num_candidates: by logit, the most probable first
     ended: list[bool] = field(default_factory=list)  # rows whose output ends with these tokens
     guessed: list[int] = field(default_factory=list)  # guesses of each row, where they are counted already
     notes: list[list[int]] | None = None  # those of the tree; -1 after a row's, where other drafters' are longer
@@ -165,9 +163,6 @@ class Drafter(ABC):
     """Whether it may be told later of steps without guesses. True: while no row guesses ``propose`` may be left out, and
     ``observe_all`` tells of several steps in a row before any other call. After a pass code and data are cold: a call for
     each step takes several times as long as one for all."""
-
-    num_candidates: int = 0
-    """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise TypeError where ``can_join`` and ``join`` do not agree."""

@@ -1,7 +1,8 @@
-"""A drafter that stands before another one: the one place that passes every call of ``Drafter`` on."""
+"""What stands before a drafter or a method: the one place that passes every call of ``Drafter`` on, and tells what another
+``Method`` tells."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -39,11 +40,6 @@ class Forwarding(Drafter):
     def can_wait(self) -> bool:  # type: ignore[override]
         """See ``Drafter``."""
         return self._read(lambda inner: inner.can_wait, False)
-
-    @property
-    def num_candidates(self) -> int:  # type: ignore[override]
-        """See ``Drafter``."""
-        return self._read(lambda inner: inner.num_candidates, 0)
 
     @property
     def light_steps(self) -> Sequence[LightStep | None] | None:
@@ -98,3 +94,21 @@ class Forwarding(Drafter):
     def adopt(self, method: Method) -> None:
         """See ``Drafter``."""
         self._call(lambda inner: inner.adopt(method), None)
+
+
+def _of_part(name: str) -> Any:
+    return property(lambda self: getattr(self.part, name))
+
+
+class ForwardingMethod(Method):
+    """Needs of a target and of a service what ``part`` needs."""
+
+    part: Method
+
+    foresees: Any = _of_part("foresees")
+    chains_only: Any = _of_part("chains_only")
+    taps: Any = _of_part("taps")
+    prompt_taps: Any = _of_part("prompt_taps")
+    bytes_per_token: Any = _of_part("bytes_per_token")
+    bytes_per_row: Any = _of_part("bytes_per_row")
+    runs_as: Any = _of_part("runs_as")

@@ -99,9 +99,7 @@ class Adaptive(Shape):
     rule "path": stop where the product of max q of the guesses so far < threshold, which is the chance that the target
     comes so far, as EAGLE-2 (2406.16858) and OPT-Tree (2406.17276) estimate it for trees; decided before the pass that the
     next guess would take. "probability": stop where max q < threshold (transformers' assistant_confidence_threshold;
-    Kangaroo 2404.18911).
-    "svip": stop where sqrt(H(q)) > threshold, H in nats (2411.18462). "adaedl": stop where 1 - sqrt(0.2 H(q)) < threshold
-    (2410.18351, without its moving threshold). The first guess is always made.
+    Kangaroo 2404.18911). The first guess is always made.
     """
 
     name = "adaptive"
@@ -115,12 +113,7 @@ class Adaptive(Shape):
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         super().__post_init__()
-        require(
-            self.rule in ("path", "probability", "svip", "adaedl"),
-            "rule",
-            self.rule,
-            "path, probability, svip or adaedl",
-        )
+        require(self.rule in ("path", "probability"), "rule", self.rule, "path or probability")
         _require_threshold(self.threshold)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from foretell.core.graphs import RECORDERS, Feed, Graphs, bucket
 from foretell.core.noise import Noise
 from foretell.core.tree import TokenTree, layout
-from foretell.engine.candidates import candidates
 from foretell.engine.judging import Judged, evidence_of
 from foretell.engine.state import State, moves_of, pack
 from foretell.engine.tapping import Tapping
@@ -30,7 +29,6 @@ class Outputs(NamedTuple):
     ancestry: Tensor  # [B, N, N] bool
     verdict: tuple[Tensor, ...]  # path [B, N], count, bonus and sound [B]
     taps: Tensor | None  # [B, N, T * H]
-    candidates: Tensor | None  # [B, N, K]
     packed: Tensor  # ``state.pack``
     following: Tensor  # [2, B] length and pending token of each row after the step
 
@@ -43,7 +41,6 @@ class Outputs(NamedTuple):
             self.ancestry[rows, nodes, nodes],
             (path[rows, nodes], *(each[rows] for each in others)),
             None if self.taps is None else self.taps[rows, nodes],
-            None if self.candidates is None else self.candidates[rows, nodes],
             self.packed,
             self.following[:, rows],
         )
@@ -78,9 +75,8 @@ class CapturedSteps:
         return min(bucket(state.num_rows), self.pool.reserve), bucket(tree.num_nodes)
 
     def judge(
-        self, state: State, tree: TokenTree, verifier: Verifier | RowVerifiers, noise: Noise, tapping: Tapping,
-        num_candidates: int,
-    ) -> Judged | None:  # fmt: skip
+        self, state: State, tree: TokenTree, verifier: Verifier | RowVerifiers, noise: Noise, tapping: Tapping
+    ) -> Judged | None:
         """None where the step cannot be launched so. What it returns is valid until the next step."""
         if reason := self.why_not(state, verifier, tree):
             self.graphs.skipped(reason)
@@ -99,7 +95,7 @@ class CapturedSteps:
         most = tree.max_children  # as it is: rules with a noise for each child read it
         layer, history = tree.hidden_layer, state.history  # the graph keeps no tree of a step
         key = (
-            rows, nodes, span, id(verifier), processors.kind, layer, most, tapping, num_candidates,
+            rows, nodes, span, id(verifier), processors.kind, layer, most, tapping,
             *((name, each.dtype, each.shape[2:]) for name, each in given.items()),
             None if tree.notes is None else tree.notes.shape[1],
         )  # fmt: skip
@@ -125,7 +121,6 @@ class CapturedSteps:
                 plan.ancestry,
                 (verdict.path, verdict.count, verdict.bonus, verdict.sound),
                 output.taps,
-                candidates(output.logits, num_candidates),
                 pack(whole, verdict),
                 torch.stack([length + verdict.count, verdict.bonus]),
             )
@@ -147,9 +142,7 @@ class CapturedSteps:
         made = whole.cut(state.num_rows, tree.num_nodes)
         # Made anew for each step: an observer reads p of this one.
         evidence = evidence_of(made.logits, made.taps, tree, made.ancestry, noise, state.processors, history, tapping)
-        return Judged(
-            made.logits, evidence, Verdict(*made.verdict), made.taps, made.candidates, made.packed, made.following
-        )
+        return Judged(made.logits, evidence, Verdict(*made.verdict), made.taps, made.packed, made.following)
 
 
 def graphs_of(model: CausalModel, width: int) -> str | None:

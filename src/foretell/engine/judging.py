@@ -11,7 +11,6 @@ from foretell.core.deferred import Deferred
 from foretell.core.noise import Noise
 from foretell.core.probs import History, Paths, Processors
 from foretell.core.tree import TokenTree, layout
-from foretell.engine.candidates import candidates
 from foretell.engine.run import Run
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
@@ -28,7 +27,6 @@ class Judged:
     evidence: Evidence
     verdict: Verdict
     taps: Tensor | None  # [B, N, T * H]
-    candidates: Tensor | None  # [B, N, K]
     # What a captured graph has made too: ``state.pack``, and length and pending token of each row after the step [2, B].
     packed: Tensor | None = None
     following: Tensor | None = None
@@ -42,7 +40,6 @@ def judge(
     verifier: Verifier | RowVerifiers,
     noise: Noise,
     tapping: Tapping,
-    num_candidates: int,
     *,
     multiple: int = 64,
     pack: bool = False,
@@ -67,8 +64,7 @@ def judge(
     verdict = None if ran is None else ran.verdict
     if verdict is None:
         verdict = draw(verifier, evidence)
-    likely = candidates(output.logits, num_candidates)
-    return Judged(output.logits, evidence, verdict, output.taps, likely, seconds=seconds)
+    return Judged(output.logits, evidence, verdict, output.taps, seconds=seconds)
 
 
 def evidence_of(

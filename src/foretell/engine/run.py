@@ -34,7 +34,7 @@ def most_passes(
     most, processors = target.model.most_passes, state.processors
     if most == 1 or max(state.depth_limit) > 0 or state.probe is not None or not drafter.can_wait:
         return 1
-    if tapping.verifier or drafter.num_candidates or not isinstance(verifier, Exact) or not verifier.lazy:
+    if tapping.verifier or not isinstance(verifier, Exact) or not verifier.lazy:
         return 1
     if processors.reads_history or processors.bias is not None:
         return 1

@@ -86,7 +86,6 @@ class State(Context):
         tree: TokenTree,
         verdict: Verdict,
         taps: Tensor | None,
-        candidates: Tensor | None = None,
         *,
         packed: Tensor | None = None,
         following: Tensor | None = None,
@@ -158,7 +157,7 @@ class State(Context):
         if following is None and any(path != list(range(len(path))) for path in paths):
             moves = _moves(before, paths) if before.is_cpu else moves_of(before, verdict)
         ended = [now and not was for now, was in zip(ended, over, strict=True)]
-        return Commit(tree, before, paths, emitted, taps, candidates, ended, guessed, *read[6:]), moves
+        return Commit(tree, before, paths, emitted, taps, ended, guessed, *read[6:]), moves
 
 
 def _read(tree: TokenTree, verdict: Verdict, packed: Tensor | None) -> tuple[list[Any], ...]:

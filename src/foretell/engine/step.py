@@ -56,17 +56,12 @@ def step(
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()
-    judged = None if captured is None else captured.judge(state, tree, verifier, noise, tapping, drafter.num_candidates)
+    judged = None if captured is None else captured.judge(state, tree, verifier, noise, tapping)
     if judged is None:
         multiple = 512 if width else 64
-        judged = judge(
-            state, target, tree, verifier, noise, tapping, drafter.num_candidates,
-            multiple=multiple, pack=pack, ran=ran,
-        )  # fmt: skip
+        judged = judge(state, target, tree, verifier, noise, tapping, multiple=multiple, pack=pack, ran=ran)
     taps = tapping.for_drafter(judged.taps)
-    commit, moves = state.advance(
-        tree, judged.verdict, taps, judged.candidates, packed=judged.packed, following=judged.following
-    )
+    commit, moves = state.advance(tree, judged.verdict, taps, packed=judged.packed, following=judged.following)
     passed = perf_counter() - proposed if judged.seconds is None else judged.seconds
     if moves is not None:
         target.commit(*moves)

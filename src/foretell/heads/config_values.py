@@ -18,13 +18,10 @@ RANGES: dict[str, tuple[int, int]] = {
     "hidden_size": (1, 2**20), "vocab_size": (1, 2**26), "draft_vocab_size": (1, 2**26), "columns": (1, 2**20),
     "intermediate_size": (1, 2**22), "num_heads": (1, 2**12), "num_kv_heads": (1, 2**12), "head_dim": (1, 2**12),
     "num_layers": (0, 2**10), "block_size": (1, 2**10), "markov_rank": (0, 2**16), "tap_layer": (0, 2**16),
-    "layer": (0, 2**16), "exit_layer": (1, 2**16), "mask_token_id": (0, 2**26), "conv_kernel_size": (0, 2**10),
-    "conv_group_size": (0, 2**20), "selector_rank": (0, 2**16), "selector_top_k": (0, 2**26),
+    "layer": (0, 2**16), "exit_layer": (1, 2**16), "mask_token_id": (0, 2**26),
 }  # fmt: skip
 """Least and largest value by a field's name: beyond every model known, and small enough that products of a few of them fit
 into 64 bits."""
-SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-"""What DFlash2 has beside DFlash, in ``dflash_config`` as here."""
 SHARES = {"rms_norm_eps": (0.0, 1.0), "eps": (0.0, 1.0), "rope_theta": (1.01, 1e11)}
 """Least and largest of numbers that need not be whole."""
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)

@@ -9,8 +9,7 @@ head                    layout              "architectures"             names of
 ``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
 ``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
 ``MedusaHead``          medusa_vllm         MedusaModel                 under medusa_heads.
-``DFlashHead``          dflash (default)    DFlashDraftModel,
-                                            DFlash2DraftModel
+``DFlashHead``          dflash (default)    DFlashDraftModel
 ``DFlashHead``          dspark (default     DSparkDraftModel
                         with its heads)
 ``DFlashHead``          dflash_speculators  (speculators_model_type)    the layers' configuration inside

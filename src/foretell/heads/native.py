@@ -125,11 +125,7 @@ class Memory:
 
     def matrix(self, linear: nn.Linear | nn.Embedding) -> structures.Matrix:
         """A module's weight."""
-        return self.matrix_of(linear.weight)
-
-    def matrix_of(self, parameter: Tensor) -> structures.Matrix:
-        """A parameter of two dimensions."""
-        return self._matrices[id(parameter)]
+        return self._matrices[id(linear.weight)]
 
     def product(self, matrix: structures.Matrix, x: Tensor, size: int) -> Tensor:
         """[..., size] float32: x [..., columns] times the first ``size`` rows of a matrix."""

@@ -23,9 +23,6 @@ class LossSlot:
     at: Tensor  # [M] int64 position of the target's logits for the same next token: labeled.logits[row, at]
     weight: float | Tensor = 1.0  # of the slot in the loss, or of each place: [M]
     vocab: Tensor | None = None  # [Vd] int64 target ids of the draft's columns; None: the same vocabulary
-    # [M, Vd] of the distribution that guesses are drawn from, where that is not the one that the loss compares: what is
-    # counted in evaluation. Columns may be -inf, which a divergence could not bear.
-    drawn: Tensor | None = None
 
 
 @dataclass(frozen=True)

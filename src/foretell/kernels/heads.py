@@ -63,21 +63,6 @@ class Markov(ctypes.Structure):
     _fields_ = [("first", Matrix), ("second", Matrix)]
 
 
-class Selector(ctypes.Structure):
-    """DFlash2's choice among the best tokens of each row, by codes of the token before and of their own."""
-
-    _fields_ = [("before", Matrix), ("after", Matrix), ("gates", _POINTER), ("top", _NUMBER)]
-
-
-class BlockConv(ctypes.Structure):
-    """DFlash2's convolution around a part of a layer, with that part's norm; addresses are of float32 tensors."""
-
-    _fields_ = [
-        *((name, _NUMBER) for name in ("taps", "group")),
-        *((name, _POINTER) for name in ("norm", "base", "dynamic")),
-    ]
-
-
 class HeadFunctions:
     """The library's functions for heads. Those named ``*_scratch`` return bytes, the others 0 or an error's number."""
 
@@ -99,10 +84,10 @@ class HeadFunctions:
         self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
         self.pair_tree_scratch = typed("pair_tree_scratch", pointer, pointer, number, number, pointer, number)
         self.pair_tree = typed("pair_tree", pointer, pointer, *[number] * 3, *[pointer] * 7, number, *[pointer] * 6)
-        self.draw_scratch = typed("draw_scratch", pointer, pointer, *[number] * 4)
-        self.draw = typed("draw", *[pointer] * 3, *[number] * 3, *[pointer] * 6)
-        self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5, pointer)
-        self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 5, number, number, *[pointer] * 3)
+        self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
+        self.draw = typed("draw", *[pointer] * 2, *[number] * 3, *[pointer] * 6)
+        self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
+        self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)
         self.adapter = typed("adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3)
         self.product = typed("product", pointer, number, pointer, number, pointer, number, number, of=core)
         self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)

@@ -130,15 +130,6 @@ def check_configs(configs: "Sequence[MethodConfig]", options: LearnOptions) -> N
             f"learn_lora = {options.learn_lora} is for draft models, and {heads} is a head, of which all weights learn: "
             "leave it out"
         )
-    from foretell.methods.draft_model.borrowed import borrowing
-
-    for config in able:
-        init = weights_of(config)
-        if config.trained.method == "draft_model" and borrowing(init) is not None:
-            raise ConfigError(
-                f"draft {init} has its target's embedding and head, and cannot learn while serving: choose a draft model "
-                "that is whole, or method 'eagle3'"
-            )
 
 
 def weights_of(config: "MethodConfig") -> str:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
-from foretell.draft.forwarding import Forwarding
+from foretell.draft.forwarding import Forwarding, ForwardingMethod
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 
@@ -17,11 +17,11 @@ KEPT = 2
 """Versions kept beside the base."""
 
 
-class LearnedMethod(Method):
+class LearnedMethod(ForwardingMethod):
     """A loaded method and the versions made of it. Thread-safe where it says so."""
 
     def __init__(self, base: Method) -> None:
-        self.base = base
+        self.base = self.part = base
         self.name = base.name
         self.capabilities: Capabilities = base.capabilities
         self.exit_layer, self.max_positions = base.exit_layer, base.max_positions
@@ -51,36 +51,6 @@ class LearnedMethod(Method):
     def versions(self) -> list[int]:
         """Numbers of the versions that are kept."""
         return list(self._versions)
-
-    @property
-    def foresees(self) -> bool:
-        """See ``Method``."""
-        return self.base.foresees
-
-    @property
-    def chains_only(self) -> str:
-        """See ``Method``."""
-        return self.base.chains_only
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """See ``Method``."""
-        return self.base.taps
-
-    @property
-    def prompt_taps(self) -> tuple[int, ...]:
-        """See ``Method``."""
-        return self.base.prompt_taps
-
-    @property
-    def bytes_per_token(self) -> int:
-        """See ``Method``."""
-        return self.base.bytes_per_token
-
-    @property
-    def bytes_per_row(self) -> int:
-        """See ``Method``."""
-        return self.base.bytes_per_row
 
     @property
     def runs_as(self) -> str | None:

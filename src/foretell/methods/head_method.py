@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from foretell.draft.base import Method
+from foretell.draft.shapes import SHAPES, SpecDec
 from foretell.heads.native import runs_as
 from foretell.heads.repacked import with_weights
-from foretell.methods.acceptance.head import AcceptanceHead
-from foretell.methods.acceptance.native import speed_up
 from foretell.methods.features import MOST_BYTES
 from foretell.model.target import CausalModel
+
+GROWN = tuple(name for name in SHAPES.builtin if name != SpecDec.name)
+"""Shapes of methods for which no acceptance head is trained."""
 
 
 class HeadMethod(Method):
@@ -27,18 +29,12 @@ class HeadMethod(Method):
     """Whether its drafters keep taps of which no feature has been made."""
     head: Any
 
-    def __init__(
-        self, head: Any, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
-    ) -> None:
-        """head: on the model's device. acceptance: the acceptance head for the shape ``specdec``, trained on this kind
-        of head. weights: how a native head holds its matrices. Raises ModelError where head was made for a target of
-        another size, or acceptance reads other hidden states."""
+    def __init__(self, head: Any, model: CausalModel, *, weights: str = "auto") -> None:
+        """head: on the model's device. weights: how a native head holds its matrices. Raises ModelError where head was made
+        for a target of another size."""
         head.check_target(model.spec, name=self.called)
-        if acceptance is not None:
-            acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
         self.head, self.model, self.weights = head.eval(), model, weights
         self.max_positions = head.max_positions
-        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
         self.native, self.not_native = self._natively()
 
     @abstractmethod
@@ -46,7 +42,7 @@ class HeadMethod(Method):
         """The head through the native kernels and None, or None and why not."""
 
     def rebuilt(self, weights: Mapping[str, Tensor]) -> Method:
-        """See ``Method``. The acceptance head is kept."""
+        """See ``Method``."""
         if not self.can_learn:
             return super().rebuilt(weights)
         made = copy(self)
@@ -58,11 +54,6 @@ class HeadMethod(Method):
     def runs_as(self) -> str:
         """See ``Method``."""
         return runs_as(self.not_native, self.head)
-
-    @property
-    def foresees(self) -> bool:
-        """With an acceptance head."""
-        return self.acceptance is not None
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from foretell.heads.rope import default_attention_factor
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.eagle.parallel import PEagleHead
 from foretell.methods.medusa.formats import MedusaVLLM
 from foretell.methods.medusa.head import MedusaHead
 
@@ -39,9 +38,6 @@ def serving(head: Head, layout: Layout, model: str, about: TargetInfo, length: i
     """
     if length is not None and length < 1:
         raise ConfigError(f"num_speculative_tokens = {length} must be at least 1")
-    if isinstance(head, PEagleHead):
-        vllm = {"method": "eagle3", "model": model, "num_speculative_tokens": length or DEFAULT_LENGTH}
-        return Serving({**vllm, "parallel_drafting": True}, None, ["as vLLM documents it; it was not run there"])
     if isinstance(head, Eagle3Head):
         return _eagle3(head, layout, model, about, length or DEFAULT_LENGTH)
     if isinstance(head, Eagle1Head):

@@ -195,21 +195,6 @@ def from_module(module: "PreTrainedModel", *, name: str | None = None) -> Causal
     return TransformersModel(module, name=name)
 
 
-@drawn_on_host
-def from_tensors(
-    config: Any, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device, name: str
-) -> CausalModel:
-    """A transformers model of this configuration with these weights, as its checkpoint names them; a tied head may be left
-    out."""
-    from transformers import AutoModelForCausalLM
-
-    from foretell.model.hf.adapter import TransformersModel
-
-    module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
-    module.load_state_dict(tensors, strict=False)
-    return TransformersModel(module.eval(), name=name)
-
-
 def as_model(given: Any) -> CausalModel:
     """A model in memory as foretell decodes it: its own kind, or wrapped by ``from_module``. Raises ConfigError for
     anything else."""

@@ -36,7 +36,7 @@ class ServiceOptions:
     # The KV of texts is kept for requests of the same tenant that begin alike.
     prefix_reuse: bool = setting(True, "Keep no KV for prompts that begin alike.", option="--no-prefix-reuse")
     shared_drafts: str = setting(
-        "off", "What methods that learn from texts (suffix, recycling) guess from. off: each request's own text. key: that "
+        "off", "What methods that learn from texts (suffix, hybrid) guess from. off: each request's own text. key: that "
         "of all requests with the same API key. all: of all requests; clients can then see each other's texts.",
         metavar="|".join(SHARED_DRAFTS), panel="Speculation",
     )  # fmt: skip

@@ -102,14 +102,12 @@ NUMBERS: dict[str, tuple[Any, float, float]] = {
     **{name: (int | None, *config_values.RANGES[name]) for name in ("intermediate_size", "num_kv_heads", "head_dim")},
     **{name: (int | None, *config_values.RANGES[name]) for name in ("draft_vocab_size", "mask_token_id")},
     **{name: (int, *config_values.RANGES[name]) for name in ("num_layers", "block_size", "markov_rank", "exit_layer")},
-    **{name: (int, *config_values.RANGES[name]) for name in config_values.SECOND},
     "num_heads": (int | None, *config_values.RANGES["num_heads"]),
     "rope_theta": (float | None, *config_values.SHARES["rope_theta"]),
     "rms_norm_eps": (float | None, *config_values.SHARES["rms_norm_eps"]),
     "num_slots": (int, 1, 64), "num_features": (int, 1, 64), "num_anchors": (int, 1, 2**20),
     "decay": (float, 0.0, 1.0), "alone": (float, 0.0, 1.0), "target_share": (float, 0.0, 1.0), "gamma": (float, TINY, 1e6),
     **dict.fromkeys(("weight_feature", "weight_law", "weight_accepted", "weight_rejected", "noise"), (float, 0.0, 1e6)),
-    "selector_weight": (float, 0.0, 1e6),
 }  # fmt: skip
 """Kind, least and largest value of the methods' own settings that are numbers. None, where it is one: the target's own."""
 LISTS: dict[str, Any] = {"layer_ids": tuple[int, ...] | None, "temperatures": tuple[float, ...]}

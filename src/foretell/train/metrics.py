@@ -82,11 +82,10 @@ class Places:
 def compare(slot: LossSlot, labeled: LabeledBatch) -> Places:
     """The distributions of a slot and the target's. p is never restricted here."""
     parts: list[tuple[Tensor, ...]] = []
-    logits = slot.logits if slot.drawn is None else slot.drawn
     for at in range(0, len(slot.row), CHUNK):
         part = slice(at, at + CHUNK)
         p = labeled.logits_at(slot.row[part], slot.at[part]).float().softmax(-1)
-        q = logits[part].float().softmax(-1)
+        q = slot.logits[part].float().softmax(-1)
         stated, best = q.max(-1)
         if slot.vocab is not None:
             best = slot.vocab[best]

@@ -114,7 +114,7 @@ MIXED: tuple[dict[str, Any], ...] = (
     {**PAIR, "shape": "static/branching=3x1"},
     {**PAIR, "verify": "traversal", "shape": "static/branching=2x2", "draws": "iid"},
     {**PAIR, "verify": "block", "num_speculative_tokens": 3},
-    {"method": "recycling", "verify": "exact", "shape": "static/branching=3x2"},
+    {"method": "suffix", "verify": "exact", "shape": "opt_tree/size=6"},
     {"method": "suffix", "verify": "rejection"},
     {**PAIR, "verify": "coupled", "shape": "sequoia/size=7"},
 )
@@ -312,14 +312,12 @@ def test_every_field_of_a_part_is_its_rows() -> None:
     )  # fmt: skip
     commit = Commit(
         tree, numbers, [[0, row % 3] for row in range(rows)], [[row] for row in range(rows)], torch.rand(*shape, 4),
-        torch.arange(15).view(*shape, 1), [row % 2 == 0 for row in range(rows)], [3, 4, 5, 6, 7],
+        [row % 2 == 0 for row in range(rows)], [3, 4, 5, 6, 7],
         [[row] for row in range(rows)],
     )  # fmt: skip
     assert all(getattr(commit, each.name) is not None for each in fields(commit)), "a new field: give it values by row"
     for start, stop in itertools.combinations(range(rows + 1), 2):
-        group = SimpleNamespace(
-            start=start, stop=stop, method=SimpleNamespace(taps=(1,)), drafter=SimpleNamespace(num_candidates=1)
-        )
+        group = SimpleNamespace(start=start, stop=stop, method=SimpleNamespace(taps=(1,)))
         grouped = GroupedDrafter([])
         grouped.tapping = Tapping((1,), ())
         for whole, found in (

@@ -92,9 +92,6 @@ def test_whom_it_fits() -> None:
         random_head().check_drafter("draft_model", 13, name="here")
     with pytest.raises(ModelError, match="'draft_model'"):
         random_head().check_drafter("eagle3", H, name="here")
-    other = AcceptanceHead(AcceptanceHeadConfig(H, 20, 1, True, "eagle3", reads_law=True))
-    with pytest.raises(ModelError, match=r"reads the distribution .* is known for 'draft_model' alone"):
-        other.check_drafter("eagle3", H, name="here")
 
 
 def test_padding_of_vocabularies_is_no_other_vocabulary() -> None:

@@ -22,7 +22,7 @@ from foretell.methods.acceptance.objective import (
     rejection_label,
     weighted_bce,
 )
-from foretell.methods.acceptance.reading import ModelReader, can_say, comb
+from foretell.methods.acceptance.reading import ModelReader, comb, open_reader
 from tests.engine.harness import VOCAB, foresight, table
 
 TARGET, DRAFT = table(), table(blur=0.4)
@@ -140,11 +140,9 @@ def test_temperatures_are_by_text_and_drawn_anew() -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_everywhere_and_seeds() -> None:
-    """everywhere: the whole response. The same generator gives the same places, another does not."""
+def test_seeds() -> None:
+    """The same generator gives the same places, another does not."""
     labeled, teacher = Teacher(TARGET).label(batch(), ()), Teacher(TARGET)
-    whole = objective(everywhere=True).places(labeled, teacher, torch.Generator().manual_seed(1))
-    assert len(whole.labels) == int(labeled.batch.supervised.sum())
     one, same, other = (objective().places(labeled, teacher, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(one.hidden, same.hidden)
     assert not torch.equal(one.hidden, other.hidden)
@@ -157,7 +155,6 @@ def test_everywhere_and_seeds() -> None:
         ({"prefix": "draft"}, "prefix = 'draft' must be one of mixed, target"),
         ({"target_share": 1.5}, r"target_share = 1.5 must be in \[0, 1\]"),
         ({"target_share": 1.0}, "no token carries a label"),
-        ({"prefix": "target", "everywhere": True}, "everywhere = True must be false"),
         ({"temperatures": ()}, r"temperatures = \(\) must be some numbers"),
         ({"temperatures": (0.5, -1.0)}, "each at least 0"),
         ({"temperatures": (math.nan,)}, "each at least 0"),
@@ -167,6 +164,12 @@ def test_everywhere_and_seeds() -> None:
 def test_refused_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         objective(**options)
+
+
+@pytest.mark.parametrize("head", ["eagle3", "kangaroo", "medusa"])
+def test_heads_are_refused(head: str) -> None:
+    with pytest.raises(ConfigError, match=f"bundled/{head} holds a head of '{head}'; .* draft models alone"):
+        open_reader(f"bundled/{head}", TARGET)
 
 
 def test_the_comb_is_what_layout_makes() -> None:
@@ -210,12 +213,6 @@ def test_labels() -> None:
     probs = distribution_of(torch.tensor([[0.1, 2.0, 0.3], [1.0, 2.0, 0.0]]), torch.tensor([0.0, 0.5]))
     assert probs[0].tolist() == [0.0, 1.0, 0.0]
     torch.testing.assert_close(probs[1], torch.tensor([2.0, 4.0, 0.0]).softmax(-1))
-
-
-def test_what_can_be_said() -> None:
-    logits = torch.tensor([[0.0, -torch.inf, 3.0]]).expand(4, -1)
-    assert can_say(logits, torch.tensor([0, 1, 2, 3])).tolist() == [True, False, True, False]
-    assert can_say(logits[:0], torch.tensor([], dtype=torch.int64)).tolist() == []
 
 
 def test_the_coupled_label_is_how_often_races_agree() -> None:

@@ -15,7 +15,6 @@ from foretell.heads.teacher import ComputedBatch, Teacher, TeacherBatch
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
 from foretell.model.hf.adapter import TransformersModel
-from foretell.train.metrics import compare
 from tests.model.tiny import VOCAB, tiny_module
 
 CONFIG = DFlashHeadConfig(
@@ -23,7 +22,6 @@ CONFIG = DFlashHeadConfig(
     block_size=4, layer_ids=(0, 2, 3), mask_token_id=VOCAB - 1,
 )  # fmt: skip
 SPARK: dict[str, Any] = {"sample_from_anchor": True, "markov_rank": 6, "confidence": True}
-SECOND: dict[str, Any] = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
 
 
 @pytest.fixture(scope="module")
@@ -171,37 +169,6 @@ def test_a_draft_vocabulary_is_asked_for_its_tokens_alone(teacher: Teacher, labe
         torch.testing.assert_close(kept, torch.minimum(p, q).sum(-1))
 
 
-@torch.no_grad()
-def test_the_selector_s_loss_is_among_its_candidates(teacher: Teacher, labeled: ComputedBatch) -> None:
-    """By a loop over places: KL of the target's distribution of the candidates from the selector's. Evaluation counts the
-    distribution that guesses are drawn from, which is the rows' own logits where the selector is fresh."""
-    head = DFlashHead.fresh(replace(CONFIG, **SECOND), seed=1)
-    selector = head.candidate_selector
-    assert selector is not None
-    objective = DFlashObjective(head, num_anchors=99, gamma=2.0, selector_weight=0.5)
-    fresh = objective.outcome(labeled, teacher, generator(), training=False)
-    torch.nn.init.normal_(selector.successor_codebook, generator=generator(3))
-    outcome = objective.outcome(labeled, teacher, generator(), training=False)
-    expected = 0.0
-    for index, (slot, plain) in enumerate(zip(outcome.slots, fresh.slots, strict=True)):
-        assert slot.drawn is not None
-        assert plain.drawn is not None
-        torch.testing.assert_close(slot.logits, plain.logits)
-        seen = plain.drawn.isfinite()
-        assert torch.equal(seen, slot.drawn.isfinite())
-        assert bool((seen.sum(1) == 5).all())
-        assert torch.equal(plain.drawn[seen], plain.logits[seen])
-        p = labeled.logits[slot.row, slot.at]
-        torch.testing.assert_close(compare(slot, labeled).acceptance, acceptance(p, slot.drawn))
-        losses = []
-        for place, kept in enumerate(seen):
-            true, drawn = p[place][kept].softmax(-1), slot.drawn[place][kept].softmax(-1)
-            losses.append(float((true * (true / drawn).log()).sum()))
-        expected += 0.5 * math.exp(-index / 2.0) * sum(losses) / len(losses)
-    assert outcome.extra is not None
-    assert outcome.figures["selector_loss"] == float(outcome.extra) == pytest.approx(expected, rel=1e-4)
-
-
 def test_tapped_layers_begin_alike() -> None:
     """Each tap of the fusion begins with the inverse of what its layer's outputs measure."""
     plain = DFlashHead.fresh(CONFIG, seed=1)
@@ -220,7 +187,7 @@ def loss_of(outcome: Outcome, labeled: ComputedBatch) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK, SECOND])
+@pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK])
 def test_steps_learn_and_reach_every_parameter(
     changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch
 ) -> None:

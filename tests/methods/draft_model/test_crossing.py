@@ -3,7 +3,7 @@ services; and the laws, enumerated."""
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,7 @@ from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape, parse_shape
 from foretell.engine.event import StepEvent
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.vocabulary.slem import SLEMDrafter
-from foretell.methods.draft_model.vocabulary.tli import TLIDrafter, TranslatedDrafter
+from foretell.methods.draft_model.vocabulary.tli import TLIDrafter
 from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
@@ -41,7 +40,7 @@ TARGETS = {name: speaker(tokenizer, seed=1, sure=0.75) for name, tokenizer in TO
 DRAFTS = {name: speaker(tokenizer, seed=2) for name, tokenizer in TOKENIZERS.items()}
 
 
-def engine(target: str, draft: str, vocabulary: str, **keys: Any) -> Engine:
+def engine(target: str, draft: str, vocabulary: str = "tli", **keys: Any) -> Engine:
     options = {key: keys.pop(key) for key in ("width", "prefix_memory_gib") if key in keys}
     config = {
         "method": "draft_model", "model": DRAFTS[draft].spec.name, "vocabulary": vocabulary, "num_speculative_tokens": 4,
@@ -84,14 +83,13 @@ def plain() -> dict[tuple[str, str], list[Completion]]:
 # -- the same text ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vocabulary", ["tli", "slem"])
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("verify", ["coupled", "exact"])
 def test_the_text_is_the_targets_own(
-    pair: tuple[str, str], vocabulary: str, verify: str, plain: dict[tuple[str, str], list[Completion]]
+    pair: tuple[str, str], verify: str, plain: dict[tuple[str, str], list[Completion]]
 ) -> None:
     """At temperatures 0 to 1.3, with penalties, filters and a user's processor, alone and in ragged batches."""
-    found = engine(*pair, vocabulary, verify=verify)
+    found = engine(*pair, verify=verify)
     expected = [outcome(completion) for completion in plain[pair[0], verify]]
     asked = requests(pair[0])
     together = found.generate_batch(asked, batch_size=5)
@@ -115,18 +113,18 @@ def test_every_shape_over_shared_tokens(
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "shape", "verify"),
+    ("shape", "verify"),
     [
-        ("tli", "chain", "rejection"), ("tli", "chain", "block"), ("slem", "chain", "rejection"),
-        ("tli", "static/branching=2x2x1", "traversal"), ("tli", "static/branching=2x1", "k_seq"),
+        ("chain", "rejection"), ("chain", "block"), ("static/branching=2x2x1", "traversal"),
+        ("static/branching=2x1", "k_seq"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("pair", [("words", "halves"), ("pieces", "words")])
 def test_under_a_rule_that_reads_q_a_row_of_a_batch_has_its_solo_text(
-    pair: tuple[str, str], vocabulary: str, shape: str, verify: str
+    pair: tuple[str, str], shape: str, verify: str
 ) -> None:
     """There the text is a function of every guess and of its q: one that was made from another row's text shows."""
-    found = engine(*pair, vocabulary, shape=shape, verify=verify)
+    found = engine(*pair, shape=shape, verify=verify)
     asked = requests(pair[0])
     together = found.generate_batch(asked, batch_size=5)
     assert [outcome(one) for one in together] == [outcome(found.generate(one.prompt, one.params)) for one in asked]
@@ -144,7 +142,7 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def watched(state: Any, target: Target, drafter: Any, *rest: Any, **more: Any) -> StepEvent:
         report = original(state, target, drafter, *rest, **more)
         mine = own(drafter)
-        if isinstance(mine, TranslatedDrafter):
+        if isinstance(mine, TLIDrafter):
             mine.texts(state)  # after the step: what it will read next
             assert mine.num_known == [len(ids) for ids in state.history.ids]
             for text, ids in zip(mine.own, state.history.ids, strict=True):
@@ -170,21 +168,16 @@ def said(spelling: Any, ids: Sequence[int], known: Sequence[int] | None = None) 
     return b"".join(spelling.spell(token) for token in ids if token not in left_out).lstrip(b" ")
 
 
-@pytest.mark.parametrize("vocabulary", ["tli", "slem"])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_the_drafts_cache_is_its_text(pair: tuple[str, str], vocabulary: str, audit: list[int]) -> None:
-    shape = {"shape": "static/branching=2x2x1"} if vocabulary == "tli" else {}
-    engine(*pair, vocabulary, **shape).generate_batch(requests(pair[0]), batch_size=4)
+def test_the_drafts_cache_is_its_text(pair: tuple[str, str], audit: list[int]) -> None:
+    engine(*pair, shape="static/branching=2x2x1").generate_batch(requests(pair[0]), batch_size=4)
     assert len(audit) > 50
     assert max(audit) > 60
 
 
-@pytest.mark.parametrize("vocabulary", ["tli", "slem"])
-def test_a_service_gives_everybody_their_solo_text(
-    vocabulary: str, plain: dict[tuple[str, str], list[Completion]]
-) -> None:
+def test_a_service_gives_everybody_their_solo_text(plain: dict[tuple[str, str], list[Completion]]) -> None:
     """Rows come and go, drafts are opened late, catch up, and are closed when rows are suspended for want of memory."""
-    served = engine("words", "halves", vocabulary)
+    served = engine("words", "halves")
     memory = 192 * bytes_per_token(served.model, [served.method]) / 2**30
     made = Service(served, ServiceOptions(speculation="on", max_num_seqs=6, max_model_len=128, kv_memory_gib=memory))
     made.start()
@@ -209,12 +202,11 @@ def test_a_draft_whose_context_is_at_its_end(plain: dict[tuple[str, str], list[C
     draft = speaker(tokenizer, seed=2)
     for most in (4096, 40):
         draft.spec = replace(draft.spec, max_positions=most)
-        for vocabulary in ("tli", "slem"):
-            config = {"method": "draft_model", "model": draft.spec.name, "vocabulary": vocabulary}
-            found = Engine(
-                TARGETS["words"], TOKENIZERS["words"], speculative=config, draft=draft, draft_tokenizer=tokenizer
-            ).generate_batch(requests("words"), batch_size=4)
-            assert [outcome(c) for c in found] == [outcome(c) for c in plain["words", "coupled"]]
+        config = {"method": "draft_model", "model": draft.spec.name, "vocabulary": "tli"}
+        found = Engine(
+            TARGETS["words"], TOKENIZERS["words"], speculative=config, draft=draft, draft_tokenizer=tokenizer
+        ).generate_batch(requests("words"), batch_size=4)
+        assert [outcome(c) for c in found] == [outcome(c) for c in plain["words", "coupled"]]
 
 
 def test_a_processor_that_lifts_a_token_the_draft_does_not_have(audit: list[int]) -> None:
@@ -362,57 +354,13 @@ def test_a_q_of_other_ids_is_caught_by_the_same_enumeration() -> None:
     assert float((found - target_joint(right, 2)).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("verify", ["rejection", "block", "traversal"])
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_law_of_split_texts(verify: str, prompt: list[int]) -> None:
-    """SLEM's guesses are one FIXED chain: what one step emits has the target's law, whatever it guesses."""
-    between, target, draft = small()
-    size = target.spec.vocab_size
-    with torch.inference_mode():
-        context = context_of(prompt, size, 3)
-        tree = SLEMDrafter(draft, between, context, 64).propose(
-            context, parse_shape("chain", 3), DrawMode.IID, noise_of(prompt)
-        )
-    assert tree.q is None
-    depth = tree.num_nodes
-    p = [
-        torch.stack([target.probs_after((*prompt, *path)[-3:]) for path in itertools.product(range(size), repeat=d)])
-        for d in range(depth)
-    ]
-    distributions = Tables(size, p, p)
-    tokens = tree.tokens[0].tolist()
-    codes = [sum(token * size**power for power, token in enumerate(reversed(tokens[1 : n + 1]))) for n in range(depth)]
-    out = Drafts(
-        tree,
-        torch.stack([p[node][code] for node, code in enumerate(codes)])[None],
-        torch.tensor([codes]),
-        list(range(depth)),
-        torch.ones(1, dtype=torch.float64),
-    )
-    found = emitted_joint(parse_verifier(verify), out, distributions)
-    assert float((found - target_joint(distributions, depth)).abs().max()) < 1e-12
-
-
-def test_split_texts_are_guessed_at_all() -> None:
-    lengths = []
-    for prompt in PROMPTS:
-        between, target, draft = small()
-        with torch.inference_mode():
-            context = context_of(prompt, target.spec.vocab_size, 3)
-            tree = SLEMDrafter(draft, between, context, 64).propose(
-                context, parse_shape("chain", 3), DrawMode.FIXED, noise_of(prompt)
-            )
-        lengths.append(tree.num_nodes)
-    assert max(lengths) > 2
-
-
 class Crossed(Method):
     """A draft model of the small vocabularies, crossed."""
 
     name = "draft_model"
     capabilities = DraftModel.capabilities
 
-    def __init__(self, drafter: type[TranslatedDrafter]) -> None:
+    def __init__(self, drafter: type[TLIDrafter]) -> None:
         self.drafter = drafter
         self.between, _, self.model = small()
 
@@ -428,10 +376,9 @@ class Turned(TLIDrafter):
         return tree if tree.q is None else replace(tree, q=tree.q.roll(1, -1))
 
 
-@pytest.mark.parametrize("drafter", [TLIDrafter, SLEMDrafter])
-def test_the_law_of_whole_texts_under_rejection(drafter: type[TranslatedDrafter]) -> None:
+def test_the_law_of_whole_texts_under_rejection() -> None:
     """Through the engine, over several steps: what was kept is read again in other tokens, and guessed after."""
-    assert p_value(toy(6, seed=3), Crossed(drafter), 3, samples=1000) > ALPHA
+    assert p_value(toy(6, seed=3), Crossed(TLIDrafter), 3, samples=1000) > ALPHA
 
 
 def test_control_a_turned_q_is_found_in_whole_texts() -> None:
@@ -445,19 +392,14 @@ def test_the_choice_is_named() -> None:
     found = engine("words", "halves", "auto")
     head = found.resolved()["head"]
     assert head.startswith("tli: another vocabulary, ")
-    assert engine("words", "halves", "slem").resolved()["head"].startswith("slem: ")
     assert "head" not in engine("words", "words", "auto").resolved(), "one vocabulary: nothing is crossed"
-    with pytest.raises(VocabularyMismatchError, match=r"first differences: id .* vocabulary 'tli' .* or 'slem'"):
+    with pytest.raises(VocabularyMismatchError, match=r"first differences: id .* vocabulary 'tli' "):
         engine("words", "halves", "same")
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="vocabulary = 'tly' must be one of auto, same, tli, slem; did you mean 'tli'"
-    ):
+    with pytest.raises(ConfigError, match="vocabulary = 'tly' must be one of auto, same, tli; did you mean 'tli'"):
         engine("words", "halves", "tly")
-    with pytest.raises(ConfigError, match="choose shape 'chain', or vocabulary 'tli'"):
-        engine("words", "halves", "slem", shape="static/branching=2x2")
     with pytest.raises(
         ConfigError, match=r"one is missing: give tokenizer=\.\.\. \(of the target\) and draft_tokenizer="
     ):
@@ -484,48 +426,14 @@ def test_same_tokens_crossed_all_the_same(plain: dict[tuple[str, str], list[Comp
     assert sum(c.num_accepted_tokens for c in crossed) >= 0.8 * sum(c.num_accepted_tokens for c in direct) > 0
 
 
-@pytest.mark.parametrize("vocabulary", ["slem", "tli"])
-def test_rows_stop_at_the_draft_s_learned_positions(
-    vocabulary: str, plain: dict[tuple[str, str], list[Completion]]
-) -> None:
+def test_rows_stop_at_the_draft_s_learned_positions(plain: dict[tuple[str, str], list[Completion]]) -> None:
     """GPT-2 has no position beyond its context: in a batch a row near it was given as many as others, and all failed."""
     tokenizer = TOKENIZERS["halves"]
     draft = TransformersModel(tiny_module("gpt2", vocab_size=len(tokenizer), n_positions=48))
-    config = {"method": "draft_model", "model": draft.spec.name, "vocabulary": vocabulary, "num_speculative_tokens": 6}
+    config = {"method": "draft_model", "model": draft.spec.name, "vocabulary": "tli", "num_speculative_tokens": 6}
     found = Engine(
         TARGETS["words"], TOKENIZERS["words"], speculative=config, draft=draft, draft_tokenizer=tokenizer,
         drafter_errors="raise",
     ).generate_batch(requests("words"), batch_size=8)  # fmt: skip
     assert [outcome(c) for c in found] == [outcome(c) for c in plain["words", "coupled"]]
     assert sum(c.num_draft_tokens for c in found) > 15
-
-
-class Counted(list[int]):
-    """A list that counts the items that are read of it, one by one or as a part."""
-
-    num_read = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.num_read += len(self)
-        return super().__iter__()
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        self.num_read += len(found) if isinstance(at, slice) else 1
-        return found
-
-
-def test_a_step_does_not_read_the_text_again() -> None:
-    """SLEM split the end anew in a copy of the whole text, and compared both from the beginning: every step."""
-    ids = TOKENIZERS["words"].encode(TEXT, add_special_tokens=False) * 200
-    between = Translation(spelling(TOKENIZERS["words"]), spelling(TOKENIZERS["halves"]))
-    drafter = SLEMDrafter.__new__(SLEMDrafter)
-    drafter.translation, drafter.num_known = between, [len(ids) - 40]
-    own = Counted(between.text(ids[:-40]))
-    drafter.own, drafter.filled = [own], [len(own) - 1]
-    for known in range(len(ids) - 39, len(ids) + 1):
-        drafter.follow(0, ids[:known])
-        drafter.num_known[0] = known
-    assert between.draft.encode(TEXT.encode() * 200) == list(drafter.own[0])
-    assert drafter.own[0] is own
-    assert own.num_read - len(own) < 40 * 4 * 24

@@ -52,7 +52,7 @@ class Levels(Recorded):
     weights = "same"
 
     def __init__(self, head: PairHead, model: Any, context: Context, capacity: int) -> None:
-        super().__init__(head, model, context, capacity, None, NativePair(head, model, self.weights))
+        super().__init__(head, model, context, capacity, NativePair(head, model, self.weights))
 
     def _draws_whole(self, *args: Any) -> bool:
         return False
@@ -69,7 +69,7 @@ class Whole(EagleDrafter):
     """Native, a chain in one call."""
 
     def __init__(self, head: PairHead, model: Any, context: Context, capacity: int) -> None:
-        super().__init__(head, model, context, capacity, None, NativePair(head, model))
+        super().__init__(head, model, context, capacity, NativePair(head, model))
         self.passes: list[Pass] = []
         self.widest = self.num_chains = 0
 

@@ -39,7 +39,7 @@ MODULES = {
 """architecture of a file -> (family of ``checkpoints``, class)."""
 WHOLE = "qwen35-whole"
 """A target's file with its module inside, as people download it."""
-HEADS = ("eagle3", "dflash", "dflash2", "dspark")
+HEADS = ("eagle3", "dflash", "dspark")
 HIDDEN, DRAFT_VOCAB, MASK = 32, 40, 3
 TARGET = TargetInfo("target", "Qwen3ForCausalLM", num_layers=6, max_positions=8192)
 SIZES: dict[str, Any] = {"intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
@@ -67,10 +67,7 @@ def head_of(name: str) -> Head:
         head = Eagle3Head(Eagle3HeadConfig(HIDDEN, VOCAB, **SIZES, **options, **own))
     else:
         spark: dict[str, Any] = {"markov_rank": 8, "confidence": True, "sample_from_anchor": True}
-        second = {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
-        options = (
-            {**spark, "draft_vocab_size": DRAFT_VOCAB} if name == "dspark" else second if name == "dflash2" else {}
-        )
+        options = {**spark, "draft_vocab_size": DRAFT_VOCAB} if name == "dspark" else {}
         sizes = {**SIZES, "num_layers": 2, "block_size": 5, "layer_ids": (1, 4), "mask_token_id": MASK}
         head = DFlashHead(DFlashHeadConfig(HIDDEN, VOCAB, **sizes, **options))
     with torch.no_grad():

@@ -97,11 +97,10 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         r"lacks 1 of its 12 tensors \(the first: blk.0.attn_k",
     ),
     "sinks": ("dflash", {"tensors": {"blk.1.attn_sinks.weight": ZEROS}}, "blk.1.attn_sinks.weight: attention sinks"),
-    "half a selector": ("dflash2", {"tensors": {"selector_successor.weight": None}}, "successor_codebook"),
-    "kernels": (
-        "dflash2",
-        {"keys": {"dflash.conv_kernel_size": None}},
-        "dflash.conv_kernel_size = None; expected a pos",
+    "selector": (
+        "dflash",
+        {"tensors": {"selector_hidden.weight": ZEROS}},
+        "has tensor selector_hidden.weight: another",
     ),
     "strange": ("eagle3", {"tensors": {"blk.0.attn_q.scale": ZEROS}}, "has tensor blk.0.attn_q.scale: another variant"),
     "layers": ("dflash", {"keys": {"dflash.block_count": 99}}, "dflash.block_count is 99, for 2"),

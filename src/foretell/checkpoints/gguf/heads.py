@@ -38,7 +38,6 @@ _LAYER = {
 }
 Adjust = Callable[[GGUFFile, str, tuple[str, ...]], Change | None]
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # DFlash2's
 OUTPUT_LENT = "output_of_target"
 """A key of this library's own: the rows of the output head are the target's at the ids of d2t, and no file holds them."""
 MARKER = "foretell"
@@ -51,24 +50,16 @@ class _Names:
     """Tensors of one architecture: theirs -> the authors'."""
 
     layer: Mapping[str, str]
-    own: Mapping[str, str]
+    own: dict[str, str]
     may: Mapping[str, str] = field(default_factory=dict)  # those that a file may lack
-    layer_may: Mapping[str, str] = field(default_factory=dict)  # the same of a layer
     layers: str = "layers.{}."  # before the names of a layer
 
     def required(self, num_layers: int) -> dict[str, str]:
         """Of a head with so many layers."""
-        return {**self.own, **self._of_layers(self.layer, num_layers)}
-
-    def optional(self, num_layers: int) -> dict[str, str]:
-        """The same of those that it may lack."""
-        return {**self.may, **self._of_layers(self.layer_may, num_layers)}
-
-    def _of_layers(self, layer: Mapping[str, str], num_layers: int) -> dict[str, str]:
-        return {
+        return self.own | {
             f"blk.{index}.{theirs}": self.layers.format(index) + ours
             for index in range(num_layers)
-            for theirs, ours in layer.items()
+            for theirs, ours in self.layer.items()
         }
 
 
@@ -103,14 +94,6 @@ NAMES = {
             "conf_proj.weight": "confidence_head.proj.weight",
             "conf_proj.bias": "confidence_head.proj.bias",
             "d2t": "d2t",
-            "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
-            "selector_successor.weight": "candidate_selector.successor_codebook",
-            "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
-        },
-        layer_may={
-            f"{theirs}_conv_{end}": f"{ours}_conv.{part}"
-            for theirs, ours in (("attn", "attention"), ("ffn", "mlp"))
-            for end, part in (("base", "base_kernel"), ("proj.weight", "kernel_projection.weight"))
         },
     ),
 }
@@ -183,7 +166,7 @@ def _known(file: GGUFFile, kind: str, num_layers: int) -> dict[str, str]:
     required = names.required(num_layers)
     known = {
         **required,
-        **{theirs: ours for theirs, ours in names.optional(num_layers).items() if theirs in file.tensors},
+        **{theirs: ours for theirs, ours in names.may.items() if theirs in file.tensors},
     }
     strange = sorted(file.tensors.keys() - known.keys() - {"rope_freqs.weight"})
     if strange:
@@ -322,13 +305,10 @@ def _dflash(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
             "enable_confidence_head": has_confidence,
             "confidence_head_with_markov": has_confidence,
         }
-    is_second = "candidate_selector.hidden_projection.weight" in tensors
-    if is_second:
-        own |= {key: whole(file, key) for key in SECOND}
     layer = _layer(file, num_layers)
     if "d2t" not in tensors:
         inner = {**own, "target_layer_ids": [state - 1 for state in states], "causal_head": causal}
-        named = ["DSparkDraftModel" if is_spark else "DFlash2DraftModel" if is_second else "DFlashDraftModel"]
+        named = ["DSparkDraftModel" if is_spark else "DFlashDraftModel"]
         return {"architectures": named, **layer, "dflash_config": inner}
     _only(file, "attention.causal", allowed=False)
     return {

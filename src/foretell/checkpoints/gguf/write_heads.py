@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretell.checkpoints.files import read_json
 from foretell.checkpoints.gguf.file import is_gguf, open_gguf
-from foretell.checkpoints.gguf.heads import MARKER, NAMES, OUTPUT_LENT, SECOND, HeadFile
+from foretell.checkpoints.gguf.heads import MARKER, NAMES, OUTPUT_LENT, HeadFile
 from foretell.checkpoints.gguf.tokenizer import CONTROL, UNUSED, USER_DEFINED
 from foretell.core.errors import ConfigError, ModelError
 
@@ -47,7 +47,7 @@ def write_head(
     kind = _kind(config, method)
     values = {**vocabulary, **(_eagle3 if kind == "eagle3" else _dflash)(config, context)}
     count = values["block_count"]
-    known = {**NAMES[kind].optional(count), **NAMES[kind].required(count)}
+    known = {**NAMES[kind].may, **NAMES[kind].required(count)}
     names = {ours: theirs for theirs, ours in known.items()}
     stray = sorted(head.tensors.keys() - names.keys() - {"t2d"})
     if stray:
@@ -132,7 +132,6 @@ def _kind(config: Mapping[str, Any], method: str) -> str:
         return "eagle3"
     if config.get("speculators_model_type") in ("dflash", "dspark") or named in (
         "DFlashDraftModel",
-        "DFlash2DraftModel",
         "DSparkDraftModel",
     ):
         return "dflash"
@@ -232,7 +231,6 @@ def _dflash(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
         "attention.causal": bool(own.get("causal_head")),
         "tokenizer.ggml.mask_token_id": own["mask_token_id"],
     }
-    out |= {key: own[key] for key in SECOND if own.get(key)}
     if spark:
         out |= {
             "sample_from_anchor": bool(own["sample_from_anchor"]),

@@ -68,7 +68,7 @@ Init = Annotated[
     str | None,
     typer.Option("--init", metavar="NAME_OR_DIR", rich_help_panel=o.MODELS,
                  help="What to begin from: a head of the same method (default: a fresh one); draft_model: the model. "
-                 "acceptance: the draft model, or the head of eagle1, eagle3 or kangaroo, whose hidden states are read."),
+                 "acceptance: the draft model whose hidden states are read."),
 ]  # fmt: skip
 ConfigFile = Annotated[
     str | None,

@@ -65,7 +65,7 @@ def _grow_adaptive(
         return _grow_path(expander, context, limits, shape.threshold, CHAIN_LABELS[draws], noise)
 
     def stop(node: int, probs: Callable[[], Tensor]) -> Tensor:
-        return unsure(probs(), shape)
+        return probs().amax(-1) < shape.threshold
 
     return Grown.of_chain(chain(expander, context, limits, CHAIN_LABELS[draws], noise, stop=stop), max(limits))
 
@@ -99,24 +99,6 @@ def _grow_specdec(
         return 1.0 - all_kept > shape.threshold
 
     return Grown.of_chain(chain(expander, context, limits, CHAIN_LABELS[draws], noise, stop=stop), max(limits))
-
-
-def unsure(probs: Tensor, shape: Adaptive) -> Tensor:
-    """[B] bool: where a chain is to stop before a token is drawn from probs [B, V]."""
-    return _RULES[shape.rule](probs, shape.threshold)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """[B] in nats."""
-    entropy: Tensor = torch.special.entr(probs).sum(-1)
-    return entropy
-
-
-_RULES: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "probability": lambda probs, threshold: probs.amax(-1) < threshold,
-    "svip": lambda probs, threshold: _entropy(probs).sqrt() > threshold,
-    "adaedl": lambda probs, threshold: 1.0 - (0.2 * _entropy(probs)).sqrt() < threshold,
-}
 
 
 def _grow_chain(

@@ -77,7 +77,6 @@ class GroupedDrafter(Drafter):
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = list(groups)
-        self.num_candidates = max((group.drafter.num_candidates for group in self.groups), default=0)
         verifiers = tuple(group.verifier for group in self.groups)
         self.verifier = (
             verifiers[0] if len(verifiers) == 1 else RowVerifiers(verifiers, tuple(group.stop for group in self.groups))
@@ -158,14 +157,12 @@ class GroupedDrafter(Drafter):
         taps = None if commit.taps is None or not group.method.taps else commit.taps[rows]
         if taps is not None and group.method.taps != self.tapping.drafter:
             taps = Tapping(self.tapping.drafter, ()).pick(taps, group.method.taps)
-        wanted = group.drafter.num_candidates
         return Commit(
             tree=commit.tree.rows(group.start, group.stop),
             length=commit.length[rows],
             path=commit.path[rows],
             tokens=commit.tokens[rows],
             taps=taps,
-            candidates=None if commit.candidates is None or not wanted else commit.candidates[rows, :, :wanted],
             ended=commit.ended[rows],
             guessed=commit.guessed[rows],
             notes=None if commit.notes is None else commit.notes[rows],

@@ -31,11 +31,6 @@ class LazyDrafter(Forwarding):
         self.num_rows = num_rows
         self.num_idle = 0
 
-    @property
-    def num_candidates(self) -> int:  # type: ignore[override]
-        """What its drafters will ask for, also while none is open."""
-        return min(self.method.capabilities.candidates, self.target.spec.vocab_size)
-
     def _open(self, context: Context) -> Drafter:
         if self.inner is None:
             self.inner = self.method.open(context, self.capacity, self.target)

@@ -26,8 +26,7 @@ def check_vocabulary(target: HasVocabulary, draft: HasVocabulary, *, target_name
     raise VocabularyMismatchError(
         f"target {target_name!r} has {len(target.get_vocab())} tokens and draft {draft_name!r} has "
         f"{len(draft.get_vocab())}; first differences: {'; '.join(found)}. Choose a draft of the same family, or let "
-        "method 'draft_model' cross: vocabulary 'tli' (guesses the tokens that both have) or 'slem' (splits the draft's "
-        "text anew)"
+        "method 'draft_model' cross: vocabulary 'tli' (guesses the tokens that both have)"
     )
 
 

@@ -111,28 +111,17 @@ static void temper(const Draw *d, int64_t b, float *z, int64_t n, float *spare) 
   for (int64_t i = 0; sum > 0 && i < n; i++) z[i] /= sum;
 }
 
-/* The `top` largest of z [n], largest first, the lowest of equal ones before the others; returns how many there are. */
-static int64_t best_of(const float *z, int64_t n, int64_t top, int64_t *columns) {
-  int64_t count = 0;
-  float least = -INFINITY;
+/* Where the largest of z [n] stands, the lowest of equal ones. */
+static int64_t largest_of(const float *z, int64_t n) {
+  int64_t best = 0;
+  float most = -INFINITY;
   for (int64_t from = 0; from < n; from += 256) {
     const int64_t stop = MIN(n, from + 256);
     int any = 0;
-    for (int64_t i = from; i < stop; i++) any |= z[i] > least;
-    for (int64_t i = from; any && i < stop; i++) {
-      if (!(z[i] > least)) continue;
-      int64_t at = count < top ? count++ : top - 1;
-      for (; at > 0 && z[columns[at - 1]] < z[i]; at--) columns[at] = columns[at - 1];
-      columns[at] = i;
-      if (count == top) least = z[columns[top - 1]];
-    }
+    for (int64_t i = from; i < stop; i++) any |= z[i] > most;
+    for (int64_t i = from; any && i < stop; i++)
+      if (z[i] > most) most = z[i], best = i;
   }
-  return count;
-}
-
-static int64_t largest_of(const float *z, int64_t n) {
-  int64_t best = 0;
-  best_of(z, n, 1, &best);
   return best;
 }
 

@@ -5,26 +5,13 @@
 #include "place.h"
 #include "rows.h"
 
-/* DFlash2's convolution over the rows of a block, before a part of a layer (side 0) and behind it (side 1): a row's kernels
- * are `base` and what `dynamic` makes of the row itself. */
-typedef struct {
-  int64_t taps, group;         /* rows that are mixed, the last of them the row itself; columns with one kernel of the row's */
-  const float *norm;           /* of the layer's part, whose own is absent */
-  const float *base, *dynamic; /* [2, taps, hidden]; [2, taps, hidden / group, hidden] */
-} BlockConv;
-
 typedef struct {
   Pass p;
   Rows context, read;              /* features before the blocks; what the output head reads */
-  Rows mixed;                      /* of convolutions: what attention reads ... */
-  float *stream, *plain, *kernels; /* ... the residual stream and its normed rows [rows, hidden]; [rows, 2, taps, groups] */
   float *kv, *row;                 /* [batch * known, 2 * kv width] of one layer; [threads, hidden] */
   int64_t known, num_read;
   const int64_t *slots, *seen;     /* [batch, known + nodes]; [layers, batch, nodes] the last slot that a row of a block sees */
-  const BlockConv *convs;          /* [layers, 2] of attention and of MLP, or NULL */
 } Flash;
-
-INLINE int64_t num_kernels(const Flash *w) { return 2 * w->convs->taps * (w->p.model->hidden / w->convs->group); }
 
 static int64_t place_flash(Flash *w, char *base) {
   Pass *p = &w->p;
@@ -37,20 +24,14 @@ static int64_t place_flash(Flash *w, char *base) {
   p->residual = (float *)(base + at), at += aligned(p->rows * m->hidden * 4);
   p->positions = (int64_t *)(base + at), at += aligned(p->rows * 8);
   p->length = (int64_t *)(base + at), at += aligned(p->batch * 8);
-  w->stream = p->residual;
-  if (!w->convs) return at;
-  at += place_rows(&w->mixed, p->rows, m->hidden, p->threads, base + at);
-  w->stream = (float *)(base + at), at += aligned(p->rows * m->hidden * 4);
-  w->plain = (float *)(base + at), at += aligned(p->rows * m->hidden * 4);
-  w->kernels = (float *)(base + at), at += aligned(p->rows * num_kernels(w) * 4);
   return at;
 }
 
 int64_t foretell_flash_scratch(const Model *m, const Cache *cache, int64_t batch, int64_t known, int64_t nodes,
-                                int64_t num_read, int64_t threads, const BlockConv *convs) {
+                                int64_t num_read, int64_t threads) {
   Flash w = {.p = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .rows = batch * nodes,
                    .threads = (int)threads},
-             .known = known, .num_read = num_read, .convs = convs};
+             .known = known, .num_read = num_read};
   return place_flash(&w, 0);
 }
 
@@ -68,73 +49,6 @@ static void put_block(void *context, const Layer *layer, int index, int64_t b, i
   }
 }
 
-/* The residual stream, normed, and each row's kernels. */
-static void begin_conv(Flash *w, const BlockConv *c, int t, unsigned *phase) {
-  const Model *m = w->p.model;
-  const int64_t H = m->hidden, count = num_kernels(w);
-  int64_t a, b;
-  share(w->p.rows, t, w->p.threads, &a, &b);
-  for (int64_t i = a; i < b; i++) {
-    float *x = w->plain + i * H;
-    norm_row(0, w->stream + i * H, c->norm, H, (float)m->eps, x);
-    for (int64_t k = 0; k < count; k++) {
-      vec sum = v_zero();
-      for (int64_t j = 0; j < H; j += 16) {
-        const Lanes lanes = first_lanes(H - j);
-        sum = v_fma(v_load_some(lanes, c->dynamic + k * H + j), v_load_some(lanes, x + j), sum);
-      }
-      w->kernels[i * count + k] = sum1(sum);
-    }
-  }
-  barrier(&w->p, phase);
-}
-
-/* Row i of x [rows, hidden] and those before it in its block, mixed by its kernels of a side, are added to out. */
-static void mix_row(const Flash *w, const BlockConv *c, int side, const float *x, int64_t i, float *out) {
-  const int64_t H = w->p.model->hidden, groups = H / c->group;
-  for (int64_t tap = 0; tap < MIN(c->taps, i % w->p.nodes + 1); tap++) {
-    const float *from = x + (i - tap) * H, *base = c->base + (side * c->taps + tap) * H;
-    const float *own = w->kernels + i * num_kernels(w) + (side * c->taps + tap) * groups;
-    for (int64_t g = 0; g < groups; g++)
-      for (int64_t j = g * c->group; j < (g + 1) * c->group; j++) out[j] += (base[j] + own[g]) * from[j];
-  }
-}
-
-/* What attention reads: normed rows behind their convolution. */
-static Input conv_rows(Flash *w, const BlockConv *c, int wanted, int t, unsigned *phase) {
-  const int64_t H = w->p.model->hidden;
-  int64_t a, b;
-  float *row = w->row + t * H;
-  begin_conv(w, c, t, phase);
-  const Input to = rows_for(&w->mixed, t, w->p.threads, &a, &b);
-  for (int64_t i = a; i < b; i++) {
-    memset(row, 0, H * sizeof(float));
-    mix_row(w, c, 0, w->plain, i, row);
-    put_row(&w->mixed, &to, wanted, (int)w->p.model->bf16, i, row);
-  }
-  if (w->p.rows > FEW_ROWS) barrier(&w->p, phase);
-  return to;
-}
-
-/* The same where the MLP looks for its rows, which it does not norm again. */
-static void conv_residual(Flash *w, const BlockConv *c, int t, unsigned *phase) {
-  const int64_t H = w->p.model->hidden;
-  int64_t a, b;
-  begin_conv(w, c, t, phase);
-  share(w->p.rows, t, w->p.threads, &a, &b);
-  memset(w->p.residual + a * H, 0, (b - a) * H * sizeof(float));
-  for (int64_t i = a; i < b; i++) mix_row(w, c, 0, w->plain, i, w->p.residual + i * H);
-  barrier(&w->p, phase);
-}
-
-/* What attention or MLP returned, behind its convolution, onto the residual stream. */
-static void end_conv(Flash *w, const BlockConv *c, int t, unsigned *phase) {
-  int64_t a, b;
-  share(w->p.rows, t, w->p.threads, &a, &b);
-  for (int64_t i = a; i < b; i++) mix_row(w, c, 1, w->p.branch, i, w->stream + i * w->p.model->hidden);
-  barrier(&w->p, phase);
-}
-
 /* Rows [from, to) of every block through the final norm, and through the output head where logits are wanted. */
 static void read_out(Flash *w, int64_t from, float *normed, float *logits, int t, unsigned *phase) {
   Pass *p = &w->p;
@@ -145,7 +59,7 @@ static void read_out(Flash *w, int64_t from, float *normed, float *logits, int t
   const Input read = rows_for(&w->read, t, p->threads, &a, &b);
   share(w->num_read, t, p->threads, &own_a, &own_b);
   for (int64_t i = a; i < b; i++) {
-    norm_row(0, w->stream + (i / each * p->nodes + from + i % each) * H, m->final_norm, H, (float)m->eps, row);
+    norm_row(0, p->residual + (i / each * p->nodes + from + i % each) * H, m->final_norm, H, (float)m->eps, row);
     put_row(&w->read, &read, reads(&m->head), (int)m->bf16, i, row);
     if (i >= own_a && i < own_b) memcpy(normed + i * H, row, H * sizeof(float));
   }
@@ -158,19 +72,19 @@ static void read_out(Flash *w, int64_t from, float *normed, float *logits, int t
 
 /* Blocks of `nodes` rows, embedded [batch, nodes, hidden], after `known` features each, context [batch, known, hidden].
  * slots [batch, known + nodes] are positions too; seen [layers, batch, nodes]: the last slot that each row of a block sees. normed
- * [batch, count, hidden] and logits [batch, count, vocab] are of rows [from, from + count) of each block. convs: DFlash2's, or
- * NULL. Returns 0 or 2: a slot is outside the cache. */
+ * [batch, count, hidden] and logits [batch, count, vocab] are of rows [from, from + count) of each block.
+ * Returns 0 or 2: a slot is outside the cache. */
 int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t known, int64_t nodes,
                         const float *context, const float *embedded, const int64_t *slots, const int64_t *seen,
-                        const BlockConv *convs, int64_t from, int64_t count, float *normed, float *logits, char *scratch) {
+                        int64_t from, int64_t count, float *normed, float *logits, char *scratch) {
   Flash flash = {.p = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .rows = batch * nodes,
-                       .threads = (int)threads, .apart = convs != 0},
-                 .known = known, .num_read = batch * count, .slots = slots, .seen = seen, .convs = convs};
+                       .threads = (int)threads},
+                 .known = known, .num_read = batch * count, .slots = slots, .seen = seen};
   Flash *w = &flash;
   Pass *p = &w->p;
   const int64_t H = m->hidden, KV = m->kv_heads * m->dim, each = known + nodes;
   place_flash(w, scratch);
-  memcpy(w->stream, embedded, p->rows * H * sizeof(float));
+  memcpy(p->residual, embedded, p->rows * H * sizeof(float));
   for (int64_t i = 0; i < batch * each; i++)
     if (slots[i] < 0 || slots[i] >= cache->capacity) return 2;
   for (int64_t i = 0; i < p->rows; i++) {
@@ -192,9 +106,7 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
     if (known) features = put_rows(p, &w->context, wanted, (int)m->bf16, context, H, t, &phase);
     for (int64_t i = 0; i < m->num_layers; i++) {
       const Layer *l = &m->layers[i];
-      const BlockConv *c = convs ? convs + 2 * i : 0;
-      const int of_block = reads(&l->q) | reads(&l->k) | reads(&l->v);
-      const Input x = c ? conv_rows(w, c, of_block, t, &phase) : norm(p, of_block, l->input_norm, t, &phase);
+      const Input x = norm(p, reads(&l->q) | reads(&l->k) | reads(&l->v), l->input_norm, t, &phase);
       for (int v = 0; v < 2 && known; v++) {
         const Matrix *one = v ? &l->v : &l->k;
         share_rows(one, KV, t, p->threads, &a, &b);
@@ -207,10 +119,8 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
       barrier(p, &phase);
       share_inner(l, m->intermediate, t, p->threads, &a, &b);
       settle(p, l, t, &phase, row_of(&l->gate, a));
-      if (c) end_conv(w, c, t, &phase), conv_residual(w, c + 1, t, &phase);
       feed_part(p, (int)i, t, &phase, i + 1 < m->num_layers ? l[1].q.data : m->head.data);
       barrier(p, &phase);
-      if (c) end_conv(w, c + 1, t, &phase);
     }
     read_out(w, from, normed, logits, t, &phase);
   }

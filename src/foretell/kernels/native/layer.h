@@ -99,11 +99,11 @@ static void onto_residual(Pass *p, const Layer *l, int kind, const Matrix *w, in
                           const float *bias, const float *after, double scale, unsigned *phase, const void *next) {
   const double of_all = p->model->residual_scale;
   const float by = (of_all != 0.0 ? (float)of_all : 1.0f) * (scale != 0.0 ? (float)scale : 1.0f);
-  const int apart = after || by != 1.0f || p->apart;
+  const int apart = after || by != 1.0f;
   float *out = apart ? p->branch : p->residual;
   linear(w, a, b, input_of(x, w), ldx, p->rows, bias, out, p->model->hidden, !apart, next);
   if (p->loras && kind < NUM_KINDS) raise_onto(p, l, kind, 0, a, b, out, p->model->hidden);
-  if (apart && !p->apart) add_branch(p, after, by, a, b, phase);
+  if (apart) add_branch(p, after, by, a, b, phase);
 }
 
 /* What attention mixed, onto the residual. */

@@ -29,7 +29,6 @@ typedef struct {
   char *attending;        /* of each thread: see attention.h */
   float *states;          /* of tiles that threads share, [threads, segments, most queries, state] */
   float *branch; /* what attention or MLP returned, before it is normed or scaled and added */
-  int apart;     /* it stays there: the caller adds it */
   char *normed, *mixed, *inner;
   Block *blocks, *inner_blocks; /* what quantised matrices read: of norms and of attention; behind the activation */
   float *row;                   /* a row of floats for each thread */

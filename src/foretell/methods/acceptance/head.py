@@ -24,17 +24,6 @@ from foretell.methods.medusa.head import ResBlock
 from foretell.model.target import ModelSpec
 
 NUM_LAW_INPUTS = 4
-LAW_DRAFTER = "draft_model"
-"""The drafter whose acceptance heads may read the distribution."""
-
-
-def law_refused(method: str) -> str:
-    """Why an acceptance head on this drafter cannot read the distribution."""
-    return (
-        f"an acceptance head that reads the distribution (reads_law = true) is known for {LAW_DRAFTER!r} alone, "
-        "and this drafter is "
-        f"{method!r}: train one with reads_law = false"
-    )
 
 
 @dataclass(frozen=True)
@@ -94,8 +83,6 @@ class AcceptanceHead(Head):
                 f"{self.config.hidden_size} wide, and those of {method!r} here are {hidden_size} wide: train one for this "
                 "drafter with 'foretell train acceptance'"
             )
-        if self.config.reads_law and method != LAW_DRAFTER:
-            raise ModelError(f"{name}: {law_refused(method)}")
 
     def forward(self, hidden: Tensor, probs: Tensor | None = None) -> Tensor:
         """hidden [..., H] after reading a guess -> [...] float32 raw logit of "the target keeps that guess".

@@ -8,6 +8,5 @@ from foretell.model.target import ModelSpec
 
 
 def load_acceptance(name: str, drafter: ModelSpec) -> AcceptanceHead:
-    """An acceptance head, in float32; drafter is the specification of the draft model, or of the target where a head of its
-    own drafts. Raises ModelError."""
+    """An acceptance head, in float32; drafter is the specification of the draft model. Raises ModelError."""
     return load_head(name, drafter, AcceptanceHead, dtype=torch.float32)

@@ -7,9 +7,7 @@ text must hold guesses. Two ways to put them there, by ``prefix``:
   authors' code), all others are draws from the drafter and carry labels. The labels are those of the text as the target
   wrote it; the drafter reads the mixed text, so most of what stands before a guess are guesses too.
 - ``target``: a guess at every token of the response, each read after the target's own text, as in decoding, where a guess
-  counts only if all before it were kept. Draft models alone (``DraftReader.beside``).
-
-Which drafter it is, ``reading.DraftReader`` says.
+  counts only if all before it were kept.
 """
 
 import math
@@ -22,9 +20,9 @@ from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError
 from foretell.heads.objective import Objective, Outcome
-from foretell.heads.teacher import ComputedBatch, LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs
-from foretell.methods.acceptance.reading import DraftReader, can_say
+from foretell.methods.acceptance.reading import ModelReader
 
 PREFIXES = ("mixed", "target")
 
@@ -48,20 +46,18 @@ class AcceptanceObjective(Objective):
     def __init__(
         self,
         head: AcceptanceHead,
-        reader: DraftReader,
+        reader: ModelReader,
         *,
         rule: str = "coupled",
         temperatures: Sequence[float] = (1.0,),
         prefix: str = "mixed",
         target_share: float = 0.15,
-        everywhere: bool = False,
         weight_accepted: float = 1.0,
         weight_rejected: float = 6.0,
     ) -> None:
         """rule: the verifier whose acceptance is the label, a name of LABELS. temperatures: each text is guessed at one of
         them, drawn anew each time it is read. prefix: what stands before a guess, "mixed" or "target". target_share, for
-        "mixed": the share of the response's tokens that stay the target's; they carry no labels, unless everywhere, which
-        labels them too where the drafter could have guessed them. Raises ConfigError."""
+        "mixed": the share of the response's tokens that stay the target's; they carry no labels. Raises ConfigError."""
         for good, name, value, expected in (
             (rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}"),
             (prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}"),
@@ -72,16 +68,10 @@ class AcceptanceObjective(Objective):
                 "in [0, 1]: the share of tokens that stay the target's",
             ),
             (
-                target_share < 1 or everywhere or prefix == "target",
+                target_share < 1 or prefix == "target",
                 "target_share",
                 target_share,
                 "below 1: no token carries a label",
-            ),
-            (
-                not (everywhere and prefix == "target"),
-                "everywhere",
-                everywhere,
-                'false with prefix "target", where every token is guessed',
             ),
             (
                 len(temperatures) > 0 and all(is_temperature(t) for t in temperatures),
@@ -92,17 +82,15 @@ class AcceptanceObjective(Objective):
         ):
             if not good:
                 raise ConfigError(f"{name} = {value!r} must be {expected}")
-        if prefix == "target":
-            reader.check_beside()
         self.head, self.reader = head, reader
         self.label, self.temperatures = LABELS[rule], tuple(temperatures)
-        self.prefix, self.target_share, self.everywhere = prefix, target_share, everywhere
+        self.prefix, self.target_share = prefix, target_share
         self.weight_accepted, self.weight_rejected = weight_accepted, weight_rejected
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The drafter's."""
-        return self.reader.taps
+        """None: a draft model computes from the text alone."""
+        return ()
 
     @torch.no_grad()
     def places(self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator) -> GuessPlaces:
@@ -112,75 +100,22 @@ class AcceptanceObjective(Objective):
         batch = labeled.batch
         which = torch.randint(len(self.temperatures), (len(batch.tokens),), generator=generator)
         temperature = torch.tensor(self.temperatures)[which].to(batch.tokens.device)  # [B]
-        if self.prefix == "target":
-            return self._beside(labeled, teacher, temperature, generator)
-        return self._mixed(labeled, teacher, temperature, generator)
-
-    def _beside(
-        self, labeled: LabeledBatch, teacher: Teacher, temperature: Tensor, generator: torch.Generator
-    ) -> GuessPlaces:
-        """A guess for each token of the response, read in its place after the text's own tokens."""
-        batch, model = labeled.batch, teacher.model
-        (reading,) = self.reader.read(labeled, model)
+        before_reading, _ = self.reader.read(batch)
         rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token is guessed
-        logits = self.reader.logits(reading.features[rows, before], model)
-        guesses = batch.tokens[:, 1:].clone()  # [B, T - 1]
-        guesses[rows, before] = draw(logits, temperature[rows], generator)
-        hidden = self.reader.beside(labeled, guesses)[rows, before].float()
-        return self._labelled(labeled, rows, before, guesses[rows, before], logits, hidden, temperature)
-
-    def _mixed(
-        self, labeled: LabeledBatch, teacher: Teacher, temperature: Tensor, generator: torch.Generator
-    ) -> GuessPlaces:
-        """Let the drafter read the mixed text, at every depth that makes a difference to it."""
-        batch, model = labeled.batch, teacher.model
-        clean = self.reader.read(labeled, model)
-        first = clean[0]
-        rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token may be replaced
-        rows, before = rows[before >= first.back], before[before >= first.back]
-        drawn = torch.rand(len(rows), generator=generator).to(rows.device) >= self.target_share
-        at = (rows[drawn], before[drawn] - first.back)
-        logits = self.reader.logits(first.features[at], model)
-        tokens = batch.tokens.clone()
-        tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
-        mixed_batch = replace(batch, tokens=tokens)
-        # Only drafters that read the target's hidden states need another pass of the target.
-        own_read = ComputedBatch(mixed_batch, labeled.taps, labeled.hidden, labeled.hidden[..., :0])
-        mixed = teacher.label(mixed_batch, self.taps) if self.taps else own_read
-        if not self.everywhere:
+        mixed = self.prefix == "mixed"
+        if mixed:
+            drawn = torch.rand(len(rows), generator=generator).to(rows.device) >= self.target_share
             rows, before = rows[drawn], before[drawn]
-        parts = []
-        for own, noisy in zip(clean, self.reader.read(mixed, model), strict=True):
-            there = before >= own.back
-            row, at_before = rows[there], before[there]
-            guesses = tokens[row, at_before + 1]
-            logits = self.reader.logits(own.features[row, at_before - own.back], model)
-            hidden = noisy.hidden[row, at_before - own.back].float()
-            said = can_say(logits, guesses)
-            parts.append(
-                self._labelled(
-                    labeled, row[said], at_before[said], guesses[said], logits[said], hidden[said], temperature
-                )
-            )
-        return GuessPlaces(*(torch.cat([getattr(part, name) for part in parts]) for name in FIELDS))
-
-    def _labelled(
-        self,
-        labeled: LabeledBatch,
-        rows: Tensor,
-        before: Tensor,
-        guesses: Tensor,
-        logits: Tensor,
-        hidden: Tensor,
-        temperature: Tensor,
-    ) -> GuessPlaces:
-        """Places of guesses [M] after positions before [M] of rows [M], drawn after logits [M, V]."""
-        own, probs, labels = temperature[rows], [], []
+        logits, own = before_reading[rows, before], temperature[rows]
+        guesses, tokens = draw(logits, own, generator), batch.tokens.clone()
+        tokens[rows, before + 1] = guesses
+        read = self.reader.read(replace(batch, tokens=tokens))[1] if mixed else self.reader.beside(batch, tokens[:, 1:])
+        probs, labels = [], []
         for part in parts_of(len(rows)):
             p = distribution_of(labeled.logits_at(rows[part], before[part]), own[part])
             labels.append(self.label(p, distribution_of(logits[part], own[part]), guesses[part]))
             probs.append(distribution_inputs(logits[part], guesses[part], own[part]))
-        return GuessPlaces(hidden, torch.cat(probs), torch.cat(labels), rows, before + 1)
+        return GuessPlaces(read[rows, before].float(), torch.cat(probs), torch.cat(labels), rows, before + 1)
 
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
@@ -205,9 +140,6 @@ class AcceptanceObjective(Objective):
         """[M] raw logits of the head for these guesses."""
         logits: Tensor = self.head(places.hidden, places.distribution_inputs if self.head.config.reads_law else None)
         return logits
-
-
-FIELDS = ("hidden", "distribution_inputs", "labels", "row", "at")
 
 
 def is_temperature(value: object) -> bool:

@@ -122,15 +122,13 @@ class DFlashDrafter(Drafter):
         if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self._run(context, limits)
             label = grow.CHAIN_LABELS[draws]
-            return self.native.draw(
-                self.block_logits, self.normed, context.pending, limits, context.processors, label, noise
-            )
+            return self.native.draw(self.block_logits, context.pending, limits, context.processors, label, noise)
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run the block after each row's pending token, and what became known before it since the last block."""
         self._run(context, limits)
-        return self._tilted(self.block_logits[:, :1], self.normed[:, :1], context.pending[:, None]), context.length
+        return self._tilted(self.block_logits[:, :1], context.pending[:, None]), context.length
 
     def _run(self, context: Context, limits: Sequence[int]) -> None:
         head, config = self.head, self.head.config
@@ -167,7 +165,7 @@ class DFlashDrafter(Drafter):
         # (Some shapes also read nodes at the largest depth, whose logits are not used.)
         depth = (plan.positions - plan.length[:, None]).clamp(max=self.block_logits.shape[1] - 1)
         row = torch.arange(len(tokens), device=tokens.device)[:, None]
-        return self._tilted(self.block_logits[row, depth], self.normed[row, depth], tokens)
+        return self._tilted(self.block_logits[row, depth], tokens)
 
     @property
     def chance(self) -> Tensor | None:
@@ -187,13 +185,9 @@ class DFlashDrafter(Drafter):
         depth = (plan.positions - plan.length[:, None] - 1).clamp(min=0)  # guess d is made by row d - 1 of ``normed``
         return self.head.confidence(self.normed[row, depth].to(self.head.dtype), tokens.gather(1, parent)).sigmoid()
 
-    def _tilted(self, logits: Tensor, normed: Tensor, tokens: Tensor) -> Tensor:
-        """[B, W, V] after nodes of these tokens [B, W], of the block's logits [B, W, DV] and rows [B, W, H]: -inf outside
-        the draft vocabulary, and outside a selector's candidates."""
-        selector = self.head.candidate_selector
-        if selector is not None:
-            found: Tensor = selector(logits, normed.to(self.head.dtype), tokens, self.head.config.selector_top_k)
-            return found
+    def _tilted(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[B, W, V] after nodes of these tokens [B, W], of the block's logits [B, W, DV]; -inf outside the draft
+        vocabulary."""
         if self.head.markov_head is not None:
             logits = logits + (self.native or self.head).bias(tokens)
         if self.vocabulary is None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys, rope_theta
-from foretell.heads.config_values import SECOND
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.layer_keys import HARMLESS, describe_windows, refuse_unknown, windows
@@ -25,16 +24,13 @@ HARMLESS_DFLASH = ("confidence_head_alpha", "projector_type")
 """Keys of "dflash_config" that only training reads, or that the tensors say, too."""
 
 
-DFLASH2 = "DFlash2DraftModel"
-
-
 class DFlashLayout(Layout):
-    """``DFlashDraftModel``, and ``DFlash2DraftModel``: a Qwen3 configuration, block_size, and dflash_config."""
+    """``DFlashDraftModel``: a Qwen3 configuration, block_size, and dflash_config."""
 
     name = "dflash"
     summary = "DFlashLayout, its authors' (vLLM, SGLang)"
     head = DFlashHead
-    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel", DFLASH2)
+    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
     ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")
     anchor_predicts = False  # what an absent "sample_from_anchor" means
     has_heads = False  # DSpark's
@@ -54,8 +50,6 @@ class DFlashLayout(Layout):
             return f"it has no place for a Markov head or a confidence head; use dspark{kind}"
         if self.has_heads and not heads:
             return f"this head has neither a Markov head nor a confidence head; use dflash{kind}"
-        if config.selector_rank and (self.has_heads or self.has_vocabulary):
-            return "it has no place for DFlash2's convolutions and selector; use dflash"
         if config.causal and not self.has_causal:
             return "its block is causal, for which this layout has no key"
         return None
@@ -69,10 +63,8 @@ class DFlashLayout(Layout):
             "causal_head": config.causal,
             "sample_from_anchor": config.sample_from_anchor,
         }
-        if config.selector_rank:
-            inner |= {key: getattr(config, key) for key in SECOND}
         out: dict[str, Any] = {
-            "architectures": [DFLASH2 if config.selector_rank else self.architectures[0]],
+            "architectures": [self.architectures[0]],
             "model_type": "qwen3",
             "attention_bias": False,
             "block_size": config.block_size,
@@ -132,7 +124,6 @@ class DFlashLayout(Layout):
             rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
             **self._sights(keys, inner, num_layers),
             sample_from_anchor=where("sample_from_anchor").flag("sample_from_anchor", self.anchor_predicts),
-            **self.second(inner),
             **self.extras(found, inner),
         )
         keys.only("target_hidden_size", hidden)
@@ -155,10 +146,6 @@ class DFlashLayout(Layout):
             "windows": sizes,
             "windows_causal": not sizes or not held or held[0],
         }
-
-    def second(self, inner: Keys) -> dict[str, Any]:
-        """What DFlash2 has beside."""
-        return {key: inner.integer(key, 0) for key in SECOND}
 
     def extras(self, found: FoundLayout, inner: Keys) -> dict[str, Any]:
         """What only DSparkLayout has."""

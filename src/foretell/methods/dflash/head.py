@@ -18,16 +18,9 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
-from foretell.heads.config_values import SECOND
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
-from foretell.methods.dflash.descendants import (
-    BlockConv,
-    CandidateSelector,
-    ConfidenceHead,
-    MarkovHead,
-    start_without_effect,
-)
+from foretell.methods.dflash.descendants import ConfidenceHead, MarkovHead, start_without_effect
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 
@@ -59,18 +52,11 @@ class DFlashHeadConfig(HeadConfig):
     confidence: bool = False  # predict the acceptance of each guess (DSpark)
     # DV: guess these tokens alone, by an output head of its own; None: the target's.
     draft_vocab_size: int | None = None
-    # DFlash2: rows of a block are mixed with those before them around attention and MLP, and a guess is chosen among the
-    # best ``selector_top_k`` tokens of its row by the token before it; 0: neither.
-    conv_kernel_size: int = 0
-    conv_group_size: int = 0
-    selector_rank: int = 0
-    selector_top_k: int = 0
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
         super().__post_init__()
         least = 1 if self.sample_from_anchor else 2
-        second = [getattr(self, name) for name in SECOND]
         for good, name, expected in (
             (self.block_size >= least, "block_size", f"at least {least}"),
             (self.num_layers >= 1, "num_layers", "at least 1"),
@@ -88,18 +74,6 @@ class DFlashHeadConfig(HeadConfig):
                 f"one size for each layer, 0 or at least block_size = {self.block_size}",
             ),
             (self.markov_rank >= 0, "markov_rank", "0 (no Markov head) or more"),
-            (
-                min(second) >= 1 or not any(second),
-                "selector_rank",
-                f"at least 1 with {', '.join(SECOND[:2])} and {SECOND[3]}, or 0 with them",
-            ),
-            (self.hidden_size % max(self.conv_group_size, 1) == 0, "conv_group_size", "a divisor of hidden_size"),
-            (self.selector_top_k <= self.vocab_size, "selector_top_k", "at most vocab_size"),
-            (
-                not (self.selector_rank and (self.markov_rank or self.confidence or self.draft_vocab_size)),
-                "selector_rank",
-                "0 beside DSpark's heads and a draft vocabulary",
-            ),
             (
                 self.num_outputs < self.vocab_size or self.draft_vocab_size is None,
                 "draft_vocab_size",
@@ -150,9 +124,6 @@ class DFlashLayer(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        kernel, group = config.conv_kernel_size, config.conv_group_size
-        self.attention_conv = BlockConv(config.hidden_size, kernel, group) if kernel else None
-        self.mlp_conv = BlockConv(config.hidden_size, kernel, group) if kernel else None
 
     def forward(
         self,
@@ -161,11 +132,10 @@ class DFlashLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
         mask: Tensor,
         remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        block: int,
         far: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """x [B, Q, H] rows of blocks of ``block`` rows, context [B, n, H], angles of the n + Q positions -> [B, Q, H].
-        far: angles by which sinks meet the rows, where the layer reads a part of its text alone.
+        """x [B, Q, H] rows of blocks, context [B, n, H], angles of the n + Q positions -> [B, Q, H]. far: angles by which
+        sinks meet the rows, where the layer reads a part of its text alone.
 
         Features are normed once for all layers (``hidden_norm``), rows by each layer, so features skip the layer's
         norm.
@@ -173,10 +143,6 @@ class DFlashLayer(nn.Module):
         attention, num_rows = self.self_attn, x.shape[1]
         size = (-1, attention.shape.head_dim)
         rows = self.input_layernorm(x)
-        conv, kernels = self.attention_conv, torch.empty(0)
-        if conv is not None:
-            kernels = conv.kernels(rows)
-            rows = conv(rows, kernels, 0, block)
         both = torch.cat((context, rows), 1)  # [B, n + Q, H]
         cos, sin = angles
         q = attention.q_norm(attention.q_proj(rows).unflatten(-1, size)).transpose(1, 2)
@@ -185,14 +151,9 @@ class DFlashLayer(nn.Module):
         keys, values = remember(turn(k, cos, sin), v)
         sunk = None if far is None or attention.shape.limit is None else turn(q, *far)
         mixed = attention.mix(turn(q, cos[:, :, -num_rows:], sin[:, :, -num_rows:]), keys, values, mask, sunk)
-        x = x + (mixed if conv is None else conv(mixed, kernels, 1, block))
-        rows, conv = self.post_attention_layernorm(x), self.mlp_conv
-        if conv is None:
-            out: Tensor = x + self.mlp(rows)
-            return out
-        kernels = conv.kernels(rows)
-        after: Tensor = x + conv(self.mlp(conv(rows, kernels, 0, block)), kernels, 1, block)
-        return after
+        x = x + mixed
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class DFlashHead(Head):
@@ -214,9 +175,6 @@ class DFlashHead(Head):
         self.norm = RMSNorm(size, config.rms_norm_eps)
         self.markov_head = MarkovHead(config.vocab_size, rank, config.num_outputs) if rank else None
         self.confidence_head = ConfidenceHead(size + rank) if config.confidence else None
-        self.candidate_selector: CandidateSelector | None = None
-        if config.selector_rank:
-            self.candidate_selector = CandidateSelector(size, config.vocab_size, config.selector_rank)
         self.lm_head: nn.Linear | None = None
         if config.draft_vocab_size is not None:
             self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
@@ -239,8 +197,8 @@ class DFlashHead(Head):
         mean square of each tapped layer's output.
 
         Linear layers keep the scale of what they read (what is added to the residual stream less, by depth; what is
-        fused, given tap_scale, each layer alike). The Markov head, convolutions and the selector start without effect.
-        With ``model`` the final norm starts as the target's own: what its head reads.
+        fused, given tap_scale, each layer alike). The Markov head starts without effect. With
+        ``model`` the final norm starts as the target's own: what its head reads.
         """
         head, generator = cls(config), torch.Generator().manual_seed(int64_seed(seed))
         if vocabulary is not None:
@@ -307,12 +265,9 @@ class DFlashHead(Head):
         positions: Tensor,
         masks: Sequence[Tensor],
         memory: Memory,
-        *,
-        size: int | None = None,
     ) -> Tensor:
         """blocks [B, Q, H] embeddings, context [B, n, H], positions [B, n + Q] of both, masks bool, of each layer
-        broadcastable to [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads. size:
-        rows of a block, where Q is those of several."""
+        broadcastable to [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads."""
         head_dim, theta = self.config.head_dim, self.config.rope_theta
         angles = rotary(positions, head_dim, theta, blocks.dtype)
         own, far = positions[:, -blocks.shape[1] :], None
@@ -320,7 +275,7 @@ class DFlashHead(Head):
             far = rotary(own + self.window.back(own), head_dim, theta, blocks.dtype)
         for index, layer in enumerate(self.layers):
             remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = partial(memory, index)
-            blocks = layer(blocks, context, angles, masks[index], remember, size or blocks.shape[1], far)
+            blocks = layer(blocks, context, angles, masks[index], remember, far)
         normed: Tensor = self.norm(blocks)
         return normed
 
@@ -354,7 +309,7 @@ class DFlashHead(Head):
             block_mask(anchors, num_tokens, size, causal=config.is_causal(index), window=config.window(index))
             for index in range(config.num_layers)
         ]
-        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, masks, lambda _, k, v: (k, v), size=size)
+        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, masks, lambda _, k, v: (k, v))
         return normed.view(num_rows, -1, *blocks.shape[2:])
 
     def bias(self, before: Tensor) -> Tensor:

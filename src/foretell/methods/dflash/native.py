@@ -5,7 +5,7 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.noise import Noise
@@ -16,7 +16,6 @@ from foretell.heads.native import Memory, Vocabulary, address, layer_of, refusal
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import draw_block
-from foretell.methods.dflash.descendants import BlockConv
 from foretell.methods.dflash.head import DFlashHead
 from foretell.model.bound import BoundCache
 from foretell.model.llama.run.native import NativeModel
@@ -35,17 +34,11 @@ class NativeFlash:
         self._fusion = self.memory.matrix(head.fc)
         self._hidden_norm = head.hidden_norm.weight.detach().float()
         self._layers = (structures.Layer * config.num_layers)()
-        self._convs = (heads.BlockConv * (2 * config.num_layers))() if config.conv_kernel_size else None
         for index, layer in enumerate(head.layers):
             norms = [layer.get_parameter(f"{name}.weight") for name in ("input_layernorm", "post_attention_layernorm")]
-            if self._convs is not None:
-                for part, (name, norm) in enumerate(zip(("attention_conv", "mlp_conv"), norms, strict=True)):
-                    self._convs[2 * index + part] = self._conv(layer.get_submodule(name), norm)
-            # A convolution reads what is normed, and norms it itself.
-            input_norm, mlp_norm = norms if self._convs is None else (None, None)
             self._layers[index] = layer_of(
                 self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"),
-                input_norm=input_norm, mlp_norm=mlp_norm,
+                input_norm=norms[0], mlp_norm=norms[1],
             )  # fmt: skip
         out = self.memory.head_of(model) if head.lm_head is None else self.memory.matrix(head.lm_head)
         self.view = structures.Model(
@@ -60,12 +53,6 @@ class NativeFlash:
         if head.markov_head is not None:
             pair = head.markov_head.markov_w1, head.markov_head.markov_w2
             self.markov = heads.Markov(*(self.memory.matrix(each) for each in pair))
-
-    def _conv(self, conv: nn.Module, norm: nn.Parameter) -> heads.BlockConv:
-        """One around a part of a layer; norm [H]: of what that part reads."""
-        assert isinstance(conv, BlockConv)
-        places = map(self.memory.vector, (norm, conv.base_kernel, conv.kernel_projection.weight))
-        return heads.BlockConv(conv.kernel, conv.group, *places)
 
     def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
         """See ``DFlashHead.new_cache``."""
@@ -95,13 +82,11 @@ class NativeFlash:
         out = torch.empty(num_rows, count, self.vocabulary.num_outputs) if logits else None
         with self.memory.lock:
             scratch = self.memory.scratch(
-                functions.flash_scratch(
-                    self.address, cache.address, num_rows, known, size, num_rows * count, threads, self._convs
-                )
+                functions.flash_scratch(self.address, cache.address, num_rows, known, size, num_rows * count, threads)
             )
             problem = functions.flash(
                 self.address, cache.address, threads, num_rows, known, size, context.data_ptr(), blocks.data_ptr(),
-                slots.data_ptr(), seen.data_ptr(), self._convs, start, count, normed.data_ptr(), address(out), scratch,
+                slots.data_ptr(), seen.data_ptr(), start, count, normed.data_ptr(), address(out), scratch,
             )  # fmt: skip
         check(problem)
         return normed, out
@@ -116,23 +101,14 @@ class NativeFlash:
     def draw(
         self,
         logits: Tensor,
-        normed: Tensor,
         pending: Tensor,
         limits: Sequence[int],
         processors: Processors,
         label: DrawnBy,
         noise: Noise,
     ) -> TokenTree:
-        """The chain that these logits [B, D, DV] of a block make, of rows normed [B, D, H]."""
-        found, selector, gates = self.head.candidate_selector, None, None
-        if found is not None:
-            pair = (self.memory.matrix_of(each) for each in (found.predecessor_codebook, found.successor_codebook))
-            rank, depth = self.head.config.selector_rank, max(limits)
-            gates = self.memory.product(self.memory.matrix(found.hidden_projection), normed[:, :depth], rank)
-            selector = heads.Selector(*pair, gates.data_ptr(), self.head.config.selector_top_k)
-        return draw_block(
-            self.memory, self.vocabulary, logits, pending, limits, processors, label, noise, self.markov, selector
-        )
+        """The chain that these logits [B, D, DV] of a block make."""
+        return draw_block(self.memory, self.vocabulary, logits, pending, limits, processors, label, noise, self.markov)
 
 
 def native_flash(head: DFlashHead, model: CausalModel, weights: str = "auto") -> tuple[NativeFlash | None, str | None]:

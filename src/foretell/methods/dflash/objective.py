@@ -3,10 +3,6 @@
 Of each text some positions are anchors. After each a block is drafted from the features before it, as in decoding, and
 slot k is compared with the target's distribution of the text's own next token. Slots count less the deeper they lie, by
 exp(-(k - 1) / gamma): the paper has gamma = 4 for blocks of 8, 7 for 16.
-
-DFlash2's selector learns beside the rows' own logits, not in their place, so that they go on to name good candidates: among
-a row's best tokens, after the text's own token before them, it is compared with the target's distribution of the same
-tokens. (Its authors compare it with the text's one token, which is put among the candidates where it is missing.)
 """
 
 import math
@@ -21,15 +17,13 @@ from foretell.methods.dflash.head import DFlashHead
 
 
 class DFlashObjective(Objective):
-    """Blocks after random anchors; a confidence head (DSpark 2607.05147, section 3) or selector has its own loss."""
+    """Blocks after random anchors; a confidence head (DSpark 2607.05147, section 3) has its own loss."""
 
     head: DFlashHead
 
-    def __init__(
-        self, head: DFlashHead, *, num_anchors: int = 64, gamma: float = 4.0, selector_weight: float = 1.0
-    ) -> None:
-        """num_anchors: blocks of a text in one pass, at most; gamma: see above; selector_weight: of its loss."""
-        self.head, self.num_anchors, self.gamma, self.selector_weight = head, num_anchors, gamma, selector_weight
+    def __init__(self, head: DFlashHead, *, num_anchors: int = 64, gamma: float = 4.0) -> None:
+        """num_anchors: blocks of a text in one pass, at most; gamma: see above."""
+        self.head, self.num_anchors, self.gamma = head, num_anchors, gamma
         self.vocabulary = head.vocabulary
 
     @property
@@ -72,16 +66,7 @@ class DFlashObjective(Objective):
             if head.markov_head is not None:
                 logits = logits + head.bias(before)
             weight = math.exp(-index / self.gamma)
-            drawn = None
-            if head.candidate_selector is not None:
-                candidates, scores = head.candidate_selector.scores(logits, hidden, before, config.selector_top_k)
-                if len(row):
-                    p = labeled.logits_at(row, place).gather(1, candidates).log_softmax(-1)
-                    apart = F.kl_div(scores.log_softmax(-1), p, reduction="batchmean", log_target=True)
-                    extra = extra + self.selector_weight * weight * apart
-                if not training:
-                    drawn = torch.full_like(logits, -torch.inf).scatter_(1, candidates, scores)
-            slots.append(LossSlot(logits, row, place, weight, self.vocabulary, drawn))
+            slots.append(LossSlot(logits, row, place, weight, self.vocabulary))
             if config.confidence and len(row):
                 overlap = acceptance(labeled.logits_at(row, place), logits.detach(), self.vocabulary)
                 stated = head.confidence(hidden, before)
@@ -90,8 +75,6 @@ class DFlashObjective(Objective):
         if config.confidence:
             kept = kept / max(total, 1)
             return Outcome(slots, extra, {"confidence_loss": float(extra.detach()), "underconfidence": kept})
-        if head.candidate_selector is not None:
-            return Outcome(slots, extra, {"selector_loss": float(extra.detach())})
         return Outcome(slots)
 
 

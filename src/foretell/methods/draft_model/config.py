@@ -1,7 +1,6 @@
 """Settings of method ``draft_model``."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from foretell.checkpoints.names import WEIGHTS
@@ -11,7 +10,6 @@ from foretell.draft.config import Loader
 from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.translated import (
-    CROSSINGS,
     TranslatedDraft,
     check_name,
     differences,
@@ -29,8 +27,8 @@ class DraftModelConfig(WindowedMethodConfig):
 
     model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
     draft_weights: str = "least"  # how its matrices are held, as load_model has it; the text does not depend on it
-    # Where its vocabulary is not the target's: "tli" guesses the tokens that both have, in any shape; "slem" has the
-    # target's tokenizer split the draft's text, in chains; "same" refuses. "auto": "tli" where they differ.
+    # Where its vocabulary is not the target's: "tli" guesses the tokens that both have; "same" refuses. "auto": "tli"
+    # where they differ.
     vocabulary: str = "auto"
     draft_vocab_size: int = 0  # it guesses its so many most frequent tokens alone (FR-Spec), which is cheaper; 0: all
     acceptance: str | None = None  # directory of the acceptance head for shape "specdec"; None: the bundled draft's
@@ -46,25 +44,15 @@ class DraftModelConfig(WindowedMethodConfig):
         check_name(self.vocabulary)
         if self.draft_vocab_size < 0:
             raise ConfigError(f"draft_vocab_size = {self.draft_vocab_size} must be 0 (all tokens) or more")
-        if self.vocabulary == "slem" and self.shape.partition("/")[0] != "chain":
-            raise ConfigError(
-                f"vocabulary 'slem' splits the text of a chain anew, and shape {self.shape!r} is none: choose shape "
-                "'chain', or vocabulary 'tli'"
-            )
 
     def load(self, loader: Loader) -> Method:
         """Load the draft model, and its acceptance head where the shape needs one. Tokenizers are compared, where both are
         known: see ``vocabulary``."""
         name = self.model or "bundled/draft"
-        from foretell.methods.draft_model.borrowed import borrowing  # it imports the native decoder
-
-        found = borrowing(name)
-        if found is not None:
-            return self._borrowed(found, name, loader)
         weights = () if self.draft_weights == "auto" else (self.draft_weights,)
         tokenizers = loader.tokenizers(name) if self.vocabulary != "same" else None
-        crossing = self._crossing(tokenizers)
-        draft = loader.draft(name, *weights) if crossing is None else loader.draft(name, *weights, checked=False)
+        crosses = self._crosses(tokenizers)
+        draft = loader.draft(name, *weights, checked=False) if crosses else loader.draft(name, *weights)
         if self.window is not None:
             draft = draft.limited(self.window)
         if self.draft_vocab_size:
@@ -75,54 +63,30 @@ class DraftModelConfig(WindowedMethodConfig):
 
             draft = NarrowModel(draft, frequent_tokens(draft, self.draft_vocab_size))
         between = None
-        if crossing is not None:
+        if crosses:
             assert tokenizers is not None
             between = translation(loader.target, draft, tokenizers)
         if not self.proposal_shape.asks_acceptance:
-            return DraftModel(draft) if between is None else TranslatedDraft(draft, between, crossing or "")
+            return DraftModel(draft) if between is None else TranslatedDraft(draft, between)
         if self.acceptance is None and self.model not in (None, "bundled/draft"):
             raise ConfigError(
                 f"shape 'specdec' needs an acceptance head, and none is given for draft {self.model}: train one with "
                 "'foretell train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
             )
         acceptance = load_acceptance(self.acceptance or "bundled/acceptance", draft.spec)
-        return (
-            DraftModel(draft, acceptance)
-            if between is None
-            else TranslatedDraft(draft, between, crossing or "", acceptance)
-        )
+        return DraftModel(draft, acceptance) if between is None else TranslatedDraft(draft, between, acceptance)
 
-    def _borrowed(self, path: Path, name: str, loader: Loader) -> Method:
-        """Of a draft without an embedding of its own, whose tokens are its target's by the making."""
-        if self.vocabulary in CROSSINGS:
-            raise ConfigError(
-                f"vocabulary = {self.vocabulary!r} is for drafts of another vocabulary; {name} has the target's"
-            )
-        if self.draft_vocab_size:
-            raise ConfigError(
-                f"draft_vocab_size = {self.draft_vocab_size}: draft {name} guesses the tokens that it was made for; drop it"
-            )
-        if self.proposal_shape.asks_acceptance and self.acceptance is None:
-            raise ConfigError(
-                f"shape 'specdec' needs an acceptance head, and draft {name} has none: choose shape 'adaptive'"
-            )
-        from foretell.methods.draft_model.borrowed import load_borrowed
-
-        draft = load_borrowed(path, loader.target, name=name, weights=self.draft_weights, limit=self.window)
-        head = None if self.acceptance is None else load_acceptance(self.acceptance, draft.spec)
-        return DraftModel(draft, head)
-
-    def _crossing(self, tokenizers: tuple[Any, Any] | None) -> str | None:
-        """How the vocabularies are crossed; None: they are one, or have to be."""
+    def _crosses(self, tokenizers: tuple[Any, Any] | None) -> bool:
+        """Whether the vocabularies are crossed; else they are one, or have to be."""
         if tokenizers is None:
-            if self.vocabulary in CROSSINGS:
+            if self.vocabulary == "tli":
                 raise ConfigError(
                     f"vocabulary = {self.vocabulary!r} reads the tokenizers of target and draft, and one is missing: give "
                     "tokenizer=... (of the target) and draft_tokenizer=... for models in memory"
                 )
-            return None
-        if self.vocabulary in CROSSINGS:
-            return self.vocabulary
+            return False
+        if self.vocabulary == "tli":
+            return True
         if self.model is None:  # the bundled draft is made for the bundled target alone: nobody chose it for another
-            return None
-        return None if differences(tokenizers[0].get_vocab(), tokenizers[1].get_vocab()) is None else "tli"
+            return False
+        return differences(tokenizers[0].get_vocab(), tokenizers[1].get_vocab()) is not None

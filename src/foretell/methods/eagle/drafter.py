@@ -20,16 +20,15 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, 
 from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, grow_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
-from foretell.draft.shapes import SHAPES, Shape
+from foretell.draft.shapes import Shape
 from foretell.heads.pair_head import PairHead
 from foretell.kernels import heads
-from foretell.methods.acceptance.head import AcceptanceHead, predicted
 from foretell.methods.chains import can_draw, growth_of, row_counts
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair
 from foretell.methods.features import FeatureBuffer
-from foretell.methods.head_method import HeadMethod
+from foretell.methods.head_method import GROWN, HeadMethod
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
 from foretell.model.prefill import FEW, PREFILL_CHUNK, padded_width, round_up
@@ -47,20 +46,16 @@ class EagleDrafter(Drafter):
     can_join = True
     can_wait = True
 
-    hidden: Tensor
-    """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""
-
     def __init__(
         self,
         head: PairHead,
         model: CausalModel,
         context: Context,
         capacity: int,
-        acceptance: AcceptanceHead | None = None,
         native: NativePair | None = None,
     ) -> None:
         """native: the same head through the C kernels; None: as the torch module."""
-        self.head, self.model, self.capacity, self.acceptance, self.native = head, model, capacity, acceptance, native
+        self.head, self.model, self.capacity, self.native = head, model, capacity, native
         self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
         self.vocabulary = head.vocabulary
         prepare = native.features if native is not None else lambda taps: head.features(taps, model)
@@ -136,8 +131,6 @@ class EagleDrafter(Drafter):
         )  # fmt: skip
 
     def _why_not(self, context: Context, limits: Sequence[int]) -> str:
-        if type(self) is not EagleDrafter:
-            return f"proposals of {type(self).__name__} are not captured"
         if self.native is not None:
             return "the head runs on the CPU"
         unread = max(row.count for row, limit in zip(self.buffer.rows, limits, strict=True) if limit)
@@ -179,7 +172,7 @@ class EagleDrafter(Drafter):
         assert native is not None
         assert isinstance(cache, BoundCache)
         features, ids, starts = self._take(context, limits)
-        guesses, q, self.hidden = native.chain(ids, features, starts, limits, cache, context.processors, label, noise)
+        guesses, q = native.chain(ids, features, starts, limits, cache, context.processors, label, noise)
         tokens = torch.cat([context.pending[:, None], guesses], 1)
         return chain_tree(tokens, row_counts(limits), drawn_by=label, q=q)
 
@@ -188,7 +181,7 @@ class EagleDrafter(Drafter):
         behind."""
         if self.fed is not None:
             out, read = self._read_fed(self.fed)
-            self._outputs[:, :1] = self.hidden = out
+            self._outputs[:, :1] = out
             return self._logits(read), self.fed.bases
         out, read = self._read(*self._take(context, limits))
         if all(limits):
@@ -197,7 +190,6 @@ class EagleDrafter(Drafter):
             # A row without room computes unused values in slots after its own pairs.
             base = tensor_on(context.device, [max(0, filled - 1) for filled in self.filled])
         self._outputs[:, :1] = out
-        self.hidden = out
         return self._logits(read), base
 
     def _read_fed(self, fed: Fed) -> tuple[Tensor, Tensor]:
@@ -228,8 +220,7 @@ class EagleDrafter(Drafter):
         self._make_room(num_columns)
         if self.native is not None:
             assert isinstance(self.cache, BoundCache)
-            self.hidden, logits = self.native.level(tokens, plan, self.cache, self._outputs)
-            return logits
+            return self.native.level(tokens, plan, self.cache, self._outputs)
         # A parent has a smaller column than its child in every shape: of the columns on a node's path the largest is its
         # own and the next its parent's (0 for the root, and for all nodes off the path).
         path = (plan.ancestry * self._columns[:num_columns]).topk(2, dim=2).values  # [B, W, 2]
@@ -237,13 +228,7 @@ class EagleDrafter(Drafter):
         features = self._outputs.gather(1, parent[:, :, None].expand(-1, -1, self._outputs.shape[2]))
         out, read = self.run(tokens, features, plan)
         self._outputs.scatter_(1, own[:, :, None].expand_as(out), out)
-        self.hidden = out
         return self._logits(read)
-
-    @property
-    def chance(self) -> Tensor | None:
-        """See ``Expander``."""
-        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def run(self, tokens: Tensor, features: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does;
@@ -362,7 +347,7 @@ class _Eagle(HeadMethod):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
-        return EagleDrafter(self.head, self.model, context, capacity, self.acceptance, self.native)
+        return EagleDrafter(self.head, self.model, context, capacity, self.native)
 
 
 class Eagle1(_Eagle):
@@ -374,15 +359,13 @@ class Eagle1(_Eagle):
         draws=True,
         needs_head=True,
         reads_target=True,
-        shapes=SHAPES.builtin,
+        shapes=GROWN,
     )
     head: Eagle1Head
 
-    def __init__(
-        self, head: Eagle1Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
-    ) -> None:
+    def __init__(self, head: Eagle1Head, model: CausalModel, *, weights: str = "auto") -> None:
         """See ``HeadMethod``; the head must read the last layer. Raises ModelError."""
-        super().__init__(head, model, acceptance, weights=weights)
+        super().__init__(head, model, weights=weights)
         last = model.spec.num_layers - 1
         if head.config.tap_layer != last:
             raise ModelError(
@@ -406,6 +389,6 @@ class Eagle3(_Eagle):
         draws=True,
         needs_head=True,
         reads_target=True,
-        shapes=SHAPES.builtin,
+        shapes=GROWN,
     )
     head: Eagle3Head

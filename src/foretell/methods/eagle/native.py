@@ -137,11 +137,12 @@ class NativePair:
         """[B, n, H] the outputs at pairs tokens [B, n], features [B, n, H]; their keys and values go to the cache."""
         return self._pass(tokens, features, plan, cache, None, None)
 
-    def level(self, tokens: Tensor, plan: Plan, cache: BoundCache, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(outputs [B, W, H], logits [B, W, V]) of W nodes, each fed on what outputs [B, columns, H] holds of its parent
+    def level(self, tokens: Tensor, plan: Plan, cache: BoundCache, outputs: Tensor) -> Tensor:
+        """Logits [B, W, V] of W nodes, each fed on what outputs [B, columns, H] holds of its parent
         in the plan; their own outputs are put there too."""
         logits = torch.empty(*tokens.shape, self.vocab_size)
-        return self._pass(tokens, None, plan, cache, outputs, logits), logits
+        self._pass(tokens, None, plan, cache, outputs, logits)
+        return logits
 
     def _pass(
         self, tokens: Tensor, features: Tensor | None, plan: Plan, cache: BoundCache, outputs: Tensor | None,
@@ -179,11 +180,11 @@ class NativePair:
     def chain(
         self, ids: Sequence[Sequence[int]], features: Tensor, starts: Sequence[int], limits: Sequence[int],
         cache: BoundCache, processors: Processors, label: DrawnBy, noise: Noise,
-    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """limits[b] guesses of row b in one call. First the pairs not yet read: ids[b] and the first of features
         [B, n, H], in slots starts[b] and on.
 
-        Returns (guesses [B, D], q [B, D + 1, V] or None, the last outputs [B, 1, H])."""
+        Returns (guesses [B, D], q [B, D + 1, V] or None)."""
         num_rows, width, depth = len(ids), features.shape[1], max(limits)
         features = features.contiguous()
         tokens = torch.tensor([list(row) + [0] * (width - len(row)) for row in ids])
@@ -198,7 +199,7 @@ class NativePair:
                 self._scratch(cache, num_rows, num_rows * width, False),
             )  # fmt: skip
         check(problem)
-        return guesses, draws.q, hidden
+        return guesses, draws.q
 
     def tree(
         self, ids: Sequence[Sequence[int]], features: Tensor, starts: Sequence[int], limits: Sequence[int],

@@ -21,6 +21,7 @@ from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.chances import Mean
+from foretell.draft.forwarding import ForwardingMethod
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Chain, Shape, Sized
 from foretell.draft.suffix import Suffix, SuffixDrafter
@@ -220,7 +221,7 @@ def _by_row(one: TokenTree, other: TokenTree, is_one: Tensor) -> TokenTree:
     )
 
 
-class Hybrid(Method):
+class Hybrid(ForwardingMethod):
     """``--method hybrid``. Its store is suffix's: outputs of requests that have ended."""
 
     name = "hybrid"
@@ -246,7 +247,8 @@ class Hybrid(Method):
         """second: a method whose drafters can be joined, and that runs no layers of the target itself. shape: what it
         grows; coupled: only where it draws COUPLED, and else a chain, since one loaded method serves all verifiers. by_row:
         what proposals are worth is learned by each row alone."""
-        self.suffix, self.second, self.shape, self.by_row = suffix, second, shape, by_row
+        self.suffix, self.shape, self.by_row = suffix, shape, by_row
+        self.second = self.part = second
         self.discount, self.coupled = discount, coupled
         self.max_positions = second.max_positions
         self._worths: dict[int, Worth] = {}
@@ -272,39 +274,9 @@ class Hybrid(Method):
         return made
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The second method's."""
-        return self.second.taps
-
-    @property
-    def prompt_taps(self) -> tuple[int, ...]:
-        """The second method's."""
-        return self.second.prompt_taps
-
-    @property
-    def bytes_per_token(self) -> int:
-        """The second method's."""
-        return self.second.bytes_per_token
-
-    @property
-    def bytes_per_row(self) -> int:
-        """The second method's."""
-        return self.second.bytes_per_row
-
-    @property
-    def chains_only(self) -> str:
-        """The second method's reason."""
-        return self.second.chains_only
-
-    @property
     def learned_bytes(self) -> int:
         """Suffix's."""
         return self.suffix.learned_bytes
-
-    @property
-    def runs_as(self) -> str | None:
-        """The second method's."""
-        return self.second.runs_as
 
     def memory(self) -> dict[str, Tensor]:
         """Suffix's, and ``worths`` [R, 1 + 2 (1 + BINS)]: a heat, and value and weight of each mean."""

@@ -1,13 +1,12 @@
 """Self-speculation: the target's own lower layers guess, and are never run again to verify.
 
 A node is read once by layers [0, exit_layer), in its final slot of the target's own cache; ``TokenTree.hidden`` holds
-the result, and the step runs the other layers on it. What turns a shallow state into a guess is a learned adapter
-(Kangaroo, 2404.18911) or nothing but the target's own final norm and head (LayerSkip, 2404.16710: the target must have
-been trained for it).
+the result, and the step runs the other layers on it. A learned adapter turns a shallow state into a guess (Kangaroo,
+2404.18911).
 
-Shapes that rank their nodes afterwards read them in another order; their keys and values are moved to the final slots when
-the tree is known, hence every shape can be grown. A leaf needs no guess but must have its shallow state, so all leaves
-run through the lower layers in one pass at the end.
+Every node is read where it stays, so shapes that rank their nodes afterwards, which read them in another order, are not
+grown. A leaf needs no guess but must have its shallow state, so all leaves run through the lower layers in one pass at the
+end.
 
 In passes of one fixed width (``Engine.width``) the lower layers still see a few nodes at a time: the same text up to
 rounding, not bit for bit.
@@ -19,15 +18,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, root_tree
 from foretell.core.upload import tensor_on
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, PromptChunk
 from foretell.draft.growing import grow
-from foretell.draft.growing.frontier import Grown, pick, span_for
-from foretell.draft.shapes import SHAPES, Shape, SpecDec
-from foretell.methods.acceptance.head import AcceptanceHead, predicted
+from foretell.draft.growing.frontier import pick, span_for
+from foretell.draft.shapes import Shape
 from foretell.methods.head_method import HeadMethod
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
@@ -36,59 +33,48 @@ from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, Target
 
 
-class EarlyExitDrafter(Drafter):
-    """The target's lower layers, on the target's cache.
+class KangarooDrafter(Drafter):
+    """The target's lower layers, on the target's cache, and an adapter, which has a cache of its own.
 
-    Invariant: the engine keeps that cache; between steps there is no other state. While a tree grows, node i of
-    those read lies in slot base + i, and ``states[:, i]`` is its shallow state.
+    While a tree grows, node i of those read lies in slot base + i of both, and ``states[:, i]`` is its shallow state. The
+    engine keeps the target's cache between steps. Invariant of the adapter's: slots [0, length) hold the keys and values of
+    all committed positions, but for the last one where a leaf was kept: the adapter has not read that yet (the authors'
+    code has the same gap). ``lacking`` says of which rows this is so and ``last`` is then the state there; the next
+    ``read_root`` reads both.
     """
 
     can_join = True
 
-    def __init__(self, target: Target, context: Context, capacity: int, exit_layer: int) -> None:
-        self.target, self.capacity, self.exit_layer = target, capacity, exit_layer
-        self.num_states = 0  # n: most nodes that the shape being grown reads
+    def __init__(
+        self, head: KangarooHead, target: Target, context: Context, capacity: int, native: NativeAdapter | None = None
+    ) -> None:
+        """native: the same adapter through the C kernels; None: as the torch module."""
+        self.head, self.target, self.capacity, self.native = head, target, capacity, native
+        self.num_states = 0  # n: nodes of the shape being grown
         self.states: Tensor | None = None  # [B, n, H] of the tree being grown
-        self.leaves: list[list[int]] = [
-            [] for _ in context.depth_limit
-        ]  # of each row: nodes whose guess was not computed
-        self.slots: Tensor | None = None  # [B, N] on a device, which say the same (``Grown``)
+        self.leaves: list[int] = []  # nodes of all rows whose guess was not computed
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]  # [B, 1]
-
-    # -- from a shallow state to logits ----------------------------------------------------------------------------
-
-    def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, 1, H] of the pending tokens -> what ``exit`` reads."""
-        return hidden
-
-    def read(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, W, H] of W further nodes -> what ``exit`` reads."""
-        return hidden
-
-    def exit(self, features: Tensor) -> Tensor:
-        """[B, W, H] -> logits [B, W, V]."""
-        return self.target.model.logits(features)
-
-    def move_own(self, src: Tensor, dst: Tensor) -> None:
-        """Slots [B, D] of a tree that was just grown have changed. (Of the target's cache they are seen to.)"""
-
-    # -- growing ---------------------------------------------------------------------------------------------------
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
+        self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
+        self.lacking = [False] * context.num_rows
+        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree with the shallow states of all its nodes, the root's even where no row has room for a guess."""
         limits = context.depth_limit
-        self.states = self.slots = None
+        self.states, self.leaves = None, []
         if any(limits):
-            self.num_states = max(shape.max_guesses, shape.max_grown) + 1
+            self.num_states = shape.max_guesses + 1
             grown = grow.grow(self, context, limits, shape, draws, noise)
-            tree = self._settle(grown, context)
+            tree = grown.tree
+            self.leaves = [node for node, slot in enumerate(grown.slots[0].tolist()) if slot < 0]
+            self._read_leaves(tree, context)
         else:
             self.num_states = 1
-            self.leaves = [[] for _ in limits]
             self._root(context)
             tree = root_tree(context.pending)
         assert self.states is not None
-        return replace(tree, hidden=self.states[:, : tree.num_nodes], hidden_layer=self.exit_layer)
+        return replace(tree, hidden=self.states[:, : tree.num_nodes], hidden_layer=self.head.config.exit_layer)
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read the pending token of every row, also of those without depth_limit: the step needs its state."""
@@ -96,7 +82,7 @@ class EarlyExitDrafter(Drafter):
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after W new nodes."""
-        return self.exit(self.read(self._shallow(tokens, plan), plan))
+        return self.exit(self._step(self._shallow(tokens, plan), plan))
 
     def _root(self, context: Context) -> Tensor:
         parent = chain_parent(1, context.device).expand(context.num_rows, 1)
@@ -105,103 +91,22 @@ class EarlyExitDrafter(Drafter):
 
     def _shallow(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] after the lower layers; kept too, since a pass's output is valid until the next one only."""
-        hidden = self.target.forward(tokens, plan, layers=(0, self.exit_layer), head=False).hidden
+        hidden = self.target.forward(tokens, plan, layers=(0, self.head.config.exit_layer), head=False).hidden
         if self.states is None:  # padding has the state zero: finite, and its output is never read
             self.states = hidden.new_zeros(len(hidden), self.num_states, hidden.shape[-1])
         self.states[self.rows, plan.slots - plan.length[:, None]] = hidden
         return hidden
 
-    def _settle_all(self, grown: Grown, context: Context) -> TokenTree:
-        """``_settle`` where only the device knows which nodes were read: the lower layers read all of them, in the tree's
-        order. Which nodes are leaves comes to the host with the verdict."""
-        tree, start = grown.tree, context.length[:, None]
-        index = torch.arange(tree.num_nodes, device=context.device)
-        self.move_own(start + torch.where(grown.slots < 0, index, grown.slots), start + index)
-        span = span_for(self, context, tree.num_nodes)
-        self._shallow(tree.tokens, layout(tree.parent, context.length, self.capacity, span=span))
-        self.slots = grown.slots
-        return replace(tree, notes=grown.slots)
-
-    def _settle(self, grown: Grown, context: Context) -> TokenTree:
-        """Bring what was read into the tree's order, and read its leaves: the tree, which may have notes for the host."""
-        tree, num_nodes, device = grown.tree, grown.tree.num_nodes, context.device
-        if not grown.slots.is_cpu:
-            return self._settle_all(grown, context)
-        slots: list[list[int]] = grown.slots.tolist()
-        if any(slot >= 0 and slot != node for row in slots for node, slot in enumerate(row)):
-            index = chain_parent(num_nodes, device) + 1
-            source = torch.where(grown.slots < 0, index, grown.slots.to(device))  # [B, N]
-            moves = context.length[:, None] + source, context.length[:, None] + index
-            self.target.commit(*moves)
-            self.move_own(*moves)
-            assert self.states is not None
-            self.states = self.states[self.rows, source]
-        leaves = self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
-        if not any(leaves):
-            return tree
-        plan = layout(tree.parent, context.length, self.capacity, span=span_for(self, context, num_nodes))
-        if all(row == leaves[0] for row in leaves):
-            first, last = leaves[0][0], leaves[0][-1]
-            if last - first + 1 == len(leaves[0]):
-                self._shallow(tree.tokens[:, first : last + 1], plan.nodes(first, last + 1))
-            else:
-                nodes = tensor_on(device, leaves[0])
-                self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
-            return tree
-        # Rows with fewer leaves read their first other nodes again, in the slots where those lie: nothing changes.
-        width = max(map(len, leaves))
-        filled = [
-            row + [node for node in range(num_nodes) if node not in set(row)][: width - len(row)] for row in leaves
-        ]
-        chosen = tensor_on(device, filled)  # [B, W]
-        ragged = replace(
-            plan,
-            ancestry=plan.ancestry[self.rows, chosen],
-            slots=plan.slots.gather(1, chosen),
-            positions=plan.positions.gather(1, chosen),
-        )
-        self._shallow(tree.tokens.gather(1, chosen), ragged)
-        return tree
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Fewer rows. (The engine drops those of the target's cache.)"""
-        self.rows = self.rows[: len(rows)]
-
-    def join(self, other: Drafter, context: Context) -> None:
-        """More rows. (The engine adds those of the target's cache.)"""
-        assert isinstance(other, EarlyExitDrafter)
-        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
-        self.leaves = [[] for _ in context.depth_limit]
-        self.states = self.slots = None
-
-
-class KangarooDrafter(EarlyExitDrafter):
-    """The same with an adapter, which has a cache of its own.
-
-    Invariant: its slots [0, length) hold the keys and values of all committed positions, but for the last one where a leaf
-    was kept: the adapter has not read that yet (the authors' code has the same gap). ``lacking`` says of which rows this is
-    so and ``last`` is then the state there; the next ``read_root`` reads both.
-    """
-
-    hidden: Tensor
-    """[B, W, H] the adapter's output at the nodes read last: what a head that judges guesses may read."""
-
-    def __init__(
-        self,
-        head: KangarooHead,
-        target: Target,
-        context: Context,
-        capacity: int,
-        acceptance: AcceptanceHead | None = None,
-        native: NativeAdapter | None = None,
-    ) -> None:
-        """native: the same adapter through the C kernels; None: as the torch module."""
-        super().__init__(target, context, capacity, head.config.exit_layer)
-        self.head, self.acceptance, self.native = head, acceptance, native
-        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
-        self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
-        self.lacking = [False] * context.num_rows
-        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
+    def _read_leaves(self, tree: TokenTree, context: Context) -> None:
+        if not self.leaves:
+            return
+        plan = layout(tree.parent, context.length, self.capacity, span=span_for(self, context, tree.num_nodes))
+        first, last = self.leaves[0], self.leaves[-1]
+        if last - first + 1 == len(self.leaves):
+            self._shallow(tree.tokens[:, first : last + 1], plan.nodes(first, last + 1))
+        else:
+            nodes = tensor_on(context.device, self.leaves)
+            self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keys and values of known text. Padding of short rows goes after them, where the root will overwrite it."""
@@ -231,11 +136,6 @@ class KangarooDrafter(EarlyExitDrafter):
         out = self._step(torch.cat((first, hidden), 1), both)
         return torch.where(lacks[:, :, None], out[:, 1:], out[:, :1])
 
-    def read(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, W, H] through the adapter."""
-        self.hidden = self._step(hidden, plan)
-        return self.hidden
-
     def _step(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, n, H] of ``KangarooHead.step``, which writes to the adapter's cache."""
         if self.native is None:
@@ -243,20 +143,11 @@ class KangarooDrafter(EarlyExitDrafter):
         assert isinstance(self.cache, BoundCache)
         return self.native.step(hidden, plan, self.cache)
 
-    @property
-    def chance(self) -> Tensor | None:
-        """See ``Expander``."""
-        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
-
     def exit(self, features: Tensor) -> Tensor:
         """[B, W, V] by the target's head, without its final norm."""
         if self.native is not None:
             return self.native.logits(features)
         return self.target.model.head(features.to(self.target.spec.dtype))
-
-    def move_own(self, src: Tensor, dst: Tensor) -> None:
-        """See ``EarlyExitDrafter``: in the adapter's cache."""
-        self.cache.move(src, dst)
 
     def observe(self, commit: Commit) -> None:
         """Move a side branch after the text, as the engine does in the target's cache."""
@@ -269,16 +160,13 @@ class KangarooDrafter(EarlyExitDrafter):
         hidden = commit.tree.hidden
         assert hidden is not None
         self.filled = [filled + len(path) for filled, path in zip(self.filled, paths, strict=True)]
-        if self.slots is not None:
-            slots = self.slots.tolist() if commit.notes is None else commit.notes
-            self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
-        self.lacking = [path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True)]
+        self.lacking = [path[-1] in self.leaves for path in paths]
         ends = tensor_on(hidden.device, [path[-1:] for path in paths])  # [B, 1]
         self.last = hidden[self.rows, ends] if any(self.lacking) else None
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Fewer rows."""
-        super().keep(rows)
+        """Fewer rows. (The engine drops those of the target's cache.)"""
+        self.rows = self.rows[: len(rows)]
         chosen = tensor_on(self.rows.device, rows)
         self.filled = [self.filled[row] for row in rows]
         self.lacking = [self.lacking[row] for row in rows]
@@ -286,9 +174,11 @@ class KangarooDrafter(EarlyExitDrafter):
         self.last = self.last[chosen] if self.last is not None and any(self.lacking) else None
 
     def join(self, other: Drafter, context: Context) -> None:
-        """More rows. Where only some lack the last position, the states of the others are undefined."""
-        super().join(other, context)
+        """More rows. (The engine adds those of the target's cache.) Where only some lack the last position, the states of
+        the others are undefined."""
         assert isinstance(other, KangarooDrafter)
+        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
+        self.states, self.leaves = None, []
         self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
         if self.last is not None or other.last is not None:
             some = self.last if self.last is not None else other.last
@@ -313,14 +203,15 @@ class Kangaroo(HeadMethod):
     buffers = False
     head: KangarooHead
     capabilities = Capabilities(
-        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=SHAPES.builtin
+        "the target's lower layers and a trained adapter",
+        draws=True,
+        needs_head=True,
+        shapes=("chain", "adaptive", "static", "delayed", "sequoia"),
     )
 
-    def __init__(
-        self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
-    ) -> None:
+    def __init__(self, head: KangarooHead, model: CausalModel, *, weights: str = "auto") -> None:
         """See ``HeadMethod``."""
-        super().__init__(head, model, acceptance, weights=weights)
+        super().__init__(head, model, weights=weights)
         self.exit_layer = head.config.exit_layer
 
     def _natively(self) -> tuple[NativeAdapter | None, str | None]:
@@ -338,29 +229,4 @@ class Kangaroo(HeadMethod):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
-        return KangarooDrafter(self.head, target, context, capacity, self.acceptance, self.native)
-
-
-class EarlyExit(Method):
-    """``--method early_exit``: the target's lower layers, final norm and head; nothing is trained here."""
-
-    name = "early_exit"
-    capabilities = Capabilities(
-        "the target's lower layers alone; for targets trained with early exits",
-        draws=True,
-        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),  # no acceptance head is trained for it
-    )
-
-    def __init__(self, model: CausalModel, exit_layer: int) -> None:
-        """Raises ConfigError for an exit layer out of range."""
-        most = model.spec.num_layers - 1
-        if not 1 <= exit_layer <= most:
-            raise ConfigError(
-                f"exit_layer = {exit_layer} must be between 1 and {most}: {model.spec.name!r} has {most + 1} layers, and "
-                "at least one must be left to verify with"
-            )
-        self.exit_layer = exit_layer
-
-    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
-        """Nothing to allocate."""
-        return EarlyExitDrafter(target, context, capacity, self.exit_layer)
+        return KangarooDrafter(self.head, target, context, capacity, self.native)

@@ -68,7 +68,7 @@ class NativeAdapter:
         with self.memory.lock:
             scratch = self.memory.scratch(
                 functions.flash_scratch(
-                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads, None
+                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads
                 )
             )
             problem = functions.adapter(

@@ -14,9 +14,9 @@ from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
-from foretell.draft.shapes import SHAPES, Shape, SpecDec
+from foretell.draft.shapes import Shape
 from foretell.methods.chains import can_draw, draw_block
-from foretell.methods.head_method import HeadMethod
+from foretell.methods.head_method import GROWN, HeadMethod
 from foretell.methods.medusa.head import MedusaHead, Stacked
 from foretell.methods.medusa.native import NativeMedusa, native_medusa
 from foretell.model.target import CausalModel, Target
@@ -127,7 +127,7 @@ class Medusa(HeadMethod):
         draws=True,
         reads_target=True,
         needs_head=True,
-        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),
+        shapes=GROWN,
     )
 
     called = "medusa"

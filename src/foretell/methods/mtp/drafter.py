@@ -6,11 +6,10 @@ cache never keeps what came of its own guesses.
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.draft.base import Capabilities, Context, Drafter
-from foretell.draft.shapes import SHAPES
 from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
 from foretell.methods.eagle.native import NativePair, native_pair
-from foretell.methods.head_method import HeadMethod
+from foretell.methods.head_method import GROWN, HeadMethod
 from foretell.model.target import CausalModel, Target
 
 
@@ -23,7 +22,7 @@ class MTP(HeadMethod):
         "the multi-token prediction module of the target's own checkpoint",
         draws=True,
         reads_target=True,
-        shapes=tuple(name for name in SHAPES.builtin if name != "specdec"),  # no acceptance head is trained for it
+        shapes=GROWN,
     )
     head: PairHead
 

@@ -28,11 +28,6 @@ def check_config(config: Any, *, name: str, model_class: type | None = None) -> 
     model_class defaults to the class that transformers would load for it.
     """
     kind = getattr(config, "model_type", type(config).__name__)
-    if getattr(config, "borrows", None):
-        raise ModelError(
-            f"{name} is a draft that borrows its target's embedding, and no model by itself: give it as the draft of "
-            f"method 'draft_model', beside target {config.borrows.get('target')}"
-        )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{name} is an encoder-decoder model ({kind}); expected a decoder-only language model")
     if model_class is None:

@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from foretell.draft.ngram import MAX_NGRAM
-from foretell.draft.recycling import MAX_CANDIDATES
 from foretell.draft.suffix import MAX_MATCH, MAX_SPEC
 from foretell.server.protocol.fields import INT32, Option, Strict, Text, TokenId
 
@@ -42,9 +41,6 @@ class Speculative(BaseModel):
         None, ge=1, le=MAX_NGRAM, description="ngram: shortest suffix of the text that is looked up, in tokens."
     )
     prompt_lookup_max: int | None = Field(None, ge=1, le=MAX_NGRAM, description="ngram: longest such suffix.")
-    num_candidates: int | None = Field(
-        None, ge=1, le=MAX_CANDIDATES, description="recycling: candidates that are kept of each token."
-    )
     suffix_decoding_min_match: int | None = Field(
         None, ge=1, le=MAX_MATCH, description="suffix: shortest match that is followed, in tokens."
     )

@@ -6,9 +6,9 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
 from foretell.heads.objective import Objective
 from foretell.heads.teacher import Teacher
-from foretell.methods.acceptance.head import LAW_DRAFTER, AcceptanceHead, AcceptanceHeadConfig, law_refused
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.acceptance.objective import AcceptanceObjective, calibrate
-from foretell.methods.acceptance.reading import ModelReader, open_reader
+from foretell.methods.acceptance.reading import open_reader
 from foretell.methods.draft_model.objective import check_draft
 from foretell.train.data import sequential_batches
 from foretell.train.making import Making, Options, Recipe
@@ -16,27 +16,20 @@ from foretell.train.responses import Responses
 
 
 def build(making: Making, options: Options) -> Objective:
-    """A head on the hidden states of the drafter that ``init`` names. Raises ConfigError where none is named."""
+    """A head on the hidden states of the draft model that ``init`` names. Raises ConfigError where none is named."""
     spec = making.model.spec
     if making.init is None and spec.name not in ("bundled", "bundled/target"):
-        raise ConfigError(
-            "acceptance needs --init DIR: the draft model, or the head, whose hidden states are to be read"
-        )
-    reader = open_reader(making.init or "bundled/draft", making.model, num_slots=options["num_slots"])
-    if isinstance(reader, ModelReader):
-        check_draft(reader.draft.model.spec, spec, making.longest, name=making.init or "bundled/draft")
-    if options["reads_law"] and reader.drafter != LAW_DRAFTER:
-        raise ConfigError(law_refused(reader.drafter))
+        raise ConfigError("acceptance needs --init DIR: the draft model whose hidden states are to be read")
+    reader = open_reader(making.init or "bundled/draft", making.model)
+    check_draft(reader.draft.model.spec, spec, making.longest, name=making.init or "bundled/draft")
     config = AcceptanceHeadConfig(
         reader.hidden_size, spec.vocab_size, num_layers=options["num_layers"], normalize=options["normalize"],
-        drafter=reader.drafter, reads_law=options["reads_law"],
+        drafter="draft_model", reads_law=options["reads_law"],
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int64_seed(making.seed))
         head = AcceptanceHead(config)
-    own = (
-        "rule", "temperatures", "prefix", "target_share", "everywhere", "weight_accepted", "weight_rejected",
-    )  # fmt: skip
+    own = ("rule", "temperatures", "prefix", "target_share", "weight_accepted", "weight_rejected")
     return AcceptanceObjective(head, reader, **{name: options[name] for name in own})
 
 
@@ -58,7 +51,6 @@ def calibrate_head(objective: Objective, teacher: Teacher, held_out: Responses) 
 RECIPE = Recipe(
     build,
     {"num_layers": 2, "normalize": True, "reads_law": False, "rule": "coupled", "temperatures": [0.0, 1.0],
-     "prefix": "mixed", "target_share": 0.15, "everywhere": False, "weight_accepted": 1.0, "weight_rejected": 6.0,
-     "num_slots": 5},
+     "prefix": "mixed", "target_share": 0.15, "weight_accepted": 1.0, "weight_rejected": 6.0},
     finish=calibrate_head,
 )  # fmt: skip

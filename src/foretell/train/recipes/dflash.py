@@ -1,6 +1,5 @@
-"""DFlash, with DSpark's heads or DFlash2's convolutions and selector on request: a block of guesses in one pass."""
+"""DFlash, with DSpark's heads on request: a block of guesses in one pass."""
 
-from foretell.heads.config_values import SECOND
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.objective import Objective
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
@@ -14,7 +13,7 @@ def build(making: Making, options: Options) -> Objective:
     mask = options["mask_token_id"]
     if mask is None:  # a token that no text holds
         mask = making.size("pad_token_id", default=spec.vocab_size - 1)
-    names = ("num_layers", "block_size", "causal", "sample_from_anchor", "markov_rank", "confidence", *SECOND)
+    names = ("num_layers", "block_size", "causal", "sample_from_anchor", "markov_rank", "confidence")
     size = options["draft_vocab_size"]
     if size is not None and size >= spec.vocab_size:
         size = None
@@ -36,13 +35,12 @@ def build(making: Making, options: Options) -> Objective:
     head = making.head(DFlashHead, fresh)
     if head.lm_head is not None:
         head.lm_head.requires_grad_(requires_grad=options["train_lm_head"])
-    given = {name: options[name] for name in ("num_anchors", "gamma", "selector_weight")}
-    return DFlashObjective(head, **given)
+    return DFlashObjective(head, num_anchors=options["num_anchors"], gamma=options["gamma"])
 
 
 RECIPE = Recipe(
     build,
     {**SIZES, "num_layers": 2, "block_size": 8, "num_features": 3, "layer_ids": None, "mask_token_id": None,
      "causal": False, "sample_from_anchor": False, "markov_rank": 0, "confidence": False, "num_anchors": 64,
-     "gamma": 4.0, "draft_vocab_size": None, "train_lm_head": False, **dict.fromkeys(SECOND, 0), "selector_weight": 1.0},
+     "gamma": 4.0, "draft_vocab_size": None, "train_lm_head": False},
 )  # fmt: skip

@@ -135,11 +135,6 @@ def _whole(text: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def cut(text: bytes) -> bytes:
-    """A text without an incomplete character at its end."""
-    return text[: _whole(text)[1]] if text and text[-1] >= 0x80 else text
-
-
 def _unicode_of_bytes() -> dict[str, int]:
     """Characters that byte-level vocabularies write bytes as (GPT-2): printable ones are themselves, the others follow
     from U+0100 on."""

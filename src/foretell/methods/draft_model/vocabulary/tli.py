@@ -5,7 +5,6 @@ whatever way and shape, is then a token of the target, and q a distribution over
 by the target's ids like the target itself. The text is kept twice, in the tokens of each.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,11 +31,13 @@ def room(capacity: int) -> int:
     return capacity + capacity // 2 + MARGIN
 
 
-class TranslatedDrafter(ModelDrafter):
-    """What both ways of crossing vocabularies share: the texts in the draft model's own tokens.
+class TLIDrafter(ModelDrafter):
+    """Grows any shape over the tokens that both vocabularies have.
 
     The invariant is ``ModelDrafter``'s, with ``own`` in place of the history.
     """
+
+    can_join = True
 
     def __init__(
         self,
@@ -51,6 +52,15 @@ class TranslatedDrafter(ModelDrafter):
         self.own: list[list[int]] = [[] for _ in range(context.num_rows)]  # texts in the draft model's tokens
         self.num_known = [0] * context.num_rows  # how many of the target's tokens they stand for
         self.margin = MARGIN
+        ours, theirs = (ids.to(model.spec.device) for ids in translation.pairs)
+        known = (ours < context.processors.vocab_size) & (theirs < model.spec.vocab_size)
+        self.ours, self.theirs = ours[known], theirs[known]
+        self.num_target = context.processors.vocab_size
+        # A processor of the user's may lift any token: one that the draft lacks is read as token 0, and again later.
+        table = torch.zeros(self.num_target, dtype=torch.int64, device=model.spec.device)
+        self.draft_of = table.index_copy_(0, self.ours, self.theirs)
+        self.knows_all = True  # ids are translated before they are fed
+        self.starts: Tensor | None = None  # [B] slot of the pending token's last piece in the last proposal
 
     def texts(self, context: Context) -> list[list[int]]:
         """The texts in the draft model's tokens, brought up to date."""
@@ -59,9 +69,16 @@ class TranslatedDrafter(ModelDrafter):
             self.num_known[row] = len(ids)
         return self.own
 
-    @abstractmethod
     def follow(self, row: int, ids: Sequence[int]) -> None:
-        """Bring ``own[row]``, which stands for the first ``num_known[row]`` of these target tokens, up to all of them."""
+        """A whole text is split as the draft's tokenizer would; later tokens one by one, since guesses that were kept are
+        in the cache so."""
+        if not self.num_known[row]:
+            self.own[row] = self.translation.text(ids)
+            return
+        for token in ids[self.num_known[row] :]:
+            self.own[row] += self.translation.one(token)
+        # A token whose bytes the draft cannot write adds nothing, and the last one's logits are needed again.
+        self.filled[row] = min(self.filled[row], len(self.own[row]) - 1)
 
     @property
     def longest(self) -> int:
@@ -86,7 +103,7 @@ class TranslatedDrafter(ModelDrafter):
 
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows to the cache and to the texts."""
-        assert isinstance(other, TranslatedDrafter)
+        assert isinstance(other, TLIDrafter)
         super().join(other, context)
         self.own += other.own
         self.num_known += other.num_known
@@ -97,42 +114,6 @@ class TranslatedDrafter(ModelDrafter):
             max(0, len(text) - 1 - filled) if len(text) <= self.longest else 0
             for text, filled in zip(self.texts(context), self.filled, strict=True)
         ]
-
-
-class TLIDrafter(TranslatedDrafter):
-    """Grows any shape over the tokens that both vocabularies have."""
-
-    can_join = True
-
-    def __init__(
-        self,
-        model: CausalModel,
-        translation: Translation,
-        context: Context,
-        capacity: int,
-        acceptance: AcceptanceHead | None = None,
-    ) -> None:
-        super().__init__(model, translation, context, capacity, acceptance)
-        ours, theirs = (ids.to(model.spec.device) for ids in translation.pairs)
-        known = (ours < context.processors.vocab_size) & (theirs < model.spec.vocab_size)
-        self.ours, self.theirs = ours[known], theirs[known]
-        self.num_target = context.processors.vocab_size
-        # A processor of the user's may lift any token: one that the draft lacks is read as token 0, and again later.
-        table = torch.zeros(self.num_target, dtype=torch.int64, device=model.spec.device)
-        self.draft_of = table.index_copy_(0, self.ours, self.theirs)
-        self.knows_all = True  # ids are translated before they are fed
-        self.starts: Tensor | None = None  # [B] slot of the pending token's last piece in the last proposal
-
-    def follow(self, row: int, ids: Sequence[int]) -> None:
-        """A whole text is split as the draft's tokenizer would; later tokens one by one, since guesses that were kept are
-        in the cache so."""
-        if not self.num_known[row]:
-            self.own[row] = self.translation.text(ids)
-            return
-        for token in ids[self.num_known[row] :]:
-            self.own[row] += self.translation.one(token)
-        # A token whose bytes the draft cannot write adds nothing, and the last one's logits are needed again.
-        self.filled[row] = min(self.filled[row], len(self.own[row]) - 1)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree of shared tokens, as deep as each row and the draft's own context have room for."""

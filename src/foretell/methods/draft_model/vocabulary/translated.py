@@ -1,4 +1,4 @@
-"""Method ``draft_model`` with a draft model of another vocabulary, and which way of crossing is taken."""
+"""Method ``draft_model`` with a draft model of another vocabulary."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,12 @@ from foretell.core.errors import ConfigError, VocabularyMismatchError, nearest
 from foretell.draft.base import Context, Drafter
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.vocabulary.slem import SLEMDrafter
 from foretell.methods.draft_model.vocabulary.spelling import Spelling
 from foretell.methods.draft_model.vocabulary.tli import TLIDrafter
 from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.target import CausalModel, Target
 
-CROSSINGS = ("tli", "slem")
-VOCABULARIES = ("auto", "same", *CROSSINGS)
+VOCABULARIES = ("auto", "same", "tli")
 FEWEST = 256
 """Shared tokens below which no draft model is taken: those of single bytes alone guess nothing worth a pass."""
 
@@ -62,26 +60,19 @@ def translation(target: CausalModel, draft: CausalModel, tokenizers: tuple[Any, 
 
 
 class TranslatedDraft(DraftModel):
-    """A draft model of another vocabulary: crossing "tli" guesses in any shape the tokens that both have, and "slem" has
-    the target's tokenizer split the draft's text, in chains."""
+    """A draft model of another vocabulary: it guesses in any shape the tokens that both have."""
 
-    def __init__(
-        self,
-        model: CausalModel,
-        translation: Translation,
-        crossing: str,
-        acceptance: AcceptanceHead | None = None,
-    ) -> None:
+    def __init__(self, model: CausalModel, translation: Translation, acceptance: AcceptanceHead | None = None) -> None:
         """acceptance: as of ``DraftModel``."""
         super().__init__(model, acceptance)
         self.max_positions = None  # they are counted in its own tokens, by its drafters
-        self.translation, self.crossing = translation, crossing
+        self.translation = translation
 
     @property
     def runs_as(self) -> str:
-        """How it crosses, and how much the vocabularies share."""
+        """How much the vocabularies share."""
         common, whole = len(self.translation.pairs[0]), len(self.translation.target.by_bytes)
-        return f"{self.crossing}: another vocabulary, {common} of the target's {whole} tokens are the draft's too"
+        return f"tli: another vocabulary, {common} of the target's {whole} tokens are the draft's too"
 
     @property
     def bytes_per_token(self) -> int:
@@ -90,6 +81,4 @@ class TranslatedDraft(DraftModel):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
-        if self.crossing == "slem":
-            return SLEMDrafter(self.model, self.translation, context, capacity)
         return TLIDrafter(self.model, self.translation, context, capacity, self.acceptance)
