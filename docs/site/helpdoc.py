@@ -1,4 +1,4 @@
-"""The page docs/help.md, made from the commands: ``python -m foretell.cli.helpdoc > docs/help.md``.
+"""The page docs/help.md, made from the commands: ``python docs/site/helpdoc.py > docs/help.md``.
 
 An option that several commands have alike stands once, in the first section. So the page is a third as long as all
 ``--help`` texts together, which stay whole.
@@ -20,7 +20,7 @@ several commands have alike stand once, by topic, in [the last section](#shared-
 of that topic. `foretell COMMAND --help` shows all of one command.
 
 A default stands in brackets; `NAME=` is an environment variable that sets the option. An option with *several* may be
-given more than once. Made by `python -m foretell.cli.helpdoc`; a test fails when it is stale.
+given more than once. Made by `python docs/site/helpdoc.py`; a test fails when it is stale.
 """
 SHARED = "Shared options"
 
