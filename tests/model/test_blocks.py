@@ -43,7 +43,7 @@ class Twins:
     def arrive(self) -> None:
         length = self.rng.randint(1, CAPACITY)
         place = len(self.lengths)
-        if place == ROWS or -(-length // 4) > self.fast.num_free:
+        if place == ROWS or -(-length // 4) > len(self.fast._free):
             return
         for cache in (self.fast, self.slow):
             cache.open_rows(1)
@@ -73,7 +73,7 @@ class Twins:
         """Every row that has room writes a tree of three nodes and keeps a path of two, the second perhaps moved."""
         needs = [min(length + 3, CAPACITY) for length in self.lengths]
         held = [-(-length // 4) for length in self.lengths]
-        if not needs or sum(-(-need // 4) - at for need, at in zip(needs, held, strict=True)) > self.fast.num_free:
+        if not needs or sum(-(-need // 4) - at for need, at in zip(needs, held, strict=True)) > len(self.fast._free):
             return
         start = torch.tensor([min(length, CAPACITY - 3) for length in self.lengths])[:, None]
         nodes = torch.randn(2, 2, len(needs), 2, 3, 3)
@@ -114,7 +114,7 @@ def test_a_thousand_rows_come_grow_and_leave() -> None:
     assert twins.moves > 100
     twins.fast.keep(torch.arange(0))
     twins.fast.check_integrity()
-    assert twins.fast.num_free == twins.fast.num_blocks == SLOTS // 4
+    assert len(twins.fast._free) == twins.fast.num_blocks == SLOTS // 4
 
 
 def test_too_few_blocks_are_said_and_none_is_given() -> None:
@@ -124,7 +124,7 @@ def test_too_few_blocks_are_said_and_none_is_given() -> None:
     with pytest.raises(CapacityError, match=r"need 4 more blocks of 4 slots, and 2 of 6 are free"):
         cache.fit([16, 8, 8])
     cache.check_integrity()
-    assert cache.num_free == 2
+    assert len(cache._free) == 2
     with pytest.raises(CapacityError, match="5 rows are to be open, and 4 were allocated"):
         cache.open_rows(2)
 
@@ -133,7 +133,7 @@ def test_one_whole_row_fits_into_any_memory() -> None:
     cache = cache_of(slots=1)
     cache.open_rows(1)
     cache.fit([10 * CAPACITY])
-    assert (cache.num_blocks, cache.num_free) == (6, 0)
+    assert (cache.num_blocks, len(cache._free)) == (6, 0)
     assert cache_of(slots=None).num_blocks == cache_of(slots=10**9).num_blocks == ROWS * 6
 
 

@@ -150,7 +150,7 @@ def test_a_store_that_is_dropped_from_memory_comes_back(tmp_path: Path) -> None:
         seen(used, asked("1", [5], "suffix", 40, tenant="a"))
         used._tenants.max_bytes = 1
         seen(used, asked("2", [5], "suffix", 40, tenant="b"))
-        assert used._tenants.num_stores == 1
+        assert len(used._tenants._stores) == 1
         assert guessed(seen(used, asked("3", [5], "suffix", 15, tenant="a"))[0])
 
 

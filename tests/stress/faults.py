@@ -242,7 +242,7 @@ class Faulty:
         pool = self.loop.batch.pool
         assert isinstance(pool, BlockCache)
         assert pool.num_rows == 0
-        assert pool.num_free == pool.num_blocks
+        assert len(pool._free) == pool.num_blocks
         assert not self.loop.jobs
         assert not self.service._known
         assert self.service.state == "ready"

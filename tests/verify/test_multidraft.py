@@ -13,7 +13,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
 from foretell.verify.multidraft import Fit, KSeq, MultiDraft
-from foretell.verify.selection import Importance, Selection, Transport, selection_gap
+from foretell.verify.selection import Importance, Selection, Transport
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
@@ -24,6 +24,19 @@ TRIPLE = Case((-1, 0, 0, 0), (F, I, I, I))
 FORK = Case((-1, 0, 0, 1, 1, 2), (F, I, I, I, I, I))
 rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 selections = pytest.mark.parametrize("rule", SELECTIONS, ids=lambda rule: rule.name)
+
+
+def selection_gap(p: Tensor, q: Tensor, num_drafts: int, verifier: MultiDraft) -> Tensor:
+    """[R, 2] float64: (alpha*, achieved) acceptance with num_drafts drafts from q [R, V] under p [R, V], distributions.
+
+    alpha* = 1 + min over H of p(H) - q(H)^n; the minimum is at a prefix of the tokens in order of rising p / q
+    (Hu et al. 2502.18779).
+    """
+    p, q = p.double(), q.double()
+    order = (p / (p + q).clamp(min=1e-300)).argsort(1)
+    inner, outer = p.gather(1, order).cumsum(1), q.gather(1, order).cumsum(1)
+    best = 1.0 + (inner - outer.pow(num_drafts)).min(1).values.clamp(max=0.0)
+    return torch.stack([best, verifier.acceptance(p, q, num_drafts)], 1)
 
 
 @pytest.fixture

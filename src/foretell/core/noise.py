@@ -315,12 +315,6 @@ class Noise:
         index = _depth_offsets(start + count, self.positions.device)[start:] - 1
         return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, index))
 
-    def race_keys(self, start: int, count: int) -> Tensor:
-        """[B, count] int64 keys, one a parent [start, start + count): its children drawn without replacement are the
-        first of the race that q runs under it."""
-        index = _depth_offsets(start + count, self.positions.device)[start:] - 1
-        return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, index)
-
     def coins(self, count: int) -> Tensor:
         """[B, count] float64 uniforms, one for each of the nodes 0 .. count - 1."""
         index = _depth_offsets(count, self.positions.device) - 1
@@ -331,7 +325,8 @@ class Noise:
         return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, numbers))
 
     def race_at(self, numbers: Tensor) -> Tensor:
-        """[B, K] int64: ``race_keys`` of the parents numbers [K]."""
+        """[B, K] int64 keys, one for each of the parents numbers [K]: its children drawn without replacement are the
+        first of the race that q runs under it."""
         return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, numbers)
 
     def stop(self) -> Tensor:

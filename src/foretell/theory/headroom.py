@@ -29,12 +29,6 @@ def line_costs(at: Sequence[float]) -> list[float]:
     return [max(costs[: count + 1]) for count in range(len(costs))]
 
 
-def tree_costs(plain: float, tree: float, depth: int) -> list[float]:
-    """The same for trees of N nodes, ``depth`` deep, that cost ``tree`` each: the best of them holds the right line. A tree
-    keeps no more guesses than it is deep, whatever its other nodes are."""
-    return line_costs([plain, *[tree] * depth])
-
-
 def least_costs(longest: int, costs: Sequence[float]) -> list[float]:
     """[longest + 1] least cost of texts of 0, 1, ... tokens, where a step of costs[n] makes n right guesses and writes
     n + 1 tokens; the last one of a text may have fewer to write. By recursion over the tokens that are left."""

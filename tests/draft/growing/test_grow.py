@@ -220,7 +220,11 @@ def drawn_by_hand(
     if draws == DrawMode.LIST:
         keys = noise.list_keys(depth, count)
         return [int((probs / exponentials(keys[0, k], VOCAB)).argmax()) for k in range(count)]
-    keys = noise.coupled_keys(depth + 1)[0, depth] if draws == DrawMode.COUPLED else noise.race_keys(node, 1)[0, 0]
+    keys = (
+        noise.coupled_keys(depth + 1)[0, depth]
+        if draws == DrawMode.COUPLED
+        else noise.race_at(torch.tensor([node]))[0, 0]
+    )
     left, out = probs / exponentials(keys, VOCAB), []
     for _ in range(count):  # the winner, then the winner without it, ...
         out.append(int(left.argmax()))

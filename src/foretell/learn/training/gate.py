@@ -24,8 +24,6 @@ class Verdict:
 
     passes: bool
     reason: str
-    recent_before: float
-    recent_after: float
     old_before: float | None  # None: there are no old ones yet
     old_after: float | None
 
@@ -42,7 +40,6 @@ def judge(
     and a drafter that gives a hundredth here for two there has not learned but changed its mind."""
     gains = [after - before for before, after in zip(*recent, strict=True)]
     losses = [before - after for before, after in zip(*old, strict=True)]
-    before, after = _mean(recent[0]), _mean(recent[1])
     old_before, old_after = (_mean(old[0]), _mean(old[1])) if losses else (None, None)
     gain = _mean(gains)
     reason = ""
@@ -58,7 +55,7 @@ def judge(
         reason = f"old texts: {-_mean(losses):+.4f}, and {-max_loss:+.4f} is allowed"
     elif losses and _mean(losses) > gain:
         reason = f"old texts: {-_mean(losses):+.4f}, more than recent ones gain ({gain:+.4f})"
-    return Verdict(not reason, reason, before, after, old_before, old_after)
+    return Verdict(not reason, reason, old_before, old_after)
 
 
 def without_gains(
