@@ -27,7 +27,6 @@ SHAPES: dict[str, Shape] = {
     "sequoia": Sequoia(depth=DEPTH, size=14),
     "dyspec": DySpec(depth=DEPTH, size=14, width=3),
     "dyspec_wide": DySpec(depth=DEPTH, size=14, width=5),
-    "dyspec_heap": DySpec(depth=DEPTH, size=14, width=3, heap=True),
 }
 
 

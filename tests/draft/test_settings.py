@@ -39,7 +39,7 @@ def test_keys_of_methods(method: str) -> None:
         ("Chain", {"depth": 2.5}), ("Chain", {"depth": True}), ("Adaptive", {"threshold": math.inf}),
         ("Adaptive", {"threshold": math.nan}), ("Adaptive", {"threshold": "x"}), ("Static", {"branching": (2.5, 1)}),
         ("Static", {"branching": 2}), ("Static", {"branching": (True,)}), ("Sequoia", {"acceptance": (0.5, math.nan)}),
-        ("Sequoia", {"size": 2.5}), ("DySpec", {"heap": 1}), ("DySpec", {"threshold": math.nan}),
+        ("Sequoia", {"size": 2.5}), ("DySpec", {"threshold": math.nan}),
         ("OptTree", {"width": True}), ("OptTree", {"threshold": math.inf}), ("SpecDec", {"min": 1.5}),
         ("SpecDec", {"threshold": math.nan}), ("Delayed", {"delay": 0.5}), ("Eagle2Shape", {"width": 2.5}),
     ],

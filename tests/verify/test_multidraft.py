@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
 from foretell.verify.multidraft import Fit, KSeq, MultiDraft
@@ -470,12 +469,6 @@ def test_stops_accept_as_often_as_acceptance_says(rule: MultiDraft) -> None:
         assert (
             abs(1.0 - stopped - float(rule.acceptance(distributions.p[0], distributions.q[0], num_drafts))) < TOLERANCE
         )
-
-
-def test_selection_gap_wants_a_draft() -> None:
-    p, q = random_labels(1, 4, 0)
-    with pytest.raises(ConfigError, match="at least 1"):
-        selection_gap(p, q, 0, Transport())
 
 
 # Mutants: each must be caught by the same enumeration

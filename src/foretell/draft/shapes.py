@@ -256,8 +256,7 @@ class DySpec(Sized):
     """Grown greedily by draft probability, every admission decided before the token is seen (2410.11744).
 
     A place for a child is worth the probability, under q, that the walk comes to it; the most valuable places are filled
-    first. By default depth by depth (one pass of the drafter a depth); ``heap`` fills one place at a time as published.
-    threshold > 0 also refuses places worth less.
+    first, depth by depth (one pass of the drafter a depth). threshold > 0 also refuses places worth less.
     """
 
     name = "dyspec"
@@ -266,7 +265,6 @@ class DySpec(Sized):
 
     threshold: float = 0.0
     width: int = 8  # most children of a node
-    heap: bool = False
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
@@ -277,7 +275,7 @@ class DySpec(Sized):
     @property
     def max_grown(self) -> int:
         """Nodes that the drafter reads."""
-        return self.size if self.heap else _max_read(self.size, self.width, self.depth)
+        return _max_read(self.size, self.width, self.depth)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def growth_of(
     if context.processors.num_greedy == len(context.processors.params):
         draws = DrawMode.FIXED
     elif isinstance(shape, DySpec):
-        if draws not in (DrawMode.FIXED, DrawMode.COUPLED) or shape.heap:
+        if draws not in (DrawMode.FIXED, DrawMode.COUPLED):
             return None
     elif draws == DrawMode.LIST:
         return None

@@ -30,7 +30,6 @@ SHAPES: tuple[Shape, ...] = (
     Delayed(depth=DEPTH, delay=1, width=3),
     Sequoia(depth=DEPTH, size=12),
     DySpec(depth=DEPTH, size=9, width=4),
-    DySpec(depth=DEPTH, size=9, width=4, heap=True),
     DySpec(depth=DEPTH, size=9, width=4, threshold=0.08),
     Eagle2Shape(depth=DEPTH, size=9, width=3),
     OptTree(depth=DEPTH, size=9, width=4),
@@ -311,13 +310,13 @@ def test_a_template_of_one_child_is_a_chain(draws: DrawMode) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name)
 def test_passes_and_slots(shape: Shape) -> None:
-    """One pass a depth (but for the heap), within the slots that the shape promised; all parents were fed."""
+    """One pass a depth, within the slots that the shape promised; all parents were fed."""
     for draws in DrawMode:
         context = rows(PARAMS, VOCAB)
         expander = TableExpander(DISTRIBUTIONS)
         limits = [min(shape.depth, depth_limit) for depth_limit in ROOM]
         found = grow(expander, context, limits, shape, draws, noise_for(context))
-        assert expander.num_passes <= (shape.size if isinstance(shape, DySpec) and shape.heap else shape.depth)
+        assert expander.num_passes <= shape.depth
         assert sum(expander.widths) <= shape.max_grown + 1
         for row in range(len(PARAMS)):
             slots = found.slots[row].tolist()

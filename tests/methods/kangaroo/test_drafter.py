@@ -32,7 +32,7 @@ from tests.model.tiny import VOCAB, path_to, tiny_module
 
 NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
 CONFIGS = ["chain", "adaptive/threshold=0.2", "static/branching=2x2x1", "delayed", "sequoia/size=9", "dyspec/size=8",
-           "dyspec/heap=true/size=6", "eagle2/size=8/width=3", "opt_tree/size=8/threshold=0.01"]  # fmt: skip
+           "dyspec/size=6", "eagle2/size=8/width=3", "opt_tree/size=8/threshold=0.01"]  # fmt: skip
 PREFILL_CHUNK = 4
 
 

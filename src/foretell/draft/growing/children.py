@@ -34,7 +34,7 @@ class Children:
 class Nodes:
     """W nodes whose children are to be drawn. Numbers key the noise: no two nodes of a tree share one."""
 
-    depth: int | Tensor  # steps from the root; [B, W] where they differ
+    depth: int  # steps from the root
     parents: Tensor  # [W] int64 numbers of these nodes
     numbers: Tensor  # [W, C] int64 numbers of their children
     counts: Tensor | None = None  # [W] or [B, W] int64 how many of the C each has; None: all
@@ -74,17 +74,14 @@ class Drawing:
             out.scores,
         )
 
-    def coupled_keys(self, depth: int | Tensor, num_nodes: int) -> Tensor:
+    def coupled_keys(self, depth: int, num_nodes: int) -> Tensor:
         """[B, W] int64 key of the token after each node: nodes of one depth share it."""
         keys = self.noise.coupled_keys(self.depth + 1)  # the verifier's depths too: hashed once
-        return keys.gather(1, depth) if isinstance(depth, Tensor) else keys[:, depth, None].expand(-1, num_nodes)
+        return keys[:, depth, None].expand(-1, num_nodes)
 
-    def list_keys(self, depth: int | Tensor, num_nodes: int, count: int) -> Tensor:
+    def list_keys(self, depth: int, num_nodes: int, count: int) -> Tensor:
         """[B, W, C] int64 keys of the list after each node."""
-        if not isinstance(depth, Tensor):
-            return self.noise.list_keys(depth, count)[:, None].expand(-1, num_nodes, -1)
-        keys = torch.stack([self.noise.list_keys(at, count) for at in range(self.depth)], 1)  # [B, D, C]
-        return keys.gather(1, depth[:, :, None].expand(-1, -1, count))
+        return self.noise.list_keys(depth, count)[:, None].expand(-1, num_nodes, -1)
 
 
 def _fixed(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
