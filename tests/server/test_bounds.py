@@ -80,8 +80,7 @@ def test_the_methods_without_weights_are_all_here() -> None:
     assert {key for _, key in METHOD_NUMBERS} - SHARED
 
 
-THRESHOLDS = {"opt_tree": {"threshold"}, "adaptive": {"threshold"}, "divergence": {"threshold"}, "typical": {"delta"},
-              "entropy_gated": {"threshold"}}  # fmt: skip
+THRESHOLDS = {"opt_tree": {"threshold"}, "adaptive": {"threshold"}, "typical": {"delta"}}
 """Compared with alone: infinity has a meaning, and no value costs more than another."""
 
 

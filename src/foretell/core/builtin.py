@@ -122,10 +122,7 @@ VERIFIERS = {
     "transport": "foretell.verify.selection:Transport",
     # lossy
     "typical": "foretell.verify.lossy.typical:Typical",
-    "threshold": "foretell.verify.lossy.threshold:Threshold",
     "top_n": "foretell.verify.lossy.top_n:TopN",
     "lenience": "foretell.verify.lossy.lenience:Lenience",
-    "entropy_gated": "foretell.verify.lossy.lookahead:EntropyGated",
-    "divergence": "foretell.verify.lossy.divergence:Divergence",
     "judge": "foretell.verify.lossy.judge:Judge",
 }

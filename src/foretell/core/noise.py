@@ -9,11 +9,11 @@ Streams, and why they are keyed as they are:
 * COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, number
   of guesses, padding, draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
   list sampling, which has one independent noise for each of several drafts.
-* DRAFT, RACE, STOP, BONUS and COIN by (seed, position of the step's root, index): a draw that was discarded is never
+* DRAFT, RACE, STOP and BONUS by (seed, position of the step's root, index): a draw that was discarded is never
 used again in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them
 independent.
   DRAFT gives a node the uniform of its own draw, RACE a parent the exponentials by which its children are drawn without
-  replacement, COIN a parent the uniform by which a lossy rule accepts one of its children against the target's draw.
+  replacement.
 
 Parts are hashed one into the next, never added: with ``seed + position`` adjacent seeds would share a shifted stream.
 """
@@ -50,7 +50,6 @@ class Stream(IntEnum):
     STOP = 3
     BONUS = 4
     RACE = 5
-    COIN = 6
 
 
 def _signed(x: int) -> int:
@@ -270,7 +269,7 @@ class Noise:
     calls.
 
     The only source of randomness that a drafter or a verifier may use, so that a seed reproduces a text. It has no
-    state. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED and COIN; STOP and BONUS
+    state. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED; STOP and BONUS
     are ``verify.drawing.draw``'s own.
     """
 
@@ -314,11 +313,6 @@ class Noise:
         """[B, count] float64: ``draft`` of nodes [start, start + count)."""
         index = _depth_offsets(start + count, self.positions.device)[start:] - 1
         return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, index))
-
-    def coins(self, count: int) -> Tensor:
-        """[B, count] float64 uniforms, one for each of the nodes 0 .. count - 1."""
-        index = _depth_offsets(count, self.positions.device) - 1
-        return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.COIN, index))
 
     def draft_at(self, numbers: Tensor) -> Tensor:
         """[B, K] float64: ``draft`` of the nodes numbers [K]."""
