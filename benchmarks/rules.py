@@ -43,7 +43,6 @@ def groups(drafts: int, lossy: bool) -> dict[DrawMode, list[str]]:
         DrawMode.WITHOUT_REPLACEMENT: ["rejection", "traversal"],
         DrawMode.GREEDY: ["rejection", "traversal"],
         DrawMode.COUPLED: ["coupled"],
-        DrawMode.LIST: ["gumbel_list"],
         DrawMode.FIXED: ["exact"],
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretell.analysis.pairs import Pairs
 from foretell.core.errors import ConfigError
-from foretell.core.noise import Stream, exponentials, int64_seed, race, race_top, stream_keys
+from foretell.core.noise import Stream, int64_seed, race, race_top, stream_keys
 from foretell.core.tree import DrawMode
 from foretell.theory import acceptance as one_step, coupling, optimum, recursive
 from foretell.verify.selection import Importance, Transport
@@ -41,13 +41,12 @@ RULES: dict[tuple[str, DrawMode], Rule] = {
     ("rejection", DrawMode.GREEDY): lambda p, q, n, g: one_step.greedy_construction(p, q, n),
     ("exact", DrawMode.FIXED): lambda p, q, n, g: one_step.top_n(p, q, n),
     ("coupled", DrawMode.COUPLED): lambda p, q, n, g: coupled(p, q, n),
-    ("gumbel_list", DrawMode.LIST): lambda p, q, n, g: listed(p, q, n),
 }
 """Rule and draws, in the order of the table. With one draft the rules that read q are all plain rejection."""
 
 
-NUM_RACES, NUM_LISTS = 512, 64
-"""Seeds of the noise by which ``coupled`` and ``listed`` are averaged at every context."""
+NUM_RACES = 512
+"""Seeds of the noise by which ``coupled`` is averaged at every context."""
 
 
 def coupled(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
@@ -67,22 +66,6 @@ def coupled(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
     return torch.stack(hits)
 
 
-def listed(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
-    """[R] how often one of num_drafts drafts of independent noises is the target's list draw, over NUM_LISTS seeds."""
-    if num_drafts == 1:
-        return coupling.gumbel(p, q)
-    index = torch.arange(num_drafts)
-    keys = stream_keys(torch.arange(NUM_LISTS)[:, None], torch.zeros(1, 1, dtype=torch.int64), Stream.COUPLED, index)
-    noise = exponentials(keys, p.shape[1])  # [seeds, n, V]
-    least = noise.amin(1)
-    hits = []
-    for p_row, q_row in zip(p.float(), q.float(), strict=True):
-        token = (p_row / least).argmax(-1)
-        drafts = (q_row / noise).argmax(-1)
-        hits.append((drafts == token[:, None]).any(1).double().mean())
-    return torch.stack(hits)
-
-
 @dataclass(frozen=True)
 class RuleAcceptance:
     """One cell: how often at least one of n drafts is accepted, averaged over contexts."""
@@ -93,7 +76,7 @@ class RuleAcceptance:
     draws: str  # how its drafts are drawn
     acceptance: float
     standard_error: float  # over texts
-    optimum: float | None  # for drafts drawn so; None for COUPLED and LIST, whose drafts depend on the target's noise
+    optimum: float | None  # for drafts drawn so; None for COUPLED, whose drafts depend on the target's noise
     share_of_optimum: float | None
 
 

@@ -103,7 +103,7 @@ SHAPES = {
     }.items()
 }
 
-DRAWS = ("fixed", "iid", "without_replacement", "coupled", "greedy", "list")
+DRAWS = ("fixed", "iid", "without_replacement", "coupled", "greedy")
 """Ways of drawing children: the values of ``tree.DrawMode``."""
 MOST_SPECULATIVE_TOKENS = 64
 
@@ -111,7 +111,6 @@ VERIFIERS = {
     # by comparing tokens
     "coupled": "foretell.verify.exact:Coupled",
     "exact": "foretell.verify.exact:Exact",
-    "gumbel_list": "foretell.verify.gumbel_list:GumbelList",
     # by q
     "rejection": "foretell.verify.rejection:Rejection",
     "block": "foretell.verify.block:Block",

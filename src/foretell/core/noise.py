@@ -7,8 +7,7 @@ before the last conversion to floating point, so the bits are the same on every 
 Streams, and why they are keyed as they are:
 
 * COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, number
-  of guesses, padding, draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
-  list sampling, which has one independent noise for each of several drafts.
+  of guesses, padding, draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0.
 * DRAFT, RACE, STOP and BONUS by (seed, position of the step's root, index): a draw that was discarded is never
 used again in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them
 independent.
@@ -155,11 +154,6 @@ def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
     return _exponential(mix(keys[..., None] + token_table(vocab_size, keys.device)))
 
 
-def exponentials_at(keys: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [...]: the entries of ``exponentials`` at one token id a key, without the others; tokens int64 [...]."""
-    return _exponential(mix(keys + mix((tokens + 1) * _signed(_GOLDEN))))
-
-
 def _exponential(bits: Tensor) -> Tensor:
     w = (((bits >> 32) & 0xFFFFFFFF).to(torch.float32) + 0.5) * 2.0**-32
     return -torch.log1p(-w.clamp_(max=1.0 - 2.0**-24))
@@ -294,16 +288,6 @@ class Noise:
             return int(self._memo[0][row, depth])
         seed, position = int(self.seeds[row]), int(self.positions[row]) + depth + 1
         return _signed(mix_int(_before_index(seed, position, Stream.COUPLED)))  # index 0
-
-    def list_keys(self, depth: int, count: int) -> Tensor:
-        """[B, count] int64 keys of ``count`` independent noises for the token after a node at this depth; the first is
-        that of ``coupled_keys``."""
-        index = _depth_offsets(count, self.positions.device) - 1
-        return stream_keys(self.seeds[:, None], self.positions[:, None] + (depth + 1), Stream.COUPLED, index)
-
-    def list_keys_at(self, depths: Tensor, index: int) -> Tensor:
-        """[B, N] int64: entry ``index`` of ``list_keys`` for nodes at depths [B, N]."""
-        return stream_keys(self.seeds[:, None], self.positions[:, None] + (depths + 1), Stream.COUPLED, index)
 
     def draft(self, node: int) -> Tensor:
         """[B] float64 uniforms for the draw of node ``node``."""

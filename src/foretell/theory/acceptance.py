@@ -8,7 +8,7 @@ distribution is in ``optimum``.
 import torch
 from torch import Tensor
 
-from foretell.theory.coupling import gumbel, gumbel_top_k, list_gumbel_bound
+from foretell.theory.coupling import gumbel, gumbel_top_k
 from foretell.theory.optimum import greedy, top_tokens
 from foretell.theory.recursive import recursive_rejection_iid, recursive_rejection_without_replacement
 from foretell.theory.rows import check_distributions, check_num_drafts
@@ -19,7 +19,6 @@ __all__ = [
     "gumbel",
     "gumbel_top_k",
     "k_seq",
-    "list_gumbel_bound",
     "recursive_rejection_iid",
     "recursive_rejection_without_replacement",
     "single_draft",

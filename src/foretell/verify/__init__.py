@@ -11,7 +11,6 @@ from foretell.verify.block import Block
 from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact
 from foretell.verify.greedy_block import GreedyBlock
-from foretell.verify.gumbel_list import GumbelList
 from foretell.verify.lossy.judge import Judge, JudgeHead
 from foretell.verify.lossy.lenience import Lenience
 from foretell.verify.lossy.top_n import TopN
@@ -58,7 +57,6 @@ __all__ = [
     "Evidence",
     "Exact",
     "GreedyBlock",
-    "GumbelList",
     "Importance",
     "Judge",
     "JudgeHead",

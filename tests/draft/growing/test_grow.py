@@ -91,7 +91,7 @@ def allowed(shape: Shape, draws: DrawMode, count: int, rank: int) -> set[DrawnBy
     """Distributions that the rank-th of count siblings may have in a sampled row."""
     if shape.is_chain:
         return {CHAIN_LABELS[draws]}
-    if draws in (DrawMode.COUPLED, DrawMode.LIST):
+    if draws == DrawMode.COUPLED:
         return {DrawnBy.COUPLED}
     if draws == DrawMode.FIXED or shape.fixed:
         return {DrawnBy.FIXED}
@@ -125,7 +125,7 @@ def test_legal(shape: Shape, draws: DrawMode) -> None:
                     continue
                 for rank, label in enumerate(labels):
                     assert label in allowed(shape, draws, len(labels), rank)
-                if draws != DrawMode.LIST and (draws != DrawMode.IID or shape.fixed):
+                if draws != DrawMode.IID or shape.fixed:
                     assert len(set(tokens.tolist())) == len(children)
                 if DrawnBy.IID in labels and draws == DrawMode.GREEDY and not shape.is_chain:
                     assert tree.q is not None
@@ -216,9 +216,6 @@ def drawn_by_hand(
         rest = probs.clone()
         rest[ranked[: count - 1]] = 0.0
         return [int(invert_cdf(rest[None], noise.draft(children[0]))), *ranked[: count - 1]]
-    if draws == DrawMode.LIST:
-        keys = noise.list_keys(depth, count)
-        return [int((probs / exponentials(keys[0, k], VOCAB)).argmax()) for k in range(count)]
     keys = (
         noise.coupled_keys(depth + 1)[0, depth]
         if draws == DrawMode.COUPLED

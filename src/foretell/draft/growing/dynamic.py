@@ -236,7 +236,6 @@ _WORTH: dict[DrawMode, Callable[[Children, Tensor], tuple[Tensor, Tensor]]] = {
     DrawMode.WITHOUT_REPLACEMENT: _worth_without_replacement,
     DrawMode.COUPLED: _worth_coupled,
     DrawMode.GREEDY: _worth_greedy,
-    DrawMode.LIST: _worth_fixed,
 }
 
 
@@ -361,4 +360,4 @@ def grow_opt_tree(
 
 def _ranked(draws: DrawMode) -> DrawMode:
     """Nodes ranked after they were drawn are no draws that a verifier can correct for: FIXED or COUPLED."""
-    return draws if draws in (DrawMode.COUPLED, DrawMode.LIST) else DrawMode.FIXED
+    return draws if draws == DrawMode.COUPLED else DrawMode.FIXED

@@ -33,7 +33,6 @@ from foretell.model.prefill import real_nodes
 CHAIN_LABELS = {
     DrawMode.FIXED: DrawnBy.FIXED,
     DrawMode.COUPLED: DrawnBy.COUPLED,
-    DrawMode.LIST: DrawnBy.COUPLED,
     DrawMode.IID: DrawnBy.IID,
     DrawMode.WITHOUT_REPLACEMENT: DrawnBy.IID,
     DrawMode.GREEDY: DrawnBy.IID,
