@@ -85,7 +85,7 @@ def main() -> None:
     )
     numbers = map(int, args.drafts.split(","))
     for temperature, drafts in itertools.product(list(map(float, args.temperatures.split(","))), list(numbers)):
-        shape = "chain" if drafts == 1 else f"delayed/delay=0/width={drafts}/depth={DEPTH}"
+        shape = "chain" if drafts == 1 else f"static/branching={drafts}" + "x1" * (DEPTH - 1)
         for draws, rules in groups(drafts, args.lossy).items():
             config = {"method": "draft_model", "verify": rules[0], "shape": shape, "draws": draws.value,
                       "num_speculative_tokens": DEPTH}  # fmt: skip

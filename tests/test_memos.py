@@ -23,7 +23,7 @@ from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy
 from foretell.costs.table import PASS, CostTable, Surface, TextCosts
 from foretell.draft.recycling import CandidateTree
-from foretell.draft.shapes import Chain, Delayed, Sequoia, Static
+from foretell.draft.shapes import Chain, Sequoia, Static
 from foretell.engine.request.text import TextStream
 from foretell.engine.structured.thoughts import Thoughts
 from foretell.heads.rope import RopeScaling
@@ -63,7 +63,7 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
     "draft.recycling.lookup": [(CandidateTree.of([-1, 0, 0]), CPU), (CandidateTree.of([-1, 0, 1]), CPU)],
     "draft.recycling.template": [
         (Static(branching=(3, 1)), 3, 2), (Static(branching=(3, 1)), 2, 2), (Static(branching=(3, 1)), 3, 1),
-        (Delayed(delay=1, width=2, depth=2), 3, 2), (Chain(2), 3, 2), (Chain(2), 3, 1),
+        (Static(branching=(1, 2)), 3, 2), (Chain(2), 3, 2), (Chain(2), 3, 1),
     ],
     "engine.request.text._borders": [("abab",), ("abba",)],
     "heads.modules._frequency": [

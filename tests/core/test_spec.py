@@ -6,7 +6,7 @@ import pytest
 
 from foretell import SHAPES, VERIFIERS, ConfigError
 from foretell.core.spec import parse_numbers, parse_spec, spec_of
-from foretell.draft.shapes import Adaptive, Delayed, DySpec, Sequoia, Static, parse_shape
+from foretell.draft.shapes import Adaptive, DySpec, Sequoia, Static, parse_shape
 from foretell.verify import Typical, parse_verifier
 
 
@@ -62,7 +62,6 @@ def test_wrong_verifiers(text: str, said: str) -> None:
         ("static/branching=64x64", "at most 512 nodes"),
         ("static/depth=2", "unknown option"),
         ("dyspec/threshold=1", "in [0, 1)"),
-        ("delayed/delay=5", "nothing branches"),
         ("sequoia/acceptance=0.9x0.9", "sum to at most 1"),
         ("adaptive/rule=guess", "probability, svip or adaedl"),
         ("chain/depth=65", "between 0 and 64"),
@@ -86,7 +85,7 @@ def test_what_is_written_is_read() -> None:
         assert parse_spec(name, VERIFIERS, "verifier") == value
     for shape in (
         Sequoia(depth=3, size=9, acceptance=(0.5, 0.125)), DySpec(depth=2, width=4, threshold=0.25),
-        Delayed(depth=4, delay=2, width=2), Static(branching=(1, 2)),
+        Static(branching=(1, 2)),
     ):  # fmt: skip
         assert parse_shape(shape.spec, 1) == shape
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from foretell.core.errors import ConfigError
 from foretell.core.tree import TokenTree
 from foretell.draft.recycling import CandidateTree, Matrix, Recycling, template
-from foretell.draft.shapes import Chain, Delayed, Sequoia, Shape, Static
+from foretell.draft.shapes import Chain, Sequoia, Shape, Static
 from foretell.theory.shape import best_tree
 
 CPU = torch.device("cpu")
@@ -15,8 +15,8 @@ SHAPES: list[Shape] = [
     Chain(depth=4),
     Static(branching=(3, 2, 1, 1)),
     Static(branching=(1, 4)),
-    Delayed(depth=4, delay=1, width=3),
-    Delayed(depth=3, delay=0, width=2),
+    Static(branching=(1, 3, 1, 1)),
+    Static(branching=(2, 1, 1)),
     Sequoia(depth=4, size=9, acceptance=(0.5, 0.2, 0.1)),
 ]
 
@@ -43,10 +43,10 @@ def test_a_template_is_the_shape_depth_first(shape: Shape) -> None:
             assert form.parent[node] == node - 1, "a first child follows its parent: the leading path is 0, 1, 2, ..."
 
 
-def test_branching_is_what_static_and_delayed_say() -> None:
+def test_branching_is_what_static_says() -> None:
     form = template(Static(branching=(3, 2)), 8, 2)
     assert form.parent == (-1, 0, 1, 1, 0, 4, 4, 0, 7, 7)
-    assert template(Delayed(depth=3, delay=1, width=2), 8, 3).parent == (-1, 0, 1, 2, 1, 4)
+    assert template(Static(branching=(1, 2, 1)), 8, 3).parent == (-1, 0, 1, 2, 1, 4)
     assert template(Chain(depth=3), 8, 3).parent == (-1, 0, 1, 2)
 
 

@@ -41,7 +41,7 @@ def test_keys_of_methods(method: str) -> None:
         ("Static", {"branching": 2}), ("Static", {"branching": (True,)}), ("Sequoia", {"acceptance": (0.5, math.nan)}),
         ("Sequoia", {"size": 2.5}), ("DySpec", {"threshold": math.nan}),
         ("OptTree", {"width": True}), ("OptTree", {"threshold": math.inf}), ("SpecDec", {"min": 1.5}),
-        ("SpecDec", {"threshold": math.nan}), ("Delayed", {"delay": 0.5}), ("Eagle2Shape", {"width": 2.5}),
+        ("SpecDec", {"threshold": math.nan}), ("Eagle2Shape", {"width": 2.5}),
     ],
     ids=str,
 )  # fmt: skip

@@ -20,7 +20,7 @@ TARGET, NEAR = table(), table(blur=0.3)
 CONFIGS = [
     "chain", "adaptive", "adaptive/rule=svip/threshold=1.2", "adaptive/rule=adaedl/threshold=0.4",
     "specdec", "specdec/threshold=0.6/min=2", "static",
-    "static/branching=2x2x2x2x1", "delayed", "sequoia", "dyspec", "dyspec/threshold=0.05",
+    "static/branching=2x2x2x2x1", "sequoia", "dyspec", "dyspec/threshold=0.05",
     "eagle2", "eagle2/size=24/width=6", "opt_tree", "opt_tree/size=7/threshold=0.3",
 ]  # fmt: skip
 LEGAL = [

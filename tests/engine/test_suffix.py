@@ -23,7 +23,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"method": "suffix", "suffix_decoding_max_spec_offset": 3, "num_speculative_tokens": 4},
     {"method": "recycling"},
     {"method": "recycling", "shape": "static/branching=3x2x1", "num_candidates": 4},
-    {"method": "recycling", "shape": "delayed/delay=1/width=3"},
     {"method": "recycling", "shape": "sequoia/size=12"},
     {"method": "recycling", "shape": "static/branching=4x2", "num_candidates": 2},
 ]  # fmt: skip
@@ -257,7 +256,7 @@ def test_a_whole_number_stands_for_a_number() -> None:
     assert speculative_config(config.resolved()) == config
 
 
-@pytest.mark.parametrize("shape", ["chain", "static/branching=3x2x1", "delayed/delay=1/width=3", "sequoia/size=12"])
+@pytest.mark.parametrize("shape", ["chain", "static/branching=3x2x1", "sequoia/size=12"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_table_a_row_guesses_what_a_matrix_of_its_own_does(shape: str, temperature: float) -> None:
     """``Recycling.isolated`` on the host against the matrix on the device, which a single row uses alone."""

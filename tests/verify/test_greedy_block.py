@@ -49,7 +49,7 @@ def test_shapes_at_v_4() -> None:
 
 
 def test_trees_of_even_branching(kernel: str) -> None:
-    """Where the marginal distribution applies: parallel paths, two levels of pairs, a delayed fork, a fork between
+    """Where the marginal distribution applies: parallel paths, two levels of pairs, a fork behind a line, a fork between
     chains."""
     probs = tables(3, 5, 7, sparse_p=0.1)
     for parent in (

@@ -95,7 +95,6 @@ SHAPES = {
         "adaptive": "Adaptive",
         "specdec": "SpecDec",
         "static": "Static",
-        "delayed": "Delayed",
         "sequoia": "Sequoia",
         "dyspec": "DySpec",
         "eagle2": "Eagle2Shape",

@@ -20,7 +20,7 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.host import Node, depth_first, tree_of
-from foretell.draft.shapes import Delayed, Sequoia, Shape, Static
+from foretell.draft.shapes import Sequoia, Shape, Static
 from foretell.model.target import Target
 from foretell.theory.shape import best_tree
 
@@ -59,7 +59,7 @@ def template(shape: Shape, num_candidates: int, depth: int) -> CandidateTree:
     """The tree of a shape, at most so deep, without children beyond those that a token has candidates for."""
     if isinstance(shape, Sequoia):
         return CandidateTree.of(best_tree(shape.acceptance[:num_candidates], shape.size + 1, depth))
-    branching = shape.branching if isinstance(shape, Static | Delayed) else (1,) * depth
+    branching = shape.branching if isinstance(shape, Static) else (1,) * depth
     parent, level = [-1], [0]
     for count in branching[:depth]:
         below = [above for above in level for _ in range(min(count, num_candidates))]
@@ -223,7 +223,7 @@ class Recycling(Method):
     capabilities = Capabilities(
         "what the target found likely after the same token before",
         draws=False,
-        shapes=("chain", "static", "delayed", "sequoia"),
+        shapes=("chain", "static", "sequoia"),
         candidates=8,
         learns=True,
         by_request=True,

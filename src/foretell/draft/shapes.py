@@ -180,37 +180,6 @@ class Static(Shape):
 
 
 @dataclass(frozen=True)
-class Delayed(Shape):
-    """A line of ``delay`` guesses, then ``width`` children, each a line to ``depth`` (2602.16994: branching pays late)."""
-
-    name = "delayed"
-    summary = "one line first, branching after it"
-
-    delay: int = 1
-    width: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
-        _require_width(self.width)
-        require(
-            not self.depth or self.delay < self.depth,
-            "delay", self.delay, f"below the depth ({self.depth}), else nothing branches",
-        )  # fmt: skip
-
-    @property
-    def max_guesses(self) -> int:
-        """The line and ``width`` lines after it."""
-        return self.delay + self.width * max(0, self.depth - self.delay)
-
-    @property
-    def branching(self) -> tuple[int, ...]:
-        """The same as Static's."""
-        return tuple(self.width if level == self.delay else 1 for level in range(self.depth))
-
-
-@dataclass(frozen=True)
 class Sized(Shape):
     """Shapes of at most ``size`` guesses."""
 

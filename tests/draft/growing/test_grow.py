@@ -16,7 +16,7 @@ from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.growing.frontier import Grown
 from foretell.draft.growing.grow import CHAIN_LABELS, grow
 from foretell.draft.growing.template import compiled, parent_of
-from foretell.draft.shapes import Adaptive, Chain, Delayed, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
+from foretell.draft.shapes import Adaptive, Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
 from foretell.kernels.cdf import invert_cdf
 from tests.draft.growing.grown import TableExpander, codes, noise_for, rows
 from tests.verify.enumerate import tables
@@ -27,14 +27,14 @@ SHAPES: tuple[Shape, ...] = (
     Chain(depth=DEPTH),
     Adaptive(depth=DEPTH),
     Static(branching=(3, 2, 1, 2)),
-    Delayed(depth=DEPTH, delay=1, width=3),
+    Static(branching=(1, 3, 1, 1)),
     Sequoia(depth=DEPTH, size=12),
     DySpec(depth=DEPTH, size=9, width=4),
     DySpec(depth=DEPTH, size=9, width=4, threshold=0.08),
     Eagle2Shape(depth=DEPTH, size=9, width=3),
     OptTree(depth=DEPTH, size=9, width=4),
 )
-TEMPLATES = (Static(branching=(3, 2, 1, 2)), Delayed(depth=DEPTH, delay=1, width=3), Sequoia(depth=DEPTH, size=12))
+TEMPLATES = (Static(branching=(3, 2, 1, 2)), Static(branching=(1, 3, 1, 1)), Sequoia(depth=DEPTH, size=12))
 PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=0.0, top_k=1),
@@ -182,7 +182,7 @@ def paths(tree: TokenTree, row: int) -> list[tuple[tuple[int, ...], int]]:
 
 
 @pytest.mark.parametrize(("shape", "draws"), list(itertools.product(TEMPLATES, DrawMode)), ids=name)
-def test_templates_draw_node_by_node(shape: Static | Delayed | Sequoia, draws: DrawMode) -> None:
+def test_templates_draw_node_by_node(shape: Static | Sequoia, draws: DrawMode) -> None:
     """Tokens are those of a slow twin that draws each node on its own, keyed by its number in the whole tree."""
     template = compiled(parent_of(shape), shape.depth, draws == DrawMode.GREEDY, torch.device("cpu"))
     full = template.parent.tolist()
@@ -277,7 +277,7 @@ def test_the_compiled_race_is_the_slow_one(vocab_size: int) -> None:
 
 def test_template_shapes() -> None:
     assert parent_of(Static(branching=(2, 1))) == (-1, 0, 0, 1, 2)
-    assert parent_of(Delayed(depth=3, delay=1, width=2)) == (-1, 0, 1, 1, 2, 3)
+    assert parent_of(Static(branching=(1, 2, 1))) == (-1, 0, 1, 1, 2, 3)
     assert len(parent_of(Sequoia(depth=4, size=7))) == 8
     cpu = torch.device("cpu")
     template = compiled((-1, 0, 0, 1, 1, 2, 3), 3, False, cpu)

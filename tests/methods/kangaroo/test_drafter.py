@@ -31,7 +31,7 @@ from tests.methods.kangaroo.test_head import random_head
 from tests.model.tiny import VOCAB, path_to, tiny_module
 
 NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
-CONFIGS = ["chain", "adaptive/threshold=0.2", "static/branching=2x2x1", "delayed", "sequoia/size=9", "dyspec/size=8",
+CONFIGS = ["chain", "adaptive/threshold=0.2", "static/branching=2x2x1", "sequoia/size=9", "dyspec/size=8",
            "dyspec/size=6", "eagle2/size=8/width=3", "opt_tree/size=8/threshold=0.01"]  # fmt: skip
 PREFILL_CHUNK = 4
 
@@ -202,7 +202,7 @@ def test_decoding_is_training(
             kept += sum(path[-1] in leaves for path, leaves in zip(paths, walk.drafter.leaves, strict=True))
             moved += sum(path != list(range(len(path))) for path in paths)
         walk.check_cache()
-        if shape.startswith(("chain", "static", "delayed", "sequoia")):  # others may have read their last guesses too
+        if shape.startswith(("chain", "static", "sequoia")):  # others may have read their last guesses too
             assert kept >= 2, "leaves without keys of the adapter were kept"
         assert (moved > 0) == (not shape.startswith(("chain", "adaptive")))
 

@@ -19,7 +19,6 @@ from foretell.draft.growing.template import grow_template
 from foretell.draft.shapes import (
     Adaptive,
     Chain,
-    Delayed,
     DySpec,
     Eagle2Shape,
     OptTree,
@@ -219,7 +218,6 @@ _GROWERS: dict[type[Shape], _Grower] = {
     Adaptive: _grow_adaptive,
     SpecDec: _grow_specdec,
     Static: grow_template,
-    Delayed: grow_template,
     Sequoia: grow_template,
     DySpec: grow_dyspec,
     Eagle2Shape: grow_eagle2,
