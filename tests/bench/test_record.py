@@ -15,7 +15,6 @@ from foretell.bench.page import page
 from foretell.bench.record import COLUMNS, compare, csv_of, read_report
 from foretell.bench.report import BenchReport
 from foretell.bench.trace import DecodedRun
-from foretell.cli import tables
 from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from tests.bench.test_report import fast_run, plain_run, report
@@ -83,43 +82,6 @@ def test_csv_has_the_reports_figures() -> None:
         overall.conditional_acceptance_per_pos, abs=1e-4
     )
     assert {row["category"] for row in rows} == {"overall", "a", "b"}
-
-
-def test_joules_stand_where_the_machine_told_and_nowhere_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """12 tokens for 12 joules, and 24 for 3."""
-    monkeypatch.setattr(tables, "_width", lambda: tables.WIDE)
-    monkeypatch.setattr(tables, "_about", lambda report: [])
-    told = report(
-        [replace(plain_run(8), joules=8.0), replace(plain_run(4), joules=4.0)],
-        [replace(fast_run(2), joules=1.0), replace(fast_run(4), joules=2.0)],
-    )
-    assert [method.overall.joules_per_token for method in told.temperatures[0].methods] == [1.0, 0.125]
-    assert [figures.joules_per_token for figures in told.temperatures[0].methods[1].categories] == [0.125, 0.125]
-    assert read_report(saved(told, tmp_path / "a.json")) == told
-    rows = list(csv.DictReader(io.StringIO(csv_of(told))))
-    assert tuple(rows[0]) == (*COLUMNS, "joules_per_token")
-    assert next(row["joules_per_token"] for row in rows if row["method"] == "fast") == "0.125"
-    assert "<th>joules a token</th>" in page(told, [])
-    tables.show(told, no_color=True)
-    shown = capsys.readouterr().out
-    assert "J/tok" in shown.splitlines()[2]
-    assert "0.125" in shown
-    assert "J/tok: joules of" in " ".join(shown.split())
-    part = report([replace(plain_run(8), joules=8.0), plain_run(4)], [replace(fast_run(2), joules=1.0), fast_run(4)])
-    assert [method.overall.joules_per_token for method in part.temperatures[0].methods] == [None, None]
-    none = made()
-    tables.show(none, no_color=True)
-    texts = csv_of(none), page(none, []), capsys.readouterr().out
-    assert not [text for text in texts if "joules" in text or "J/tok" in text]
-
-
-def test_runs_keep_their_joules() -> None:
-    run = replace(fast_run(2), joules=1.5)
-    assert DecodedRun.of(run.record()) == run
-    assert "joules" not in fast_run(2).record(), "as files of before have it"
-    assert DecodedRun.of(fast_run(2).record()).joules is None
 
 
 def test_a_report_against_itself_has_not_changed() -> None:

@@ -79,10 +79,8 @@ def _temperature(at: TemperatureReport) -> Iterator[str]:
 
 def _table(methods: Sequence[MethodReport]) -> str:
     head = ("method", "speedup", "95 %", "tokens/s", "tokens a step", "accepted", "same text", "prompts")
-    joules = [method.overall.joules_per_token for method in methods]
-    is_told = any(value is not None for value in joules)
     rows = []
-    for method, spent in zip(methods, joules, strict=True):
+    for method in methods:
         whole, plain = method.overall, method.config["method"] == "none"
         value = whole.speedup
         cells = [
@@ -94,10 +92,9 @@ def _table(methods: Sequence[MethodReport]) -> str:
             "" if plain else f"{whole.acceptance_rate:.0%}",
             "" if plain else f"{whole.num_identical}/{whole.num_prompts}",
             str(whole.num_prompts),
-            *([] if not is_told else ["" if spent is None else f"{spent:.3g}"]),
         ]
         rows.append("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in cells) + "</tr>")
-    header = "".join(f"<th>{_safe(name)}</th>" for name in (*head, *(("joules a token",) if is_told else ())))
+    header = "".join(f"<th>{_safe(name)}</th>" for name in head)
     return f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
