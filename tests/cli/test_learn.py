@@ -79,8 +79,8 @@ def test_what_cannot_learn_is_refused_before_the_load(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"clip": 0.0}, {"patience": 0},
-        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""}, {"fall": math.nan},
+        {"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"replay": -1}, {"batch_texts": 0},
+        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""}, {"learn_lora": -1},
         {"seed": 2**70},
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ import psutil
 
 from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.engine.request.request import token_ids
+from foretell.learn import adapters
 from foretell.learn.learner import Learner
 
 
@@ -30,7 +31,8 @@ def main() -> None:
     engine = Engine.load("bundled", speculative={"method": args.method, "num_speculative_tokens": 3})
     plain = Engine.load("bundled", speculative="none")
     # As much learning as the machine can, and now and then a client too many, whose weights take another's place.
-    options = LearnOptions(learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0)
+    adapters.MAX_TENANTS = 2
+    options = LearnOptions(learn_memory_mib=64, learn_busy_share=1.0)
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning
