@@ -5,7 +5,7 @@
 n drafts are n parallel lines of four guesses (one line for n = 1). Each way of drawing decodes the same prompts once, and
 at every step all suitable rules are evaluated on the same tree: length is the mean of 1 + E[accepted guesses] given
 the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: distributions in,
-verdict out. Acceptance of a single token, and its distance from the optimum, is what ``foretell theory optimum`` computes.
+verdict out. Acceptance of a single token, and its distance from the optimum: ``benchmarks.theory optimum``.
 """
 
 import argparse

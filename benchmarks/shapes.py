@@ -10,10 +10,10 @@ import argparse
 from dataclasses import dataclass
 
 import torch
+from benchmarks.theory.pairs import PairText, collect
+from benchmarks.theory.trees import positional_acceptance
 
 from foretell import Engine
-from foretell.analysis.pairs import PairText, collect
-from foretell.analysis.trees import positional_acceptance
 from foretell.bench import Item, encode_item, load_suite, run_bench
 from foretell.verify import parse_verifier
 

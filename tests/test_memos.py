@@ -39,8 +39,6 @@ CPU = torch.device("cpu")
 YARN = RopeScaling("yarn", 4.0, 64)
 
 ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
-    "theory.race._power_sum_table": [(2,), (3,), (4,)],
-    "theory.race.enough_arrivals": [(2,), (9,), (40,)],
     "certify.endpoint.statistics.needed_noncentrality": [(3, 0.01, 0.9), (4, 0.01, 0.9), (3, 0.02, 0.9), (3, 0.01, 0.8)],
     "core.noise._depth_offsets": [(3, CPU), (4, CPU)],
     "core.noise._number": [(3, CPU), (4, CPU), (-3, CPU)],

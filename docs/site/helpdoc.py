@@ -75,7 +75,7 @@ def first_name(text: str) -> str:
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """A command and those below it, each with its name ("foretell theory length"), by groups."""
+    """A command and those below it, each with its name ("foretell bench"), by groups."""
     yield name, command
     for below, inner in grouped(command):
         yield from walk(f"{name} {below}", inner)

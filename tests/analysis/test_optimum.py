@@ -5,15 +5,15 @@ import io
 
 import pytest
 import torch
+from benchmarks.theory import coupling
+from benchmarks.theory.figures import csv_of, optimum_rows
+from benchmarks.theory.pairs import Pairs, PairText, collect
+from benchmarks.theory.table import coupled, distributions_at, optimum_table
+from benchmarks.theory.trees import choose_tree, pass_seconds, positional_acceptance
 
 from foretell import ConfigError
-from foretell.analysis.optimum import coupled, distributions_at, optimum_table
-from foretell.analysis.pairs import Pairs, PairText, collect
-from foretell.analysis.trees import choose_tree, pass_seconds, positional_acceptance
-from foretell.cli.figures_theory import csv_of, optimum_rows
 from foretell.core.tree import DrawMode
 from foretell.model.table import TableLM
-from foretell.theory import coupling
 from foretell.verify import Coupled, Exact, Rejection
 
 torch.set_num_threads(1)

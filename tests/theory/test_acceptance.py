@@ -9,12 +9,12 @@ import math
 
 import pytest
 import torch
+from benchmarks.theory import acceptance, optimum
 from scipy import stats
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.tree import DrawnBy
-from foretell.theory import acceptance, optimum
 from foretell.verify import Evidence, Rejection, Verifier
 from tests.theory.oracle import hard_pairs, ordered_draws, random_labels
 from tests.verify.enumerate import Case, Tables, drafts

@@ -200,7 +200,7 @@ class Sized(Shape):
 class Sequoia(Sized):
     """The tree of ``size`` guesses that accepts most if the k-th child is the right one with probability acceptance[k].
 
-    Chen et al. 2402.12374: a dynamic program over a measured vector (``foretell theory shape`` measures it). The default
+    Chen et al. 2402.12374: a dynamic program over a measured vector (``benchmarks.theory shape`` measures it). The default
     is about that of the bundled pair under ``coupled`` at temperature 0.6 to 1.
     """
 

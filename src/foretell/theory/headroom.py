@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup
-from foretell.theory.length import check_rates
+from foretell.theory.shape import check_rates
 
 LEAST_GAIN = 1.03
 """Parts that would bring less, each by itself, are not worth a sentence."""

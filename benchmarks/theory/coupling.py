@@ -11,31 +11,16 @@ in r, and with K = 1 it is 1 / sum of max(p, r q).
 
 import numpy as np
 import torch
+from benchmarks.theory import race
+from benchmarks.theory.race import Array, Integers
+from benchmarks.theory.rows import Bounds, check_num_drafts, check_tolerance
 from torch import Tensor
 
-from foretell.theory import race
-from foretell.theory.race import Array, Integers
-from foretell.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
+from foretell.theory.acceptance import by_ratio, check_distributions, gumbel
 
 TOLERANCE = 1e-4
 LARGEST = 64  # tokens of p evaluated exactly before any refinement
 ENTRIES = 1 << 20  # rates [E, V] at a time
-
-
-def gumbel(p: Tensor, q: Tensor) -> Tensor:
-    """[R] float64: sum over j of 1 / (sum over i of max(p_i / p_j, q_i / q_j)), one draft: O(V log V).
-
-    Between (1 - TV) / (1 + TV) and 1 - TV.
-    """
-    p, q = by_ratio(*check_distributions(p, q))
-    # For j in order of p / q: tokens before it have the larger q_i / q_j, itself and those after the larger p_i / p_j.
-    behind = p.flip(-1).cumsum(-1).flip(-1)
-    before = q.cumsum(-1) - q
-    both = (p > 0) & (q > 0)
-    one = torch.ones_like(p)
-    p_j, q_j = torch.where(both, p, one), torch.where(both, q, one)
-    total = behind / p_j + before.clamp(min=0.0) / q_j
-    return torch.where(both, 1 / torch.where(both, total, one), 0.0).sum(-1).clamp(max=1.0)
 
 
 def gumbel_top_k(p: Tensor, q: Tensor, num_drafts: int, *, tolerance: float = TOLERANCE) -> Bounds:

@@ -10,13 +10,14 @@ from math import sqrt
 from typing import Any
 
 import torch
+from benchmarks.theory import acceptance as one_step, optimum, recursive
+from benchmarks.theory.pairs import Pairs
 from torch import Tensor
 
-from foretell.analysis.pairs import Pairs
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Stream, int64_seed, race, race_top, stream_keys
 from foretell.core.tree import DrawMode
-from foretell.theory import acceptance as one_step, coupling, optimum, recursive
+from foretell.theory.acceptance import gumbel
 from foretell.verify.selection import Importance, Transport
 
 Rule = Callable[[Tensor, Tensor, int, torch.Generator], Tensor]
@@ -56,7 +57,7 @@ def coupled(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
     (a test compares them). One draft has a closed form.
     """
     if num_drafts == 1:
-        return coupling.gumbel(p, q)
+        return gumbel(p, q)
     keys = stream_keys(torch.arange(NUM_RACES), torch.zeros(NUM_RACES, dtype=torch.int64), Stream.COUPLED)
     hits = []
     for p_row, q_row in zip(p.float(), q.float(), strict=True):
