@@ -135,7 +135,6 @@ SEEN: dict[str, str] = {
     "planner.offers.Offers._grid:self._grids": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers._may_guess:self._able": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
-    "server.app._routes": "tests/server/test_openapi.py",
     "server.backend.Backend.thoughts:self._thoughts": "tests/server/test_thoughts.py",
     "server.texts.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
     "server.texts.tokens.TokenTexts.__init__:self._text": "tests/server/test_echo.py",

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretell.engine.integrity import check_loop
 from foretell.engine.request import scoring
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
 from foretell.model.table import TableLM
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, table
+from tests.engine.integrity import check_loop
 from tests.engine.traffic import Traffic, left_of
 from tests.stress import size
 

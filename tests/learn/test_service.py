@@ -21,6 +21,7 @@ from foretell.learn.training.texts import RawText
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.security import tenant_of
+from tests.engine.integrity import check_service
 from tests.learn.test_student import SECRET, engine_of, knows, secret
 from tests.service.test_service import Mailbox
 
@@ -101,7 +102,7 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     until(lambda: learner.figures().num_failures == 1)
     assert [ask(learning, number) for number in range(6)] == expected
     assert learner.figures().version >= version
-    learning.check_integrity()
+    check_service(learning)
     assert learning.healthy
     assert "has ended" in learning.learner()["failure"]
 
@@ -280,5 +281,5 @@ def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving(monkeyp
     assert learner.figures().num_failures == 1
     assert made.healthy
     assert ask(made, 3) == before
-    made.check_integrity()
+    check_service(made)
     made.close()

@@ -10,6 +10,7 @@ from foretell.core.errors import CapacityError
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
+from tests.engine.integrity import check_blocks
 
 CPU = torch.device("cpu")
 CAPACITY, ROWS, SLOTS = 24, 4, 48
@@ -88,7 +89,7 @@ class Twins:
         self.lengths = [min(length + 2, CAPACITY) for length in self.lengths]
 
     def check(self) -> None:
-        self.fast.check_integrity()
+        check_blocks(self.fast)
         for layer in range(2) if self.lengths else ():
             for mine, theirs in zip(
                 self.fast.seen(layer, CAPACITY, self.fast.sight(CAPACITY), torch.float32),
@@ -113,7 +114,7 @@ def test_a_thousand_rows_come_grow_and_leave() -> None:
             twins.check()
     assert twins.moves > 100
     twins.fast.keep(torch.arange(0))
-    twins.fast.check_integrity()
+    check_blocks(twins.fast)
     assert len(twins.fast._free) == twins.fast.num_blocks == SLOTS // 4
 
 
@@ -123,7 +124,7 @@ def test_too_few_blocks_are_said_and_none_is_given() -> None:
     cache.fit([8, 8])
     with pytest.raises(CapacityError, match=r"need 4 more blocks of 4 slots, and 2 of 6 are free"):
         cache.fit([16, 8, 8])
-    cache.check_integrity()
+    check_blocks(cache)
     assert len(cache._free) == 2
     with pytest.raises(CapacityError, match="5 rows are to be open, and 4 were allocated"):
         cache.open_rows(2)
@@ -188,7 +189,7 @@ def test_rows_of_another_cache_join() -> None:
     cache = cache_of(slots=None)
     cache.open_rows(1)
     cache.join(twins, 9)
-    cache.check_integrity()
+    check_blocks(cache)
     for row in range(2):
         mine, theirs = cache.rows(row + 1, row + 2).saved(9), twins.rows(row, row + 1).saved(9)
         assert all(

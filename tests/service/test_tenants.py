@@ -24,6 +24,7 @@ from foretell.service import tenants as tenants_module
 from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
 from tests.engine.harness import VOCAB, ToyTokenizer
+from tests.engine.integrity import check_service
 from tests.service.test_service import Mailbox
 
 LEARNERS = ("suffix", "recycling")
@@ -148,7 +149,7 @@ def test_prefixes_are_the_tenants_own() -> None:
             name = f"{tenant} {cached}"
             (found,) = seen(made, asked(name, LONG, "none", 4, tenant=tenant))
             assert (found[3] > 0) == cached, name
-        made.check_integrity()
+        check_service(made)
 
 
 def choices() -> Choices:

@@ -20,6 +20,7 @@ from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptio
 from foretell.engine.request.request import token_ids
 from foretell.learn import adapters
 from foretell.learn.learner import Learner
+from tests.engine.integrity import check_service
 
 
 def main() -> None:
@@ -72,12 +73,12 @@ def main() -> None:
             tick = time.monotonic() + 60.0
             own = psutil.Process()
             sizes.append(sum(one.memory_info().rss for one in (own, *own.children())) / 2**20)
-            service.check_integrity()
+            check_service(service)
             figures = learner.figures()
             print(f"{number} requests, {sizes[-1]:.0f} MiB, {figures}", flush=True)
     for _ in range(4):
         room.acquire()
-    service.check_integrity()
+    check_service(service)
     service._call(learner.capture.sweep)
     if learner.capture.held_bytes:
         wrong.append(f"{learner.capture.held_bytes} captured bytes of requests that have ended")
