@@ -16,7 +16,6 @@ KEYS = {
     "ngram": ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
     "recycling": ("num_candidates",),
     "suffix": (
-        "suffix_decoding_min_match", "suffix_decoding_max_match", "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob", "suffix_decoding_max_cached_tokens",
     ),
     "draft_model": ("draft_vocab_size",),
@@ -57,8 +56,8 @@ def test_methods_made_in_python() -> None:
             Ngram(min_ngram=value, max_ngram=4)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="num_candidates"):
             Recycling(num_candidates=value)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="suffix_decoding_max_match"):
-            SuffixOptions(max_match=value)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="suffix_decoding_max_cached_tokens"):
+            SuffixOptions(max_cached_tokens=value)  # type: ignore[arg-type]
 
 
 def test_a_library_too_small_for_a_half() -> None:

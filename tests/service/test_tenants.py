@@ -194,7 +194,7 @@ def test_the_number_of_stores_is_bounded_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tenants_module, "MAX_STORES", 5)
     made, tenants = choices(), Tenants("key")
     for number in range(1, 20):
-        config = speculative_config({"method": "suffix", "suffix_decoding_max_match": number})
+        config = speculative_config({"method": "suffix", "suffix_decoding_min_token_prob": number / 40})
         tenants.choice(made.of(config), "a")
     assert len(tenants._stores) == 5
 
