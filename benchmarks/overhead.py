@@ -23,7 +23,7 @@ from foretell.engine.event import StepEvent
 
 CASES = (
     "coupled:chain:5", "rejection:chain:5", "block:chain:5", "coupled:sequoia/size=15:5", "rejection:sequoia/size=15:5",
-    "traversal:sequoia/size=15:5", "greedy_block:static/branching=3x1x1x1x1:5", "rejection:dyspec/size=15:5",
+    "traversal:sequoia/size=15:5", "greedy_block:static/branching=3x1x1x1x1", "rejection:dyspec/size=15:5",
     "coupled:eagle2/size=15:5", "coupled:opt_tree/size=15:5",
 )  # fmt: skip
 

@@ -5,7 +5,7 @@
 n drafts are n parallel lines of four guesses (one line for n = 1). Each way of drawing decodes the same prompts once, and
 at every step all suitable rules are evaluated on the same tree: length is the mean of 1 + E[accepted guesses] given
 the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: distributions in,
-verdict out. Acceptance of a single token, and its distance from the optimum, is what ``foretell theory optimum`` computes.
+verdict out. Acceptance of a single token, and its distance from the optimum: ``benchmarks.theory optimum``.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def groups(drafts: int, lossy: bool) -> dict[DrawMode, list[str]]:
         matching = [name for name in LOSSY if VERIFIERS[name].draws == DrawMode.COUPLED]
         return {
             DrawMode.COUPLED: ["coupled", *matching],
-            DrawMode.WITHOUT_REPLACEMENT: ["rejection", "lenience", "divergence"],
+            DrawMode.WITHOUT_REPLACEMENT: ["rejection", "lenience"],
         }
     if drafts == 1:
         return {DrawMode.IID: READERS, DrawMode.COUPLED: ["coupled"], DrawMode.FIXED: ["exact"]}
@@ -43,7 +43,6 @@ def groups(drafts: int, lossy: bool) -> dict[DrawMode, list[str]]:
         DrawMode.WITHOUT_REPLACEMENT: ["rejection", "traversal"],
         DrawMode.GREEDY: ["rejection", "traversal"],
         DrawMode.COUPLED: ["coupled"],
-        DrawMode.LIST: ["gumbel_list"],
         DrawMode.FIXED: ["exact"],
     }
 
@@ -86,7 +85,7 @@ def main() -> None:
     )
     numbers = map(int, args.drafts.split(","))
     for temperature, drafts in itertools.product(list(map(float, args.temperatures.split(","))), list(numbers)):
-        shape = "chain" if drafts == 1 else f"delayed/delay=0/width={drafts}/depth={DEPTH}"
+        shape = "chain" if drafts == 1 else f"static/branching={drafts}" + "x1" * (DEPTH - 1)
         for draws, rules in groups(drafts, args.lossy).items():
             config = {"method": "draft_model", "verify": rules[0], "shape": shape, "draws": draws.value,
                       "num_speculative_tokens": DEPTH}  # fmt: skip

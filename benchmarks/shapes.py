@@ -10,16 +10,15 @@ import argparse
 from dataclasses import dataclass
 
 import torch
+from benchmarks.theory.pairs import PairText, collect
+from benchmarks.theory.trees import positional_acceptance
 
 from foretell import Engine
-from foretell.analysis.pairs import PairText, collect
-from foretell.analysis.trees import positional_acceptance
 from foretell.bench import Item, encode_item, load_suite, run_bench
 from foretell.verify import parse_verifier
 
 SIZES = (4, 8, 16, 32, 64)
 STATIC = {4: "2x1", 8: "2x1x1x1", 16: "3x2x1", 32: "4x2x1x1", 64: "4x3x2x1"}
-DELAYED = {4: (1, 3, 2), 8: (1, 3, 3), 16: (1, 5, 4), 32: (1, 6, 6), 64: (1, 9, 8)}  # delay, width, depth
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,15 @@ class Form:
 
 
 def forms(acceptance: list[float], verify: str, families: list[str]) -> list[Form]:
-    """Every shape at every size: about so many guesses, static and delayed ones as near as whole numbers come."""
+    """Every shape at every size: about so many guesses, static ones as near as whole numbers come."""
     rates = "x".join(f"{rate:.4f}" for rate in acceptance)
     out = []
     for size in SIZES:
-        delay, width, depth = DELAYED[size]
         deep = {4: 3, 8: 4, 16: 6, 32: 8, 64: 10}[size]
         specs = {
             "chain": f"{min(size, 16)}:{verify}",
             "adaptive": f"{min(size, 16)}:{verify}:adaptive/threshold=0.3",
             "static": f"4:{verify}:static/branching={STATIC[size]}",
-            "delayed": f"4:{verify}:delayed/depth={depth}/delay={delay}/width={width}",
             "sequoia": f"{deep}:{verify}:sequoia/size={size}/acceptance={rates}",
             "dyspec": f"{deep}:{verify}:dyspec/size={size}",
             "eagle2": f"{deep}:{verify}:eagle2/size={size}/width=4",
@@ -72,7 +69,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--verify", default="coupled")
     parser.add_argument("--temperatures", default="0,0.6,1")
-    parser.add_argument("--families", default="chain,adaptive,static,delayed,sequoia,dyspec,eagle2,opt_tree")
+    parser.add_argument("--families", default="chain,adaptive,static,sequoia,dyspec,eagle2,opt_tree")
     args = parser.parse_args()
     torch.set_num_threads(2)
     draft = {"method": "draft_model", "model": "bundled/draft"}

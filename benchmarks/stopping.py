@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from benchmarks.stopping_speed import oracle_speed, policy_speed
+from benchmarks.theory.pass_costs import PassCosts
 from torch import Tensor
 
 from foretell import Engine, ForetellError, SamplingParams
@@ -38,7 +39,6 @@ from foretell.bench.trace import Cut, cut
 from foretell.cli.output import as_json
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime
-from foretell.theory.pass_costs import PassCosts
 from foretell.theory.run_costs import StepCosts, step_costs
 
 RULES = {

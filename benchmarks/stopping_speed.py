@@ -9,11 +9,11 @@ of the target: ``draft_cost`` for a pass of the drafter, ``target_cost(nodes)`` 
 from collections.abc import Callable
 
 import torch
+from benchmarks.theory.pass_costs import check_cost
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup, step_cost
-from foretell.theory.pass_costs import check_cost
 
 TargetCost = Callable[[int], float]
 

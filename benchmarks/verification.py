@@ -33,7 +33,6 @@ LABELS = {
     DrawMode.FIXED: DrawnBy.FIXED,
     DrawMode.IID: DrawnBy.IID,
     DrawMode.COUPLED: DrawnBy.COUPLED,
-    DrawMode.LIST: DrawnBy.COUPLED,
 }
 
 
@@ -73,7 +72,7 @@ def grow(branching: tuple[int, ...], draws: DrawMode, vocab_size: int, seed: int
         labels = [int(LABELS.get(draws, DrawnBy.WITHOUT_REPLACEMENT))] * count
         if draws == DrawMode.FIXED:
             chosen = q[node].topk(count).indices.tolist()
-        elif draws in (DrawMode.COUPLED, DrawMode.LIST):
+        elif draws == DrawMode.COUPLED:
             chosen = race_top(q[node], noise.coupled_keys(depth + 1)[0, depth], count)[0].tolist()
         elif draws == DrawMode.GREEDY and count > 1:
             top = q[node].topk(count - 1).indices

@@ -39,8 +39,6 @@ CPU = torch.device("cpu")
 YARN = RopeScaling("yarn", 4.0, 64)
 
 ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
-    "theory.race._power_sum_table": [(2,), (3,), (4,)],
-    "theory.race.enough_arrivals": [(2,), (9,), (40,)],
     "certify.endpoint.statistics.needed_noncentrality": [(3, 0.01, 0.9), (4, 0.01, 0.9), (3, 0.02, 0.9), (3, 0.01, 0.8)],
     "core.noise._depth_offsets": [(3, CPU), (4, CPU)],
     "core.noise._number": [(3, CPU), (4, CPU), (-3, CPU)],
@@ -132,7 +130,6 @@ SEEN: dict[str, str] = {
     "planner.offers.Offers._grid:self._grids": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers._may_guess:self._able": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
-    "server.app._routes": "tests/server/test_openapi.py",
     "server.backend.Backend.thoughts:self._thoughts": "tests/server/test_thoughts.py",
     "server.texts.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
     "server.texts.tokens.TokenTexts.__init__:self._text": "tests/server/test_echo.py",

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 from benchmarks.papers.row import Line, Row, dtype_of
+from benchmarks.theory.pairs import logits_at
 
 from foretell import Engine
-from foretell.analysis.pairs import logits_at
 from foretell.bench.stats import Interval, f_quantile
 from foretell.bench.unknown import SAYS, says_unknown
 

@@ -12,9 +12,9 @@ formula of Hu et al. (2502.18779).
 import argparse
 
 from benchmarks.papers.row import Line, Row, load, pair_options, questions
+from benchmarks.theory.pairs import PairText, collect
+from benchmarks.theory.table import optimum_table
 
-from foretell.analysis.optimum import optimum_table
-from foretell.analysis.pairs import PairText, collect
 from foretell.bench import encode_item
 
 OPTIMAL = {2: 0.6384, 4: 0.6731, 8: 0.6962}

@@ -218,8 +218,8 @@ def test_texts_that_are_set_aside_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"foretell": {"suffix_decoding_min_match": 0}}, "between 1"),
-        ({"foretell": {"min_match": 2}}, "suffix_decoding_min_match"),
+        ({"foretell": {"suffix_decoding_min_token_prob": 2}}, "between 0"),
+        ({"foretell": {"min_prob": 2}}, "suffix_decoding_min_token_prob"),
         ({"foretell": [1]}, "must be a mapping"),
     ],
 )
@@ -229,8 +229,8 @@ def test_wrong_options_are_refused(options: Any, says: str) -> None:
 
 
 def test_options_are_those_of_the_method() -> None:
-    found = config_of(config(foretell={"suffix_decoding_min_match": 3}))
-    assert (found.num_speculative_tokens, found.options.min_match) == (K, 3)
+    found = config_of(config(foretell={"suffix_decoding_min_token_prob": 0.5}))
+    assert (found.num_speculative_tokens, found.options.min_token_prob) == (K, 0.5)
     assert config_of(config()).options.max_cached_tokens > 0
 
 

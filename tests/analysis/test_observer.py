@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.theory.coupling import gumbel
 
 from foretell.analysis.observer import RULES, Agreement, GuessRecord, observe
 from foretell.core.noise import Noise
@@ -22,7 +23,6 @@ from foretell.methods.medusa.head import MedusaHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import Target
-from foretell.theory.coupling import gumbel
 from tests.methods.dflash import test_drafter as blocks
 from tests.methods.eagle import eagles
 from tests.model.tiny import tiny_module

@@ -5,15 +5,15 @@ import io
 
 import pytest
 import torch
+from benchmarks.theory import coupling
+from benchmarks.theory.figures import csv_of, optimum_rows
+from benchmarks.theory.pairs import Pairs, PairText, collect
+from benchmarks.theory.table import coupled, distributions_at, optimum_table
+from benchmarks.theory.trees import choose_tree, pass_seconds, positional_acceptance
 
 from foretell import ConfigError
-from foretell.analysis.optimum import coupled, distributions_at, listed, optimum_table
-from foretell.analysis.pairs import Pairs, PairText, collect
-from foretell.analysis.trees import choose_tree, pass_seconds, positional_acceptance
-from foretell.cli.figures_theory import csv_of, optimum_rows
 from foretell.core.tree import DrawMode
 from foretell.model.table import TableLM
-from foretell.theory import coupling
 from foretell.verify import Coupled, Exact, Rejection
 
 torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def test_a_draft_of_fewer_tokens_never_proposes_the_others() -> None:
 def test_no_rule_accepts_more_than_the_optimum_and_more_drafts_accept_more() -> None:
     table = optimum_table(pairs(), temperatures=(0.0, 0.6, 1.0), num_drafts=(1, 2, 4))
     assert {cell.rule for cell in table.cells} == {
-        "rejection", "k_seq", "importance", "transport", "exact", "coupled", "gumbel_list",
+        "rejection", "k_seq", "importance", "transport", "exact", "coupled",
     }  # fmt: skip
     for cell in table.cells:
         assert 0 <= cell.acceptance <= 1 + 1e-12
@@ -73,13 +73,6 @@ def test_races_agree_with_the_quadrature() -> None:
     # 24 rows of 512 races: a standard error of at most .0045 on the mean; 5 of them are a false alarm of 6e-7.
     assert abs(float(seen.mean() - exact.mean())) < 0.0225
     assert abs(float(coupled(p, q.flip(1), 3).mean() - exact.mean())) > 0.0225, "control: another draft"
-
-
-def test_list_sampling_keeps_its_bound() -> None:
-    p, q = distributions_at(pairs(vocab_size=8), 1.0)
-    bound = coupling.list_gumbel_bound(p, q, 3)
-    assert float(listed(p, q, 3).mean()) > float(bound.mean()) - 0.064  # 5 standard errors of 24 x 64 draws
-    assert torch.equal(listed(p, q, 1), coupling.gumbel(p, q))
 
 
 def test_wrong_tables_are_refused() -> None:

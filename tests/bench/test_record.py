@@ -1,21 +1,16 @@
-"""Reports from files: the same values again, CSV, comparisons, and the page."""
+"""Reports from files: the same values again, CSV, comparisons."""
 
 import csv
 import io
-import json
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretell.bench.page import page
 from foretell.bench.record import COLUMNS, compare, csv_of, read_report
 from foretell.bench.report import BenchReport
 from foretell.bench.trace import DecodedRun
-from foretell.cli import tables
 from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from tests.bench.test_report import fast_run, plain_run, report
@@ -85,43 +80,6 @@ def test_csv_has_the_reports_figures() -> None:
     assert {row["category"] for row in rows} == {"overall", "a", "b"}
 
 
-def test_joules_stand_where_the_machine_told_and_nowhere_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """12 tokens for 12 joules, and 24 for 3."""
-    monkeypatch.setattr(tables, "_width", lambda: tables.WIDE)
-    monkeypatch.setattr(tables, "_about", lambda report: [])
-    told = report(
-        [replace(plain_run(8), joules=8.0), replace(plain_run(4), joules=4.0)],
-        [replace(fast_run(2), joules=1.0), replace(fast_run(4), joules=2.0)],
-    )
-    assert [method.overall.joules_per_token for method in told.temperatures[0].methods] == [1.0, 0.125]
-    assert [figures.joules_per_token for figures in told.temperatures[0].methods[1].categories] == [0.125, 0.125]
-    assert read_report(saved(told, tmp_path / "a.json")) == told
-    rows = list(csv.DictReader(io.StringIO(csv_of(told))))
-    assert tuple(rows[0]) == (*COLUMNS, "joules_per_token")
-    assert next(row["joules_per_token"] for row in rows if row["method"] == "fast") == "0.125"
-    assert "<th>joules a token</th>" in page(told, [])
-    tables.show(told, no_color=True)
-    shown = capsys.readouterr().out
-    assert "J/tok" in shown.splitlines()[2]
-    assert "0.125" in shown
-    assert "J/tok: joules of" in " ".join(shown.split())
-    part = report([replace(plain_run(8), joules=8.0), plain_run(4)], [replace(fast_run(2), joules=1.0), fast_run(4)])
-    assert [method.overall.joules_per_token for method in part.temperatures[0].methods] == [None, None]
-    none = made()
-    tables.show(none, no_color=True)
-    texts = csv_of(none), page(none, []), capsys.readouterr().out
-    assert not [text for text in texts if "joules" in text or "J/tok" in text]
-
-
-def test_runs_keep_their_joules() -> None:
-    run = replace(fast_run(2), joules=1.5)
-    assert DecodedRun.of(run.record()) == run
-    assert "joules" not in fast_run(2).record(), "as files of before have it"
-    assert DecodedRun.of(fast_run(2).record()).joules is None
-
-
 def test_a_report_against_itself_has_not_changed() -> None:
     found = compare(made(), made())
     assert [one.method for one in found.changes] == ["none", "fast"]
@@ -148,63 +106,3 @@ def test_one_prompt_shows_no_change() -> None:
     change = next(one for one in compare(one, other).changes if one.method == "fast")
     assert change.speedup[0].value != change.speedup[1].value
     assert not change.is_clear
-
-
-class Balanced(HTMLParser):
-    """Counts elements, and whether every one is closed."""
-
-    VOID = frozenset({"meta", "line", "circle", "rect", "polyline"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        self.seen.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def test_the_page_is_whole_and_needs_nothing_else() -> None:
-    found = made()
-    text = page(found, ["It <is> faster."])
-    parser = Balanced()
-    parser.feed(text)
-    assert parser.open == []
-    assert parser.seen.count("svg") == 3
-    assert "It <is> faster." in "".join(parser.text)
-    assert not re.search(r"(?:src|href)=", text)
-    speedup = found.temperatures[0].methods[1].overall.speedup.value
-    assert f"{speedup:.2f}" in "".join(parser.text)
-    assert "prefers-color-scheme: dark" in text
-
-
-def test_no_mark_stands_outside_the_picture() -> None:
-    """Every coordinate of every mark is inside its picture."""
-    for drawing in re.findall(r"<svg.*?</svg>", page(made(), []), flags=re.DOTALL):
-        size = re.search(r'viewBox="0 0 (\d+) (\d+)"', drawing)
-        assert size is not None
-        width, height = map(float, size.groups())
-        for name, most in (("x1", width), ("x2", width), ("cx", width), ("y1", height), ("y2", height), ("cy", height)):
-            values = [float(value) for value in re.findall(rf' {name}="([-\d.]+)"', drawing)]
-            assert all(0 <= value <= most for value in values)
-
-
-def test_a_page_of_plain_decoding_alone(tmp_path: Path) -> None:
-    found = made()
-    alone = json.loads(as_json(found.to_dict()))
-    alone["temperatures"][0]["methods"] = alone["temperatures"][0]["methods"][:1]
-    file = tmp_path / "plain.json"
-    file.write_text(json.dumps(alone))
-    assert "<svg" not in page(read_report(file), [])

@@ -12,7 +12,6 @@ from foretell.bench import BenchInterrupted, BenchReport, Item, PromptDone, pars
 from foretell.bench.run import measure
 from foretell.bench.trace import DecodedRun
 from foretell.cli.output import as_json
-from foretell.core.energy import Energy
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
@@ -105,19 +104,6 @@ def test_a_measured_run_adds_up(engine: Engine) -> None:
     assert 0 < run.seconds_draft_forward <= sum(step.seconds_draft for step in run.steps)
     assert all(seconds >= step.seconds * 0.99 for seconds, step in zip(run.seconds_of(), run.steps, strict=True))
     assert "forward" not in vars(lane.method.model)  # type: ignore[attr-defined]
-
-
-def test_a_run_has_the_joules_between_its_two_readings(engine: Engine) -> None:
-    class Counting(Energy):
-        readings = iter([10.0, 12.5, 20.0, None])
-
-        def joules(self) -> float | None:
-            return next(self.readings)
-
-    energy, params = Counting([]), SamplingParams(seed=1, max_new_tokens=3)
-    assert measure(engine, [1, 2, 3], params, None, energy).joules == 2.5
-    assert measure(engine, [1, 2, 3], params, None, energy).joules is None, "the counter was denied meanwhile"
-    assert measure(engine, [1, 2, 3], params).joules is None
 
 
 def test_only_a_draft_models_own_passes_count_as_drafting() -> None:

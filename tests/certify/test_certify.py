@@ -14,7 +14,6 @@ from foretell.cli.output import as_json
 from foretell.core import deferred
 from foretell.core.errors import ConfigError
 from foretell.core.probs import Paths
-from foretell.core.tree import DrawMode
 from foretell.engine.engine import Engine
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.load import from_module
@@ -158,7 +157,7 @@ class Own(Exact):
     """Draws its own tokens with a noise of its own, rightly, but takes the first guess in every second step."""
 
     name = "own"
-    draws = DrawMode.LIST
+    invariant = False
 
     def decide(self, evidence: Evidence) -> None:
         return None

@@ -1,9 +1,7 @@
 """An endpoint from outside: every planted fault is found by name, and a right server passes."""
 
 import json
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -13,8 +11,6 @@ from foretell.certify.endpoint import (
     EndpointBudget,
     EndpointCertificate,
     certify_endpoint,
-    html_page,
-    markdown_page,
 )
 from foretell.certify.endpoint.client import Answer
 from foretell.certify.endpoint.diagnosis import settled
@@ -271,39 +267,8 @@ def test_penalties_count_in_the_gap() -> None:
 # -- reports and mistakes ------------------------------------------------------------------------------------------
 
 
-class Balanced(HTMLParser):
-    """Every element that must be closed is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_pages_show_everything_and_escape_what_servers_say() -> None:
-    found = certified(
-        "guesses_unchecked", prompts=["<script>alert(1)</script>|`x`", *PROMPTS], skip=("law", "calibration")
-    )
-    page, tickets = html_page(found), markdown_page(found)
-    assert "<script" not in page
-    read = Balanced()
-    read.feed(page)
-    assert read.open == []
-    assert re.findall(r"(?<!\\)[<|`]", tickets.split("### ")[1]) == []
-    assert "\\<script\\>" in tickets
-    for shown in (read.text, tickets):
-        for part in ("unverified tokens", "logit gap", "greedy", "stream", "at most 0.001 a run", "Usual causes"):
-            assert part in shown
+def test_a_certificate_is_json() -> None:
+    found = certified("guesses_unchecked", skip=("law", "calibration"))
     written = json.loads(json.dumps(found.to_dict()))
     assert written["faults"][0]["name"] == "unverified tokens"
     assert written["settings"]["reference"]["fields"] == PLAIN

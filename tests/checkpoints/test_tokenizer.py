@@ -99,7 +99,7 @@ def assert_same(found: Any, own: Any) -> None:
     for name in (
         "all_special_tokens", "all_special_ids", "special_tokens_map", "extra_special_tokens", "bos_token", "bos_token_id",
         "eos_token", "eos_token_id", "unk_token", "unk_token_id", "pad_token_id", "mask_token", "chat_template",
-        "vocab_size", "model_max_length", "clean_up_tokenization_spaces", "is_fast", "added_tokens_encoder",
+        "vocab_size", "model_max_length", "clean_up_tokenization_spaces", "is_fast",
     ):  # fmt: skip
         assert getattr(found, name) == getattr(own, name), name
     assert found.get_vocab() == own.get_vocab()

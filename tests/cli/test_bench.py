@@ -371,10 +371,10 @@ def test_a_report_that_is_no_file_has_no_file_of_runs(bench: Invoke) -> None:
 
 
 def test_lossy_rules_are_named_so(bench: Invoke) -> None:
-    result = bench("--methods", "ngram:4:typical,ngram:3:gumbel_list", "--limit", 1, "--temperature", 1)
+    result = bench("--methods", "ngram:4:typical,ngram:3:rejection", "--limit", 1, "--temperature", 1)
     assert result.exit_code == 0
     assert "ngram:4:typical: LOSSY" in result.stdout
-    assert "ngram:3:gumbel_list: another text of the same distribution" in result.stdout
+    assert "ngram:3:rejection: another text of the same distribution" in result.stdout
     found = json.loads(bench("--methods", "ngram:4:typical", "--limit", 1, "--json").stdout)
     assert [method["exact"] for method in found["temperatures"][0]["methods"]] == [True, False]
 

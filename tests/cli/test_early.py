@@ -90,10 +90,6 @@ doctor --methods eagle3:static | --methods eagle3:static: guesses are measured i
 doctor /no/such/head | directory /no/such/head does not exist
 certify --verify typical/bad=1 | unknown option 'bad' of 'typical'
 certify --prompts /nonexistent | suite '/nonexistent' cannot be read
-theory shape --verify typical/bad=1 | unknown option 'bad' of 'typical'
-theory shape --temperature x | --temperature 'x' must be numbers
-theory optimum --target /no/such | directory /no/such does not exist
-theory length --cost -1 | cost_draft is finite and not negative
 train eagle3 --data FILE --out new --target /no/such | directory /no/such does not exist
 train eagle3 --data FILE --out new --init /no/such | directory /no/such does not exist
 train eagle3 --data FILE --out new --lr -1 | lr = -1.0 must be
@@ -124,7 +120,7 @@ for args in json.loads(sys.argv[1]):
 
 def test_a_wrong_value_of_any_option_is_said_without_torch(tmp_path: Path) -> None:
     """In one process, which imports no torch for any of them: ``--draws``, a verifier's options, ``train --target``,
-    ``theory shape`` and ``doctor --methods`` had to wait for it."""
+    and ``doctor --methods`` had to wait for it."""
     file, bad = tmp_path / "p.jsonl", tmp_path / "bad.json"
     file.write_text('{"prompt": "a"}')
     bad.write_text('{"num_slot": 5}')

@@ -111,8 +111,6 @@ def test_one_file_of_conversations_serves_every_command(
         ("certify --method ngram", "foretell.certify.certify", 1),
         ("doctor --methods ngram", "foretell.doctor.checkup.check_up", 1),
         ("doctor HEAD", "foretell.doctor.head.diagnose", 2),
-        ("theory optimum --draft bundled/draft", "foretell.analysis.pairs.collect", 2),
-        ("theory shape --draft bundled/draft", "foretell.analysis.pairs.collect", 2),
     ],
 )
 def test_an_instruct_model_gets_texts_of_a_file_as_messages(
@@ -139,7 +137,7 @@ def test_an_instruct_model_gets_texts_of_a_file_as_messages(
         raise settings.ConfigError("seen")
 
     monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_, **__: instruct)
-    monkeypatch.setattr("foretell.analysis.trees.pass_seconds", lambda *_: {1: 1.0})
+    monkeypatch.setattr("benchmarks.theory.trees.pass_seconds", lambda *_: {1: 1.0})
     monkeypatch.setattr(measures, seen)
     options = [*command.split(), "--target", "bundled", "--prompts", str(file), "--max-new-tokens", "8"]
     options += ["--temperature", "0", "--limit", "4"] if "HEAD" not in command else []
@@ -177,8 +175,6 @@ def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invo
     for command in (
         ("bench",),
         ("certify",),
-        ("theory", "optimum"),
-        ("theory", "shape"),
     ):
         for value, said in [
             ("x", "--temperature 'x' must be numbers"),

@@ -11,7 +11,7 @@ from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
 
-@pytest.mark.parametrize("more", [["--json"], ["--html", "page.html"], ["--csv", "-"]])
+@pytest.mark.parametrize("more", [["--json"], ["--csv", "-"]])
 def test_the_command_is_printed_alone(invoke: Invoke, more: list[str]) -> None:
     result = invoke("report", "absent.json", "--command", *more)
     assert result.exit_code == 2
@@ -30,7 +30,7 @@ def test_two_reports_are_compared_and_nothing_else(invoke: Invoke) -> None:
     assert "two reports are compared" in one_line(result.stderr)
 
 
-@pytest.mark.parametrize(("option", "file"), [("--html", "no/such/x.html"), ("--csv", "no/such/x.csv")])
+@pytest.mark.parametrize(("option", "file"), [("--csv", "no/such/x.csv")])
 def test_a_file_that_cannot_be_written_is_named_with_its_option(invoke: Invoke, option: str, file: str) -> None:
     result = invoke("report", "absent.json", option, file)
     assert result.exit_code == 2

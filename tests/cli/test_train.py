@@ -174,7 +174,7 @@ def test_resume(train: Invoke, tmp_path: Path) -> None:
 
 
 def test_draft_model(train: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
-    result = train("draft_model", "--init", models["draft"], "--json", divergence="js/weight=0.3", lr=0.01)
+    result = train("draft_model", "--init", models["draft"], "--json", divergence="lk_hybrid/eta=2", lr=0.01)
     assert (result.exit_code, result.stderr) == (0, "")
     assert len(json.loads(result.stdout)["conditional"]) == 8
     from foretell.model.load import load_model, load_tokenizer

@@ -1,20 +1,27 @@
 """Values written as one word with options: what is read, what is refused, and that writing and reading agree."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from foretell import SHAPES, VERIFIERS, ConfigError
 from foretell.core.spec import parse_numbers, parse_spec, spec_of
-from foretell.draft.shapes import Adaptive, Delayed, DySpec, Sequoia, Static, parse_shape
+from foretell.draft.shapes import Adaptive, DySpec, Sequoia, Static, parse_shape
 from foretell.verify import Typical, parse_verifier
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A value of a package with an option that is on or off."""
+
+    sharp: bool = False
 
 
 def test_options_are_fields() -> None:
     assert parse_verifier("typical/epsilon=0.2/delta=0.1") == Typical(epsilon=0.2, delta=0.1)
     assert parse_shape("static/branching=4x2x1", 9) == Static(branching=(4, 2, 1))
     assert parse_shape("sequoia/size=3/acceptance=0.5x0.25", 4) == Sequoia(depth=4, size=3, acceptance=(0.5, 0.25))
-    assert parse_shape("dyspec/heap=true", 2) == DySpec(depth=2, heap=True)
+    assert parse_spec("plain/sharp=true", {"plain": Plain()}, "thing") == Plain(sharp=True)
     assert parse_shape("adaptive/rule=probability/threshold=1", 6) == Adaptive(
         depth=6, rule="probability", threshold=1.0
     )
@@ -56,9 +63,7 @@ def test_wrong_verifiers(text: str, said: str) -> None:
         ("static/branching=0x1", "between 1 and 64"),
         ("static/branching=64x64", "at most 512 nodes"),
         ("static/depth=2", "unknown option"),
-        ("dyspec/heap=maybe", "true or false"),
         ("dyspec/threshold=1", "in [0, 1)"),
-        ("delayed/delay=5", "nothing branches"),
         ("sequoia/acceptance=0.9x0.9", "sum to at most 1"),
         ("adaptive/rule=guess", "path or probability"),
         ("chain/depth=65", "between 0 and 64"),
@@ -71,13 +76,18 @@ def test_wrong_shapes(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_a_switch_is_on_or_off() -> None:
+    with pytest.raises(ConfigError, match="true or false"):
+        parse_spec("plain/sharp=maybe", {"plain": Plain()}, "thing")
+
+
 def test_what_is_written_is_read() -> None:
     for name, value in VERIFIERS.items():
         assert spec_of(value, name) == name, "defaults go without saying"
         assert parse_spec(name, VERIFIERS, "verifier") == value
     for shape in (
-        Sequoia(depth=3, size=9, acceptance=(0.5, 0.125)), DySpec(depth=2, heap=True, threshold=0.25),
-        Delayed(depth=4, delay=2, width=2), Static(branching=(1, 2)),
+        Sequoia(depth=3, size=9, acceptance=(0.5, 0.125)), DySpec(depth=2, width=4, threshold=0.25),
+        Static(branching=(1, 2)),
     ):  # fmt: skip
         assert parse_shape(shape.spec, 1) == shape
 

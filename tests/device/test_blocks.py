@@ -11,7 +11,6 @@ from foretell import SamplingParams, ServiceOptions
 from foretell.core import graphs
 from foretell.core.errors import ConfigError
 from foretell.engine import engine as engines, selfcheck
-from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.kernels.gpu import ops as operators
 from foretell.model import blocks
@@ -22,6 +21,7 @@ from foretell.service.sizes import sizes_of
 from tests.device.counting import Run, engine_on, model, requests, run
 from tests.device.pretend import METER, NAME, PretendRecorder
 from tests.device.test_tokens import DRAFT, FAST, SLOW
+from tests.engine.integrity import check_loop
 
 LONG = SamplingParams(max_new_tokens=16, ignore_eos=True)
 FILTERED = replace(LONG, temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=12)

@@ -30,7 +30,7 @@ LONG = SamplingParams(max_new_tokens=32, ignore_eos=True)
 ROWS = [LONG, replace(LONG, temperature=0.0), replace(LONG, temperature=0.7, top_k=20, top_p=0.9, max_new_tokens=16)]
 QUICK = ("none", "draft_model")
 WARM = {"warm", "captured", "launched"}
-WAITING = ("greedy_block", "gumbel_list")
+WAITING = ("greedy_block",)
 HOST = {f"the rule {name!r} reads values on the host" for name in WAITING}
 DRAFTS = {
     "a draft model reads a long text",

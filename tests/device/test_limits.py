@@ -29,9 +29,9 @@ FAST = ("none", "draft_model:4", "eagle3:eagle2/size=8", "draft_model:transport:
 SLOW = (
     "eagle1", "eagle3", "medusa", "dflash", "kangaroo", "kangaroo:static",
     "ngram", "suffix", "prediction",
-    "draft_model:dyspec/size=8", "draft_model:opt_tree", "draft_model:eagle2", "draft_model:sequoia", "draft_model:delayed",
+    "draft_model:dyspec/size=8", "draft_model:opt_tree", "draft_model:eagle2", "draft_model:sequoia",
     "draft_model:adaptive", "draft_model:specdec", "draft_model:k_seq:static", "draft_model:importance:static",
-    "draft_model:traversal:static", "draft_model:block", "draft_model:gumbel_list", "draft_model:judge",
+    "draft_model:traversal:static", "draft_model:block", "draft_model:judge",
     "draft_model:rejection", "draft_model:top_n",
 )  # fmt: skip
 

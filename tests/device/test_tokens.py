@@ -49,7 +49,7 @@ SLOW: dict[str, Any] = {
     **{verify: {**DRAFT, "verify": verify} for verify in VERIFIERS if verify not in FAST},
     **{
         f"static, {verify}": {"method": "draft_model", "shape": "static/branching=3x1x1", "verify": verify}
-        for verify in ("gumbel_list", "greedy_block", "k_seq", "importance", "rejection", "judge", "divergence")
+        for verify in ("greedy_block", "k_seq", "importance", "rejection", "judge")
     },
     **{f"{name}, eagle2": {"method": name, "shape": "eagle2/size=8"} for name in ("eagle1", "eagle3", "medusa")},
 }

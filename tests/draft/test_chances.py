@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from foretell.draft import suffix
 from foretell.draft.chances import ENDS, FIRST, Chances
 from foretell.draft.native import new_automaton
-from foretell.draft.suffix import Library, SuffixOptions, SuffixRow, best_of_sources
+from foretell.draft.suffix import MAX_MATCH, Library, SuffixOptions, SuffixRow, best_of_sources
 
 
 @pytest.mark.parametrize("least", [0.05, 0.21, 0.3, 0.5, 0.9])
@@ -40,8 +41,7 @@ def test_only_guesses_behind_right_ones_and_tokens_that_came_count() -> None:
 
 
 def row_of(text: list[int]) -> SuffixRow:
-    options = SuffixOptions()
-    row = SuffixRow(text, 0, new_automaton(options.max_match))
+    row = SuffixRow(text, 0, new_automaton(MAX_MATCH))
     row.read()
     return row
 
@@ -61,11 +61,12 @@ def test_a_guess_that_does_not_pay_is_not_made_and_yet_learned_from() -> None:
     assert best_of_sources(row, library, options, **limits, least=0.3)[0] == [], "and then no more"
 
 
-def test_a_long_match_is_followed_only_as_far_as_it_pays() -> None:
+def test_a_long_match_is_followed_only_as_far_as_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     options, library = SuffixOptions(), Library(64, 64)
     row = row_of([1, 2, 3, 4, 5, 6, 7, 0, 1, 2])  # a match of two
-    full, _ = best_of_sources(row, library, SuffixOptions(max_spec_factor=3.0), depth=5, size=5, width=1)
+    monkeypatch.setattr(suffix, "PER_TOKEN", 3.0)
+    full, _ = best_of_sources(row, library, options, depth=5, size=5, width=1)
     assert [token for _, token in full] == [3, 4, 5, 6, 7]
-    some, _ = best_of_sources(row, library, SuffixOptions(max_spec_factor=3.0), depth=5, size=5, width=1, least=0.15)
+    some, _ = best_of_sources(row, library, options, depth=5, size=5, width=1, least=0.15)
     assert [token for _, token in some] == [3, 4], "0.4, 0.2, 0.12"
     assert best_of_sources(row, library, options, depth=5, size=5, width=1, least=0.41)[0] == []

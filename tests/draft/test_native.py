@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from foretell.core.errors import ConfigError
 from foretell.draft import native
 from foretell.draft.automaton import NOWHERE, Automaton
 from foretell.draft.native import NativeAutomaton, new_automaton
-from foretell.draft.suffix import Library, SuffixOptions, SuffixRow, best_first, best_of_sources
+from foretell.draft.suffix import MAX_MATCH, Library, SuffixOptions, SuffixRow, best_first, best_of_sources
 from foretell.kernels.suffix import suffix_library
 
 Texts = list[list[int]]
@@ -131,8 +130,8 @@ def test_rows_and_libraries_guess_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     for build in (new_automaton, Automaton):
         monkeypatch.setattr("foretell.draft.suffix.new_automaton", build)
         generator, options = random.Random(5), SuffixOptions(max_cached_tokens=400)
-        library = Library(options.max_cached_tokens, options.max_match)
-        row, guesses = SuffixRow([], 0, build(options.max_match)), []
+        library = Library(options.max_cached_tokens, MAX_MATCH)
+        row, guesses = SuffixRow([], 0, build(MAX_MATCH)), []
         phrases = [[generator.randrange(30) for _ in range(5)] for _ in range(12)]
         for _ in range(120):
             row.text += generator.choice(phrases)
@@ -176,5 +175,3 @@ def test_without_the_kernel_the_twin_serves(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(new_automaton(4), NativeAutomaton)
     monkeypatch.setattr(native, "suffix_library", lambda: None)
     assert isinstance(new_automaton(4), Automaton)
-    with pytest.raises(ConfigError, match="max_match = 2000"):
-        SuffixOptions(max_match=2000)

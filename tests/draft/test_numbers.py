@@ -14,7 +14,7 @@ from foretell.core.noise import Stream
 from foretell.core.params import SamplingParams
 from foretell.core.tree import DrawMode
 from foretell.draft.growing.grow import grow
-from foretell.draft.shapes import Adaptive, Chain, Delayed, DySpec, Sequoia, Shape, Static
+from foretell.draft.shapes import Adaptive, Chain, DySpec, Sequoia, Shape, Static
 from tests.draft.growing.grown import TableExpander, noise_for, rows
 from tests.verify.enumerate import tables
 
@@ -23,11 +23,10 @@ SHAPES: dict[str, Shape] = {
     "chain": Chain(depth=DEPTH),
     "adaptive": Adaptive(depth=DEPTH, threshold=0.0),
     "static": Static(branching=(3, 2, 2, 1)),
-    "delayed": Delayed(depth=DEPTH, delay=1, width=3),
+    "late": Static(branching=(1, 3, 1, 1)),
     "sequoia": Sequoia(depth=DEPTH, size=14),
     "dyspec": DySpec(depth=DEPTH, size=14, width=3),
     "dyspec_wide": DySpec(depth=DEPTH, size=14, width=5),
-    "dyspec_heap": DySpec(depth=DEPTH, size=14, width=3, heap=True),
 }
 
 

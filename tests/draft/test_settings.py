@@ -14,7 +14,6 @@ NONSENSE: tuple[Any, ...] = (math.nan, math.inf, -math.inf, -1, 10**30, True, "x
 KEYS = {
     "ngram": ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
-        "suffix_decoding_min_match", "suffix_decoding_max_match", "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob", "suffix_decoding_max_cached_tokens",
     ),
     "draft_model": ("draft_vocab_size",),
@@ -37,9 +36,9 @@ def test_keys_of_methods(method: str) -> None:
         ("Chain", {"depth": 2.5}), ("Chain", {"depth": True}), ("Adaptive", {"threshold": math.inf}),
         ("Adaptive", {"threshold": math.nan}), ("Adaptive", {"threshold": "x"}), ("Static", {"branching": (2.5, 1)}),
         ("Static", {"branching": 2}), ("Static", {"branching": (True,)}), ("Sequoia", {"acceptance": (0.5, math.nan)}),
-        ("Sequoia", {"size": 2.5}), ("DySpec", {"heap": 1}), ("DySpec", {"threshold": math.nan}),
+        ("Sequoia", {"size": 2.5}), ("DySpec", {"threshold": math.nan}),
         ("OptTree", {"width": True}), ("OptTree", {"threshold": math.inf}), ("SpecDec", {"min": 1.5}),
-        ("SpecDec", {"threshold": math.nan}), ("Delayed", {"delay": 0.5}), ("Eagle2Shape", {"width": 2.5}),
+        ("SpecDec", {"threshold": math.nan}), ("Eagle2Shape", {"width": 2.5}),
     ],
     ids=str,
 )  # fmt: skip
@@ -53,8 +52,8 @@ def test_methods_made_in_python() -> None:
     for value in (2.5, True, "2", math.nan):
         with pytest.raises(ConfigError, match="prompt_lookup_m"):
             Ngram(min_ngram=value, max_ngram=4)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="suffix_decoding_max_match"):
-            SuffixOptions(max_match=value)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="suffix_decoding_max_cached_tokens"):
+            SuffixOptions(max_cached_tokens=value)  # type: ignore[arg-type]
 
 
 def test_a_library_too_small_for_a_half() -> None:

@@ -315,12 +315,6 @@ def test_depth_first_keeps_the_tree() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_match": 0}, "min_match = 0"),
-        ({"min_match": 9, "max_match": 8}, "min_match = 9"),
-        ({"max_match": 2000}, "max_match = 2000"),
-        ({"max_spec_factor": -1.0}, "max_spec_factor = -1.0"),
-        ({"max_spec_factor": float("nan")}, "max_spec_factor = nan"),
-        ({"max_spec_offset": float("inf")}, "max_spec_offset = inf"),
         ({"min_token_prob": 1.5}, "min_token_prob = 1.5"),
         ({"min_token_prob": float("nan")}, "min_token_prob = nan"),
         ({"max_cached_tokens": -1}, "max_cached_tokens = -1"),

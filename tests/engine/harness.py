@@ -15,12 +15,12 @@ from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
 from foretell.engine.drafters.groups import GroupedDrafter
 from foretell.engine.event import StepEvent
-from foretell.engine.integrity import check_state
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
+from tests.engine.integrity import check_state
 
 EOS = 22
 PIECES = [

@@ -28,6 +28,7 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.budget import PROMISE
 from foretell.planner.corrections import Corrections
 from tests.engine.harness import ToyTokenizer, table
+from tests.engine.integrity import check_service
 from tests.service.test_service import Mailbox
 
 LIGHT = {"ngram", "suffix", "prediction"}
@@ -315,7 +316,7 @@ def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPat
         assert known is not None
         assert known.token_ids == plain.token_ids
         assert known.num_draft_tokens > 0
-        service.check_integrity()
+        check_service(service)
     finally:
         service.close()
     again = made()

@@ -50,7 +50,7 @@ def test_resolved_reads_back(method: str, verify: str) -> None:
         ({"method": "ngram", "model": "x"}, "unknown key 'model' for method 'ngram'"),
         ({"method": "none", "prompt_lookup_max": 2}, "unknown key"),
         ({"method": "ngram", "verify": "couple"}, "did you mean 'coupled'"),
-        ({"method": "ngram", "verify": "zzz"}, "known: block, coupled, divergence"),
+        ({"method": "ngram", "verify": "zzz"}, "known: block, coupled, exact"),
         ({"method": "ngram", "verify": "typical/epsilom=1"}, "did you mean 'epsilon'"),
         ({"method": "ngram", "num_speculative_tokens": "5"}, "must be a whole number"),
         ({"method": "ngram", "num_speculative_tokens": 2.5}, "must be a whole number"),
@@ -106,8 +106,6 @@ def test_sampling_options_by_name() -> None:
         ({"method": "ngram", "prompt_lookup_max": 1}, 1, 1),
         ({"method": "ngram", "prompt_lookup_max": 3}, 2, 3),
         ({"method": "ngram", "prompt_lookup_min": 6}, 6, 6),
-        ({"method": "suffix", "suffix_decoding_min_match": 100}, 100, 100),
-        ({"method": "suffix", "suffix_decoding_max_match": 9}, 1, 9),
     ],
 )
 def test_the_end_of_a_range_that_nobody_gave_yields(given: Any, lowest: int, largest: int) -> None:

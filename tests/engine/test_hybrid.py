@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretell import VERIFIERS, ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core import measured
-from foretell.core.tree import DrawnBy, TokenTree
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.doctor.candidates import Candidate
 from foretell.doctor.examine import Predicted
 from foretell.doctor.predict import predictions
@@ -36,6 +36,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
+from foretell.verify import Coupled
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, own, plain, table
 from tests.model.tiny import tiny_module
 
@@ -87,7 +88,11 @@ def test_a_tree_of_few_deep_guesses_keeps_to_its_room() -> None:
     assert max(seen) <= running.speculative.max_nodes
 
 
-def test_which_shape_the_second_method_grows() -> None:
+def test_which_shape_the_second_method_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Coupled):
+        name = "counting"
+        counts_children = frozenset({DrawMode.COUPLED})
+
     def shape(**keys: Any) -> str:
         config: Any = speculative_config({"method": "hybrid", **keys})
         return str(config.second_proposal.name)
@@ -104,10 +109,11 @@ def test_which_shape_the_second_method_grows() -> None:
         shape(second_shape="oak")
     with pytest.raises(ConfigError, match="acceptance head"):
         shape(second="draft_model", second_shape="specdec")
+    monkeypatch.setitem(VERIFIERS, "counting", Counting())
     for draws in ("auto", "coupled"):
         with pytest.raises(ConfigError, match="treats all children of a node together"):
-            shape(verify="gumbel_list", second_shape="static/branching=2x1", draws=draws)
-    assert shape(verify="gumbel_list", second_shape="static/branching=2x1", draws="fixed") == "static"
+            shape(verify="counting", second_shape="static/branching=2x1", draws=draws)
+    assert shape(verify="counting", second_shape="static/branching=2x1", draws="fixed") == "static"
 
 
 @pytest.mark.parametrize("shape", ["adaptive/threshold=0.3", "specdec"])
@@ -574,10 +580,9 @@ def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest
             running.generate_batch(mixed_requests(), batch_size=3)
             shared = [len(found) != len(set(found)) for found in ([a for a in row if a >= 0] for row in parents)]
             assert any(shared) == (not keys)
-    for verify in ("block", "gumbel_list"):
-        config = speculative_config({"method": "hybrid", "verify": verify, "draws": "coupled"})
-        assert config.second_proposal == Chain(3), "nobody asked for a tree"
-        assert config.weights != loaded.weights, "COUPLED, and no trees"
+    config = speculative_config({"method": "hybrid", "verify": "block", "draws": "coupled"})
+    assert config.second_proposal == Chain(3), "nobody asked for a tree"
+    assert config.weights != loaded.weights, "COUPLED, and no trees"
 
 
 def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:

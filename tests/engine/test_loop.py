@@ -18,10 +18,10 @@ from foretell.draft.shapes import Shape
 from foretell.engine.batch import Batch
 from foretell.engine.drafters.lazy import IDLE_STEPS
 from foretell.engine.event import StepEvent
-from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
 from foretell.planner.plan import StepPlan
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
+from tests.engine.integrity import check_batch, check_service
 from tests.service.test_service import Mailbox
 
 
@@ -243,7 +243,7 @@ def test_a_drafter_that_cannot_be_opened_leaves_no_row_behind() -> None:
         service.submit(Submission(str(number), ids, SamplingParams(max_new_tokens=20, seed=1)), box.hear)
     together.set()
     ends = [box.last(str(number)) for number in range(len(asked))]
-    service.check_integrity()
+    check_service(service)
     service.close()
     assert [str(end.error) for end in ends if end.error] == ["not for this text"] * 2
     for end, right, ids in zip(ends, expected, asked, strict=True):

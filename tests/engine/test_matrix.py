@@ -22,7 +22,7 @@ from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
 from tests.pairwise import covering
 
 SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
-SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0", "delayed": "delayed/width=2"}
+SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0"}
 DRAWS = [None, *DrawMode]
 INVARIANT = {name for name, rule in VERIFIERS.items() if rule.invariant}
 READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]

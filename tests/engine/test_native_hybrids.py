@@ -41,7 +41,7 @@ NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
 SHAPES = ("chain", "sequoia/size=9", "dyspec/size=9", "opt_tree/size=9", "static/branching=3x2x1")
 FEW = ("qwen3_5", "lfm2", "falcon_h1-norm")
 PROMPTS = 200
-VERIFIERS = ("exact", "coupled", "traversal", "rejection", "block", "gumbel_list", "greedy_block")
+VERIFIERS = ("exact", "coupled", "traversal", "rejection", "block", "greedy_block")
 
 
 @pytest.fixture(autouse=True)

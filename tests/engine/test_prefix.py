@@ -8,6 +8,7 @@ import torch
 
 from foretell.engine.prefix import BLOCK, PrefixStore
 from foretell.model.cache import KVCache
+from tests.engine.integrity import check_prefixes
 
 
 def row(value: float, slots: int = 128) -> KVCache:
@@ -33,7 +34,7 @@ def test_the_longest_shared_beginning_is_found_token_by_token() -> None:
     assert store.find(list(range(300, 340)), ()) is None
     assert store.find(ids[: BLOCK - 1], ()) is None
     assert (store.num_queries, store.num_hits) == (47 + 40 + BLOCK - 1, 45), "tokens that were asked for, and had"
-    store.check_integrity()
+    check_prefixes(store)
 
 
 def test_what_one_request_had_stored_stays_to_be_stored() -> None:
@@ -55,7 +56,7 @@ def test_a_text_that_goes_on_replaces_its_beginning() -> None:
     assert store.num_bytes == 2 * size
     store.add(list(range(32)), row(1.0), (), None)
     assert store.num_tokens == 64
-    store.check_integrity()
+    check_prefixes(store)
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
@@ -72,7 +73,7 @@ def test_the_least_recently_used_is_forgotten() -> None:
     assert store.num_bytes <= store.max_bytes
     store.add(list(range(100)), row(1.0), (), None)  # larger than all that is allowed: not kept
     assert store.find(texts[2], ()) is not None
-    store.check_integrity()
+    check_prefixes(store)
 
 
 def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
@@ -87,7 +88,7 @@ def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
     assert found[0].taps is taps
     assert store.find(ids, (1,)) is None
     assert store.find(ids, ()) is not None
-    store.check_integrity()
+    check_prefixes(store)
 
 
 def test_a_violated_invariant_is_found() -> None:
@@ -95,7 +96,7 @@ def test_a_violated_invariant_is_found() -> None:
     store.add(list(range(32)), row(1.0), (), None)
     store.num_bytes += 1
     with pytest.raises(RuntimeError, match="are counted"):
-        store.check_integrity()
+        check_prefixes(store)
 
 
 def test_its_size_may_be_read_while_prefixes_come_and_go() -> None:
@@ -123,4 +124,4 @@ def test_its_size_may_be_read_while_prefixes_come_and_go() -> None:
     sys.setswitchinterval(before)
     assert errors == []
     assert store.num_tokens > 0
-    store.check_integrity()
+    check_prefixes(store)

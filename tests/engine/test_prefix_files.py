@@ -14,6 +14,7 @@ from foretell.engine.prefix import PrefixStore
 from foretell.engine.prefix_files import PrefixFiles
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.model.llama.run.native import supports
+from tests.engine.integrity import check_prefixes
 from tests.engine.test_prefix import row
 from tests.methods.eagle.eagles import EAGLE3, random_head
 from tests.model.llama.hybrid import hybrid_config, native_hybrid
@@ -64,7 +65,7 @@ def test_a_store_finds_on_disk_what_it_does_not_hold(tmp_path: Path) -> None:
     known.shelf.drop(next(iter(known.shelf.entries)))
     assert store.find(TEXT, (), A) is not None
     assert PrefixStore(1 << 24, known).find(TEXT, (), A) is None, "a file that has gone is not found"
-    store.check_integrity()
+    check_prefixes(store)
 
 
 def test_what_an_adapter_has_read_stays_in_memory(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_texts_that_are_not_to_be_stored_are_not_written_until_others_have_them(
     assert TEXT in [prefix.ids for prefix in store.to_store()]
     store.add([*TEXT, *range(200, 280)], row(1.0, 512), (), None, A, store=False)
     assert TEXT in [prefix.ids for prefix in store.to_store()], "a text that may be written stays until it is"
-    store.check_integrity()
+    check_prefixes(store)
 
 
 def test_who_needs_hidden_states_gets_only_files_with_them(tmp_path: Path) -> None:

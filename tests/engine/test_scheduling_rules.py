@@ -10,7 +10,6 @@ import torch
 import foretell.engine.loop as loop_module
 from foretell import Engine, SamplingParams, Submission, Update, speculative_config
 from foretell.costs.table import CostTable
-from foretell.engine.integrity import check_loop
 from foretell.engine.loop import HEADROOM, Limits, Loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.speculation import Speculation
@@ -21,6 +20,7 @@ from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
+from tests.engine.integrity import check_loop
 
 CPU = torch.device("cpu")
 

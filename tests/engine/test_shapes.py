@@ -20,7 +20,7 @@ TARGET, NEAR = table(), table(blur=0.3)
 CONFIGS = [
     "chain", "adaptive", "adaptive/rule=probability/threshold=0.4",
     "specdec", "specdec/threshold=0.6/min=2", "static",
-    "static/branching=2x2x2x2x1", "delayed", "sequoia", "dyspec", "dyspec/heap=true/size=6", "dyspec/threshold=0.05",
+    "static/branching=2x2x2x2x1", "sequoia", "dyspec", "dyspec/threshold=0.05",
     "eagle2", "eagle2/size=24/width=6", "opt_tree", "opt_tree/size=7/threshold=0.3",
 ]  # fmt: skip
 LEGAL = [
@@ -65,7 +65,7 @@ def test_the_same_text(shape: str, draws: DrawMode, expected: list[Completion]) 
     assert [one.num_accepted_tokens for one in alone] == [one.num_accepted_tokens for one in found[chosen]]
 
 
-@pytest.mark.parametrize("shape", ["static", "sequoia", "dyspec", "dyspec/heap=true"])
+@pytest.mark.parametrize("shape", ["static", "sequoia", "dyspec"])
 @pytest.mark.parametrize("draws", ["iid", "without_replacement", "greedy"])
 def test_company_does_not_change_a_rejected_text(shape: str, draws: str) -> None:
     """Under rejection the text depends on what was drawn: that must not depend on the other rows of the batch."""
@@ -87,7 +87,7 @@ def test_side_branches_are_kept(audited: list[Any]) -> None:
                 moved.append(shape)
 
     audited.append(watch)
-    shapes = ("static", "sequoia", "dyspec", "eagle2", "opt_tree", "dyspec/heap=true")
+    shapes = ("static", "sequoia", "dyspec", "eagle2", "opt_tree")
     for shape in shapes:
         engine(shape, "fixed").generate_batch(mixed_requests())
     assert set(moved) == set(shapes)

@@ -17,7 +17,6 @@ TARGET = table()
 CONFIGS: list[dict[str, Any]] = [
     {"method": "suffix"},
     {"method": "suffix", "shape": "opt_tree", "suffix_decoding_max_cached_tokens": 40},
-    {"method": "suffix", "suffix_decoding_max_spec_offset": 3, "num_speculative_tokens": 4},
 ]  # fmt: skip
 
 
@@ -164,9 +163,7 @@ def test_two_streams_share_one_library() -> None:
         ({"method": "suffix", "suffix_decoding_min_token_prob": "0.5"}, "must be a number"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": True}, "must be a number"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "min_token_prob = 2.0 must be between 0 and 1"),
-        ({"method": "suffix", "suffix_decoding_min_match": 2.5}, "must be a whole number"),
-        ({"method": "suffix", "suffix_decoding_min_match": 0}, "suffix_decoding_min_match = 0 must be between"),
-        ({"method": "suffix", "suffix_decoding_mn_match": 1}, "did you mean 'suffix_decoding_min_match'"),
+        ({"method": "suffix", "suffix_decoding_mn_token_prob": 1}, "did you mean 'suffix_decoding_min_token_prob'"),
         ({"method": "suffix", "draws": "iid"}, "draws from no distribution"),
     ],
 )
@@ -178,7 +175,7 @@ def test_mistakes(given: dict[str, Any], message: str) -> None:
 
 
 def test_a_whole_number_stands_for_a_number() -> None:
-    config = speculative_config({"method": "suffix", "suffix_decoding_max_spec_factor": 2})
-    assert config.resolved()["suffix_decoding_max_spec_factor"] == 2.0
-    assert isinstance(config.resolved()["suffix_decoding_max_spec_factor"], float)
+    config = speculative_config({"method": "suffix", "suffix_decoding_min_token_prob": 1})
+    assert config.resolved()["suffix_decoding_min_token_prob"] == 1.0
+    assert isinstance(config.resolved()["suffix_decoding_min_token_prob"], float)
     assert speculative_config(config.resolved()) == config

@@ -15,7 +15,6 @@ from foretell.costs.table import CostTable
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
 from foretell.engine.event import StepEvent
-from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.job import Job
@@ -32,6 +31,7 @@ from foretell.planner.observations import RowView
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, audit_table, restless, table
+from tests.engine.integrity import check_loop
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"method": "none"},

@@ -32,6 +32,7 @@ from foretell.model.target import Target
 from foretell.verify import Evidence, Rejection, Walk
 from foretell.verify.base import stops_from_edges
 from tests.engine.harness import VOCAB, ToyTokenizer, outcome, table
+from tests.engine.integrity import check_service
 from tests.extend.packages import lay
 from tests.service.test_service import Mailbox
 
@@ -195,7 +196,7 @@ def test_in_a_service_only_the_requests_of_the_rule_end(rule: Any) -> None:
             completion = box.last(name).completion
             assert completion is not None
             assert outcome(completion) == outcome(alone)
-        service.check_integrity()
+        check_service(service)
     finally:
         service.close()
 

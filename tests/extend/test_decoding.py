@@ -48,6 +48,7 @@ from foretell.engine.drafters.lazy import LazyDrafter, open_drafter
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.service.choices import Choices
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.engine.integrity import check_service
 from tests.extend.packages import lay_third_party
 from tests.service.test_service import Mailbox
 from tests.verify.enumerate import Case, error, shapes, tables
@@ -198,7 +199,7 @@ def test_a_service_gives_each_row_a_drafter_of_its_own() -> None:
         completion = box.last(str(index)).completion
         assert completion is not None
         assert outcome(completion) == outcome(want)
-    service.check_integrity()
+    check_service(service)
     service.close()
     assert Counter.opened >= len(requests)
 

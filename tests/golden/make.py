@@ -24,7 +24,7 @@ NUM_REQUESTS = 194
 AMPLITUDE = {"table": 1e-5, "bundled": 5e-4}  # of the moved logits; rounding moves those of a table by less than 1e-12
 SHAKES = 3
 TREES = {
-    "static": "static/branching=2x2x1", "delayed": "delayed/width=2", "sequoia": "sequoia/size=5",
+    "static": "static/branching=2x2x1", "sequoia": "sequoia/size=5",
     "dyspec": "dyspec/size=5/width=3", "eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0",
 }  # fmt: skip
 TEXTS = (

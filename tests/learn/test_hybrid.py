@@ -14,6 +14,7 @@ from foretell.learn.learner import Learner
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
 from foretell.methods.hybrid.drafter import Hybrid
+from tests.engine.integrity import check_service
 from tests.learn.test_revert import VERDICT, publish
 from tests.service.test_service import Mailbox
 
@@ -74,7 +75,7 @@ def test_new_weights_of_the_second_method_change_its_guesses_and_no_text() -> No
         assert texts(made)[0] == expected
         assert texts(made, "a client")[0] == expected  # its own suffixes, and its own weights
         assert {one.name for one in learner.adapters.by_name.values()} == {"/hybrid/0", "a client/hybrid/0"}
-        made.check_integrity()
+        check_service(made)
         assert learner.figures().num_failures == 0
         assert learner.figures().num_texts == 16
     finally:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell import LearnOptions
+from foretell.learn import adapters
 from foretell.learn.session import Session
 from foretell.learn.store import VersionStore
 from foretell.learn.training.gate import Verdict
@@ -18,7 +19,7 @@ from tests.engine.harness import table
 from tests.learn.test_student import engine_of
 from tests.learn.test_texts import raw
 
-VERDICT = Verdict(True, "", 0.5, 0.6, None, None)
+VERDICT = Verdict(True, "", None, None)
 
 
 def session_of(folder: Path | None = None) -> tuple[Session, Any, Any, Any]:
@@ -40,15 +41,16 @@ def publish(trainer: Any, scale: float) -> Version:
     return made
 
 
-def test_a_version_that_was_reverted_is_watched_no_more() -> None:
+def test_a_version_that_was_reverted_is_watched_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "FALL_STEPS", 2)
     session, learner, served, trainer = session_of()
     served.watch._quick, served.watch._seen = 0.5, 1
     learner._result((served.name, publish(trainer, 1.01)))
     learner.swap()
     assert served.since_swap == 0
-    assert served.fell(kept=False, steps=9, fall=0.1) is None
+    assert served.fell(kept=False) is None
     served.revert()
-    assert [served.fell(kept=False, steps=2, fall=0.1) for _ in range(4)] == [None] * 4
+    assert [served.fell(kept=False) for _ in range(4)] == [None] * 4
     session.close()
 
 

@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
+from foretell.learn import adapters as adapters_module
 from foretell.learn.adapters import Adapters
 from foretell.learn.learner import Learner
 from foretell.learn.session import Session
@@ -20,6 +21,7 @@ from foretell.learn.training.texts import RawText
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.security import tenant_of
+from tests.engine.integrity import check_service
 from tests.learn.test_student import SECRET, engine_of, knows, secret
 from tests.service.test_service import Mailbox
 
@@ -100,7 +102,7 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     until(lambda: learner.figures().num_failures == 1)
     assert [ask(learning, number) for number in range(6)] == expected
     assert learner.figures().version >= version
-    learning.check_integrity()
+    check_service(learning)
     assert learning.healthy
     assert "has ended" in learning.learner()["failure"]
 
@@ -239,11 +241,12 @@ class Opened:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_the_tenant_that_asked_longest_ago_goes_first(most: int) -> None:
+def test_the_tenant_that_asked_longest_ago_goes_first(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever came first went first, however often it came again: the busiest began anew with each stranger."""
     engine = Engine.load("bundled", speculative={"method": "draft_model", "num_speculative_tokens": 3})
     choice, trainers, random = engine.choice(), Opened(), Random(most)
-    adapters = Adapters(engine, [choice], LearnOptions(max_tenants=most, where="inline"), trainers, lambda *_: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(adapters_module, "MAX_TENANTS", most)
+    adapters = Adapters(engine, [choice], LearnOptions(where="inline"), trainers, lambda *_: None)  # type: ignore[arg-type]
     adapters.open_all()
     recent: list[str] = []  # the slow twin
     held = {"": adapters.find("", choice)}
@@ -260,8 +263,9 @@ def test_the_tenant_that_asked_longest_ago_goes_first(most: int) -> None:
         assert {one.tenant for one in adapters.of(None)} == set(adapters.by_tenant)
 
 
-def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving() -> None:
-    made = service(LearnOptions(max_tenants=1, learn_share=1.0, where="inline"))
+def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_module, "MAX_TENANTS", 1)
+    made = service(LearnOptions(learn_share=1.0, where="inline"))
     learner = learner_of(made)
     box = Mailbox()
     params = SamplingParams(max_new_tokens=30, ignore_eos=True, seed=1)
@@ -277,5 +281,5 @@ def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving() -> No
     assert learner.figures().num_failures == 1
     assert made.healthy
     assert ask(made, 3) == before
-    made.check_integrity()
+    check_service(made)
     made.close()

@@ -13,6 +13,7 @@ from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
 from foretell.engine.request.request import token_ids
 from foretell.engine.request.submission import Submission
+from foretell.learn import adapters
 from foretell.learn.capture import CaptureState
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
@@ -289,10 +290,11 @@ def test_one_client_flooding_one_prompt_decides_nothing() -> None:
     session.close()
 
 
-def test_a_fall_after_a_swap_reverts_to_what_is_better() -> None:
+def test_a_fall_after_a_swap_reverts_to_what_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that is worse for what comes now serves: live acceptance falls, and the version before returns."""
     engine = engine_of("draft_model")
-    options = replace(OPTIONS, fall_steps=40, learn_every=1000)
+    monkeypatch.setattr(adapters, "FALL_STEPS", 40)
+    options = replace(OPTIONS, learn_every=1000)
     session, prompts, _ = served(engine, options, count=6, tokens=24)
     learner: Any = session.learner
     served_one = next(iter(learner.adapters.by_name.values()))
@@ -301,7 +303,7 @@ def test_a_fall_after_a_swap_reverts_to_what_is_better() -> None:
     from foretell.learn.training.gate import Verdict
     from foretell.learn.training.trainer import Version
 
-    verdict = Verdict(True, "", 0.5, 0.6, None, None)
+    verdict = Verdict(True, "", None, None)
     trainer.versions[1] = trainer.served = bad
     trainer.number = 1
     learner._result((served_one.name, Version(1, bad, verdict, 6)))

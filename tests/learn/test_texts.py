@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from foretell.learn.training import gate
 from foretell.learn.training.gate import HeldOut, judge
 from foretell.learn.training.texts import RawText, ReplayBuffer, Text, reduce_laws
 
@@ -68,19 +69,19 @@ def test_one_prompt_repeated_does_not_crowd_out_the_others() -> None:
     assert sum(text.prompt[0] != 31 for text in buffer) == 8
 
 
-def test_the_gate() -> None:
-    rules = {"min_gain": 0.005, "max_loss": 0.01}
+def test_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MAX_LOSS", 0.01)
     up = ([0.5, 0.4, 0.6, 0.5], [0.6, 0.5, 0.68, 0.61])
     same = ([0.5, 0.5], [0.5, 0.5])
-    assert judge(up, same, **rules).passes
-    assert judge(up, ([], []), **rules).passes
-    assert "old texts" in judge(up, ([0.5, 0.5], [0.48, 0.47]), **rules).reason
+    assert judge(up, same).passes
+    assert judge(up, ([], [])).passes
+    assert "old texts" in judge(up, ([0.5, 0.5], [0.48, 0.47])).reason
     less = ([0.5, 0.4, 0.6, 0.5], [0.507, 0.406, 0.606, 0.506])  # gains .006
-    assert judge(less, ([0.5, 0.5], [0.495, 0.494]), **rules).passes
-    assert "more than recent ones gain" in judge(less, ([0.5, 0.5], [0.493, 0.492]), **rules).reason
-    assert "is asked" in judge((up[1], up[0]), same, **rules).reason
-    assert "standard error" in judge(([0.5] * 4, [0.9, 0.2, 0.9, 0.2]), same, **rules).reason
-    assert "too few" in judge(([0.5], [0.9]), same, **rules).reason
+    assert judge(less, ([0.5, 0.5], [0.495, 0.494])).passes
+    assert "more than recent ones gain" in judge(less, ([0.5, 0.5], [0.493, 0.492])).reason
+    assert "is asked" in judge((up[1], up[0]), same).reason
+    assert "standard error" in judge(([0.5] * 4, [0.9, 0.2, 0.9, 0.2]), same).reason
+    assert "too few" in judge(([0.5], [0.9]), same).reason
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -92,8 +93,8 @@ def test_a_score_that_is_no_number_passes_nothing(of: str, place: int, wrong: fl
     spoilt = [wrong if k == place else value for k, value in enumerate(after)]
     recent = (before, spoilt) if of == "recent" else (before, after)
     old = (before, spoilt) if of == "old" else (before, before)
-    assert judge((before, after), (before, before), min_gain=0.005, max_loss=0.01).passes
-    verdict = judge(recent, old, min_gain=0.005, max_loss=0.01)
+    assert judge((before, after), (before, before)).passes
+    verdict = judge(recent, old)
     assert not verdict.passes
     assert verdict.reason == "a score is not finite"
 

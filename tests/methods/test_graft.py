@@ -3,12 +3,8 @@
 import torch
 from hypothesis import given, strategies as st
 
-from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.methods.hybrid.graft import graft, graft_there
-from foretell.verify import Evidence
-from foretell.verify.gumbel_list import list_draws
-from tests.verify.test_gumbel_list import chi_square, fan, list_children
 
 TOKENS = 3  # few, so that guesses often run along nodes of the tree
 
@@ -75,16 +71,3 @@ def test_drawn_siblings_come_first_and_their_distributions_stay() -> None:
     assert grown.q is not None
     assert torch.equal(grown.q[:, :3], q)
     assert not grown.q[:, 3:].any()
-
-
-def test_a_graft_beside_listed_children_biases_what_counts_them() -> None:
-    """Why ``HybridConfig`` refuses it: whether the token is put there depends on the noise of the children it is beside.
-    Here 0.542 of the draws are the suffix's, and 0.5 should be."""
-    p = q = torch.tensor([0.5, 0.5])
-    num_rows = 30_000
-    noise = Noise(torch.arange(num_rows), torch.full((num_rows,), 7))
-    tree = fan(2, list_children(q.expand(num_rows, -1), noise, 0, 2))
-    for guesses, is_biased in ([], False), ([1], True):
-        grown = graft(tree, [guesses] * num_rows)
-        evidence = Evidence(grown, p.expand(num_rows, grown.num_nodes, -1), noise=noise)
-        assert (chi_square(list_draws(evidence)[:, 0], p) < 1e-9) == is_biased

@@ -10,6 +10,7 @@ from foretell.core.errors import CapacityError
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
+from tests.engine.integrity import check_blocks
 
 CPU = torch.device("cpu")
 CAPACITY, ROWS, SLOTS = 24, 4, 48
@@ -43,7 +44,7 @@ class Twins:
     def arrive(self) -> None:
         length = self.rng.randint(1, CAPACITY)
         place = len(self.lengths)
-        if place == ROWS or -(-length // 4) > self.fast.num_free:
+        if place == ROWS or -(-length // 4) > len(self.fast._free):
             return
         for cache in (self.fast, self.slow):
             cache.open_rows(1)
@@ -73,7 +74,7 @@ class Twins:
         """Every row that has room writes a tree of three nodes and keeps a path of two, the second perhaps moved."""
         needs = [min(length + 3, CAPACITY) for length in self.lengths]
         held = [-(-length // 4) for length in self.lengths]
-        if not needs or sum(-(-need // 4) - at for need, at in zip(needs, held, strict=True)) > self.fast.num_free:
+        if not needs or sum(-(-need // 4) - at for need, at in zip(needs, held, strict=True)) > len(self.fast._free):
             return
         start = torch.tensor([min(length, CAPACITY - 3) for length in self.lengths])[:, None]
         nodes = torch.randn(2, 2, len(needs), 2, 3, 3)
@@ -88,7 +89,7 @@ class Twins:
         self.lengths = [min(length + 2, CAPACITY) for length in self.lengths]
 
     def check(self) -> None:
-        self.fast.check_integrity()
+        check_blocks(self.fast)
         for layer in range(2) if self.lengths else ():
             for mine, theirs in zip(
                 self.fast.seen(layer, CAPACITY, self.fast.sight(CAPACITY), torch.float32),
@@ -113,8 +114,8 @@ def test_a_thousand_rows_come_grow_and_leave() -> None:
             twins.check()
     assert twins.moves > 100
     twins.fast.keep(torch.arange(0))
-    twins.fast.check_integrity()
-    assert twins.fast.num_free == twins.fast.num_blocks == SLOTS // 4
+    check_blocks(twins.fast)
+    assert len(twins.fast._free) == twins.fast.num_blocks == SLOTS // 4
 
 
 def test_too_few_blocks_are_said_and_none_is_given() -> None:
@@ -123,8 +124,8 @@ def test_too_few_blocks_are_said_and_none_is_given() -> None:
     cache.fit([8, 8])
     with pytest.raises(CapacityError, match=r"need 4 more blocks of 4 slots, and 2 of 6 are free"):
         cache.fit([16, 8, 8])
-    cache.check_integrity()
-    assert cache.num_free == 2
+    check_blocks(cache)
+    assert len(cache._free) == 2
     with pytest.raises(CapacityError, match="5 rows are to be open, and 4 were allocated"):
         cache.open_rows(2)
 
@@ -133,7 +134,7 @@ def test_one_whole_row_fits_into_any_memory() -> None:
     cache = cache_of(slots=1)
     cache.open_rows(1)
     cache.fit([10 * CAPACITY])
-    assert (cache.num_blocks, cache.num_free) == (6, 0)
+    assert (cache.num_blocks, len(cache._free)) == (6, 0)
     assert cache_of(slots=None).num_blocks == cache_of(slots=10**9).num_blocks == ROWS * 6
 
 
@@ -188,7 +189,7 @@ def test_rows_of_another_cache_join() -> None:
     cache = cache_of(slots=None)
     cache.open_rows(1)
     cache.join(twins, 9)
-    cache.check_integrity()
+    check_blocks(cache)
     for row in range(2):
         mine, theirs = cache.rows(row + 1, row + 2).saved(9), twins.rows(row, row + 1).saved(9)
         assert all(

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
+from benchmarks.theory.length import expected_tokens, walltime_factor
+from benchmarks.theory.pass_costs import PassCosts
+from benchmarks.theory.sizes import choose_size
 
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup, step_cost
 from foretell.costs.table import CostTable
-from foretell.theory.length import expected_tokens, walltime_factor
-from foretell.theory.pass_costs import PassCosts
 from foretell.theory.run_costs import MeanCosts, mean_costs
-from foretell.theory.shape import choose_size
 
 
 @dataclass(frozen=True)

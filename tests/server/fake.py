@@ -141,9 +141,6 @@ class FakeService:
     def snapshot(self) -> Snapshot:
         return Snapshot()
 
-    def check_integrity(self) -> None:
-        pass
-
     def _run(self, submission: Submission, sink: Sink) -> None:
         name = submission.request_id
         if self.failure is not None:

@@ -80,8 +80,7 @@ def test_the_methods_without_weights_are_all_here() -> None:
     assert {key for _, key in METHOD_NUMBERS} - SHARED
 
 
-THRESHOLDS = {"opt_tree": {"threshold"}, "adaptive": {"threshold"}, "divergence": {"threshold"}, "typical": {"delta"},
-              "entropy_gated": {"threshold"}}  # fmt: skip
+THRESHOLDS = {"opt_tree": {"threshold"}, "adaptive": {"threshold"}, "typical": {"delta"}}
 """Compared with alone: infinity has a meaning, and no value costs more than another."""
 
 
@@ -105,7 +104,7 @@ def test_numbers_of_verifiers_are_bounded(rule: str) -> None:
     [
         ({"speculative": {"method": "ngram", "prompt_lookup_max": 10**9}}, "less than or equal to 64"),
         ({"speculative": {"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 8}}, "1 <= min <= max"),
-        ({"speculative": {"method": "suffix", "suffix_decoding_max_match": 129}}, "less than or equal to 128"),
+        ({"speculative": {"method": "suffix", "suffix_decoding_min_token_prob": 2}}, "less than or equal to 1"),
         ({"logit_bias": {str(token): 1.0 for token in range(1025)}}, "at most 1024"),
         ({"prediction": {"type": "content", "content": "x" * 5000}}, "the prediction has 5000 tokens"),
     ],

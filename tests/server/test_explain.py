@@ -12,6 +12,7 @@ from foretell.core.params import SamplingParams
 from foretell.engine.request.submission import Submission
 from foretell.server.replies.explain import ExplainReply
 from foretell.server.routes.explain import MOST_STEPS, MOST_TOKENS
+from tests.engine.integrity import check_service
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 from tests.service.test_service import Mailbox
@@ -89,7 +90,7 @@ def test_a_step_shared_with_others_is_shown_without_the_drafters_law(bundled: Se
         thread.join()
     laws = [runner["q"] for step in found["steps"] for place in step["places"] for runner in place["runners"]]
     assert None in laws
-    bundled.check_integrity()
+    check_service(bundled)
 
 
 def test_it_needs_the_key(serve: Serve) -> None:

@@ -363,11 +363,9 @@ TABLE: dict[str, list[Row]] = {
     "Speculative.draws": [(TEXT, spec(draws="x"), "error", "draws")],
     "Speculative.prompt_lookup_min": [(TEXT, spec(prompt_lookup_min=2), "speculative", "'prompt_lookup_min': 2")],
     "Speculative.prompt_lookup_max": [(TEXT, spec(prompt_lookup_max=7), "speculative", "'prompt_lookup_max': 7")],
-    **{f"Speculative.suffix_decoding_{name}": [
-        (TEXT, spec(method="suffix", **{f"suffix_decoding_{name}": value}), "speculative",
-         f"'suffix_decoding_{name}': {value}")]
-       for name, value in (("min_match", 7), ("max_match", 9), ("max_spec_factor", 3.5), ("max_spec_offset", 2.5),
-                           ("min_token_prob", 0.25))},
+    "Speculative.suffix_decoding_min_token_prob": [
+        (TEXT, spec(method="suffix", suffix_decoding_min_token_prob=0.25), "speculative",
+         "'suffix_decoding_min_token_prob': 0.25")],
     "Speculative.always": [(TEXT, spec(always=True), "always", True)],
     # Texts
     "CompletionRequest.prompt": [(TEXT, {"prompt": "other"}, "prompt", "other"), (TEXT, {"prompt": ["a", "b"]}, "count", 2),

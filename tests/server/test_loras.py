@@ -17,6 +17,7 @@ from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service
+from tests.engine.integrity import check_service
 from tests.model.adapters import write_adapter
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
@@ -99,7 +100,7 @@ def test_no_prefix_of_one_is_anothers(adapted: Service, client: httpx.Client, ex
             answer = client.post("/v1/completions", json=asked(name)).raise_for_status().json()
             assert answer["choices"][0]["text"] == expected[name]
             assert (answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == is_cached, name
-    adapted.check_integrity()
+    check_service(adapted)
 
 
 def test_other_apis_take_the_name(client: httpx.Client, expected: dict[str, str]) -> None:

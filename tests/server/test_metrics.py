@@ -9,7 +9,6 @@ from threading import Thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.core.energy import Energy
 from foretell.costs.outlook import Cell
 from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.result import Completion
@@ -140,23 +139,6 @@ def test_reasons_nobody_met_yet_stand_at_zero_and_unknown_ones_are_told() -> Non
     told = scrape(Metrics(FakeService(BUSY), NAME))
     reasons = dict.fromkeys(FINISH_REASONS, 0) | BUSY.num_finished
     assert {r: value(told, "request_success_total", finished_reason=r) for r in reasons} == reasons
-
-
-class Joules(Energy):
-    """Two joules more at each reading, and none at the fourth."""
-
-    told = 0.0
-
-    def joules(self) -> float | None:
-        self.told += 2.0
-        return self.told if self.told < 8.0 else None
-
-
-def test_energy_is_a_counter_where_the_machine_tells_it() -> None:
-    metrics = Metrics(FakeService(BUSY), NAME, Joules([]))
-    assert [value(scrape(metrics), "energy_joules_total") for _ in range(3)] == [2.0, 4.0, 6.0]
-    for silent in (metrics, Metrics(FakeService(BUSY), NAME)):
-        assert "energy" not in silent.render()[0].decode()
 
 
 def test_an_idle_service_divides_nothing_by_zero() -> None:
@@ -320,7 +302,7 @@ def families() -> list[tuple[str, str, str, str]]:
     """(name, kind, labels but model_name, text) of everything that a server can tell."""
     learn = LearnFigures(is_learning=True, version=1, acceptance=0.5, held_bytes=1, num_adapters=1)
     now = replace(BUSY, learn=learn, drifts={"ngram": 1}, recent_acceptance={"ngram": 0.5})
-    metrics = Metrics(FakeService(now), NAME, Joules([]))
+    metrics = Metrics(FakeService(now), NAME)
     metrics.observe(RECORD)
     found = []
     for family in text_string_to_metric_families(metrics.render()[0].decode()):
@@ -359,16 +341,15 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 12
 
 
-def test_a_figure_that_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Energy):
-        def __init__(self) -> None:
-            pass
+def test_a_figure_that_cannot_be_told_leaves_the_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: object) -> None:
+        raise OSError("the sensor is gone")
 
-        def joules(self) -> float:
-            raise OSError("the sensor is gone")
-
-    body, _ = Metrics(FakeService(BUSY), "toy", Broken()).render()
+    monkeypatch.setattr("foretell.server.metrics._Figures._counters", broken)
+    body, _ = Metrics(FakeService(BUSY), "toy").render()
     assert b"foretell:kv_cache_used_tokens" in body
     assert b"foretell:drafter_failures_total" in body
-    assert b"foretell:energy_joules" not in body
+    assert b"foretell:prompt_tokens" not in body
     assert [record.getMessage() for record in caplog.records] == ["figures left out of /metrics"]

@@ -33,6 +33,7 @@ from foretell.server import run
 from foretell.server.app import build_app
 from foretell.service.service import STATES
 from tests.engine.harness import table
+from tests.engine.integrity import check_service
 from tests.server.fake import FakeService
 from tests.server.live import live
 from tests.stress import size
@@ -490,7 +491,7 @@ def test_two_suites_of_clients_at_once_get_no_error() -> None:
         for thread in threads:
             thread.join()
     faults = {place: count for place, count in service.snapshot().internal_errors.items() if count}
-    service.check_integrity()
+    check_service(service)
     service.close()
     assert len(answers) == 4 * size(12, 200)
     assert [text for status, text in answers if status != 200] == []

@@ -24,6 +24,7 @@ from foretell.server.replies.completions import ChatChunk, TextReply
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service
+from tests.engine.integrity import check_service
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 from tests.server.live import live
@@ -142,7 +143,7 @@ def test_who_hangs_up_in_the_queue_is_cancelled(serve: Serve, own: Service) -> N
         one.close()
     _until(lambda: own.snapshot().num_running + own.snapshot().num_waiting == 0)
     assert own.snapshot().num_finished["cancelled"] == 8
-    own.check_integrity()
+    check_service(own)
 
 
 def test_who_stops_reading_is_cut(serve: Serve) -> None:

@@ -22,6 +22,7 @@ from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
 from foretell.model.table import TableLM
 from foretell.service import keeper as keeper_module
 from tests.engine.harness import VOCAB, ToyTokenizer, table
+from tests.engine.integrity import check_service
 from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
 
 TEXT = [7, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14, 5, 9, 4, 11] * 10
@@ -136,7 +137,7 @@ def test_it_is_written_while_the_service_runs(tmp_path: Path, monkeypatch: pytes
         while not any(spelled(file.read_bytes(), SECRET[5:10]) for file in tmp_path.glob("*.safetensors")):
             assert time.monotonic() < ends
             time.sleep(0.01)
-        used.check_integrity()
+        check_service(used)
 
 
 def test_a_store_that_is_dropped_from_memory_comes_back(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_store_that_is_dropped_from_memory_comes_back(tmp_path: Path) -> None:
         seen(used, asked("1", [5], "suffix", 40, tenant="a"))
         used._tenants.max_bytes = 1
         seen(used, asked("2", [5], "suffix", 40, tenant="b"))
-        assert used._tenants.num_stores == 1
+        assert len(used._tenants._stores) == 1
         assert guessed(seen(used, asked("3", [5], "suffix", 15, tenant="a"))[0])
 
 
@@ -198,7 +199,7 @@ def test_a_prompt_is_known_after_a_start(tmp_path: Path) -> None:
         (mine,) = seen(after, asked("3", TEXT, "none", 10, tenant="a"))
         (others,) = seen(after, asked("4", TEXT, "none", 10, tenant="b"))
         (nobodys,) = seen(after, asked("5", TEXT, "none", 10))
-        after.check_integrity()
+        check_service(after)
     assert mine == again
     assert mine[0] == first[0] == others[0]
     assert mine[3] == len(TEXT) - 1

@@ -26,6 +26,7 @@ from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
 from foretell.service.service import MOST_FAULTS, STATES
 from tests.engine.harness import ToyTokenizer, table
+from tests.engine.integrity import check_service
 from tests.service.test_service import Mailbox, service
 
 SECRET = "a secret of the machine"
@@ -102,7 +103,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(
     assert states == ["recovering"]
     assert running.state == "ready"
     assert running._loop.batch.pool is not pool
-    running.check_integrity()
+    check_service(running)
     assert running.snapshot().internal_errors["step"] == 1
     (line,) = [one for one in caplog.records if "internal error (step)" in one.getMessage()]
     assert "its requests (0, 1) end" in line.getMessage()
@@ -139,7 +140,7 @@ def test_so_it_is_wherever_rows_come_and_go(
     assert len(right) == 4 - (place != "leaving"), "whoever leaves has its text"
     assert all(isinstance(error, EngineError) for error in errors)
     assert running.snapshot().internal_errors[place] == 1
-    running.check_integrity()
+    check_service(running)
     assert running.state == "ready"
 
 
@@ -231,7 +232,7 @@ def test_parts_that_fail_are_left_out_and_told_once(
     for seed in range(4):
         made.submit(Submission(str(seed), [1, 2, seed], params(seed)), lambda update: (box.hear(update), spoil())[1])
     assert [box.last(str(seed)).completion.token_ids for seed in range(4)] == texts  # type: ignore[union-attr]
-    made.check_integrity()
+    check_service(made)
     found = made.snapshot().internal_errors
     places = {"recorder", "prefixes", "observer", "sink"}
     assert {place for place, count in found.items() if count} == places

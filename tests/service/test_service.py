@@ -15,6 +15,7 @@ from foretell.costs.table import CostTable
 from foretell.engine.event import StepEvent
 from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.engine.integrity import check_service
 
 
 class Mailbox:
@@ -103,7 +104,7 @@ def test_many_threads_each_get_their_solo_tokens(running: Service) -> None:
         assert outcome(completion) == outcome(want)
         told = [piece.token_id for update in box.updates[str(index)] for piece in update.pieces]
         assert told == want.token_ids
-    running.check_integrity()
+    check_service(running)
     figures = running.snapshot()
     assert sum(figures.num_finished.values()) == len(requests)
     assert figures.num_generated_tokens == sum(want.num_tokens for want in wanted)
@@ -125,7 +126,7 @@ def test_mixed_methods_in_one_batch(running: Service) -> None:
         assert completion is not None
         assert outcome(completion) == outcome(want)
         assert completion.config["speculative"]["method"] == ways[index]
-    running.check_integrity()
+    check_service(running)
 
 
 @pytest.mark.parametrize("speculation", ["on", "off", "auto"])
@@ -171,7 +172,7 @@ def test_a_request_that_asks_guesses_in_every_step_that_it_has_alone(monkeypatch
         assert planned.num_draft_tokens == 0
         assert all(depth == 4 for depth, _ in asked.steps[:-3])
         assert asked.token_ids == planned.token_ids
-        made.check_integrity()
+        check_service(made)
     finally:
         made.close()
 
@@ -187,7 +188,7 @@ def test_cancel_ends_a_request_and_frees_its_slots(running: Service) -> None:
     last = box.last("a")
     assert last.completion is not None
     assert last.completion.finish_reason == "cancelled"
-    running.check_integrity()
+    check_service(running)
     assert running.snapshot().kv_used_tokens == 0
 
 
@@ -206,7 +207,7 @@ def test_cancelling_among_others_moves_rows_and_harms_nobody(running: Service) -
             completion.token_ids
             == Engine(running.engine.model, ToyTokenizer()).generate([1, 2, ord(name) % 20], ENDLESS).token_ids
         )
-    running.check_integrity()
+    check_service(running)
 
 
 def test_a_timeout_returns_what_was_written(running: Service) -> None:
@@ -287,7 +288,7 @@ def test_what_cannot_be_is_refused_at_once(running: Service, submission: Submiss
     box = Mailbox()
     with pytest.raises(error):
         running.submit(submission, box.hear)
-    running.check_integrity()
+    check_service(running)
     assert box.updates == {}
 
 
@@ -315,7 +316,7 @@ def test_one_request_that_cannot_go_on_ends_alone(running: Service) -> None:
     completion = box.last("good").completion
     assert completion is not None
     assert completion.num_tokens == 20
-    running.check_integrity()
+    check_service(running)
     assert running.healthy
 
 

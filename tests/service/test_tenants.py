@@ -23,6 +23,7 @@ from foretell.service import tenants as tenants_module
 from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
 from tests.engine.harness import VOCAB, ToyTokenizer
+from tests.engine.integrity import check_service
 from tests.service.test_service import Mailbox
 
 SECRET = [5, 9, 4, 11, 2, 16, 7, 13, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14]  # what the first client has written
@@ -144,7 +145,7 @@ def test_prefixes_are_the_tenants_own() -> None:
             name = f"{tenant} {cached}"
             (found,) = seen(made, asked(name, LONG, "none", 4, tenant=tenant))
             assert (found[3] > 0) == cached, name
-        made.check_integrity()
+        check_service(made)
 
 
 def choices() -> Choices:
@@ -162,7 +163,7 @@ def test_stores_of_tenants_are_bounded() -> None:
         assert tenants.learned_bytes <= 100_000
         assert isinstance(method, Suffix)
         method.library.add(list(range(20)))
-    assert tenants.num_stores < 40
+    assert len(tenants._stores) < 40
     assert tenants.choice(made.default, "first").method is not first.method, "the least recently used is dropped"
 
 
@@ -170,7 +171,7 @@ def test_each_adapter_of_a_tenant_has_a_store() -> None:
     """Another adapter writes other texts."""
     made, tenants = choices(), Tenants("key")
     stores = {id(tenants.choice(made.default, tenant, lora).method) for tenant in "ab" for lora in (None, "x", "y")}
-    assert len(stores) == tenants.num_stores == 6
+    assert len(stores) == len(tenants._stores) == 6
     assert tenants.choice(made.default, "a", "x").method is tenants.choice(made.default, "a", "x").method
 
 
@@ -189,9 +190,9 @@ def test_the_number_of_stores_is_bounded_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tenants_module, "MAX_STORES", 5)
     made, tenants = choices(), Tenants("key")
     for number in range(1, 20):
-        config = speculative_config({"method": "suffix", "suffix_decoding_max_match": number})
+        config = speculative_config({"method": "suffix", "suffix_decoding_min_token_prob": number / 40})
         tenants.choice(made.of(config), "a")
-    assert tenants.num_stores == 5
+    assert len(tenants._stores) == 5
 
 
 def test_what_has_no_memory_is_shared() -> None:

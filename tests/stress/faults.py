@@ -29,7 +29,6 @@ from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.engine.failures import PASSES
 from foretell.engine.guarded_planner import GuardedPlanner
-from foretell.engine.integrity import check_loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prefix_files import PrefixFiles
 from foretell.engine.recorder import Recorder
@@ -39,6 +38,7 @@ from foretell.model.blocks import BlockCache
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.planner import Planner
 from tests.engine.harness import EOS, ToyTokenizer, restless, table
+from tests.engine.integrity import check_loop
 from tests.engine.test_traffic import BlockTable
 
 HYBRID = {"method": "hybrid", "second": "draft_model", "second_tokens": 3}
@@ -242,7 +242,7 @@ class Faulty:
         pool = self.loop.batch.pool
         assert isinstance(pool, BlockCache)
         assert pool.num_rows == 0
-        assert pool.num_free == pool.num_blocks
+        assert len(pool._free) == pool.num_blocks
         assert not self.loop.jobs
         assert not self.service._known
         assert self.service.state == "ready"

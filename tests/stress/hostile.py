@@ -453,9 +453,7 @@ async def costly_numbers(scene: Scene) -> str:
         {"method": "ngram", "prompt_lookup_max": 10**9},
         {"method": "ngram", "prompt_lookup_max": 10**7},
         {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 64, "num_speculative_tokens": 63},
-        {"method": "suffix", "suffix_decoding_max_match": 10**9},
-        {"method": "suffix", "suffix_decoding_max_match": 128, "suffix_decoding_min_token_prob": 0.0,
-         "suffix_decoding_max_spec_offset": 64.0, "num_speculative_tokens": 63},
+        {"method": "suffix", "suffix_decoding_min_token_prob": 0.0, "num_speculative_tokens": 63},
     ]  # fmt: skip
     body = scene.body(prompt=prompt, stream=False, max_tokens=64)
     requests = [(PATH, {**body, "speculative": one}) for one in settings]

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 GAUGES = ("num_requests_running", "num_requests_prefilling", "num_requests_waiting", "kv_cache_used_tokens")
 TIMEOUT = httpx.Timeout(120.0)
+ROOT = Path(__file__).parents[2]
 LISTENS = re.compile(r"serving .* at (http://\S+) \(API: ")
 """What a server says when it takes requests."""
 
@@ -68,7 +69,7 @@ class Served:
         return {"fds": process.num_fds(), "threads": process.num_threads()}
 
     def integrity(self) -> dict[str, Any] | None:
-        """The answer of GET /debug/integrity; None where the server was started without it."""
+        """The answer of GET /debug/integrity; None of one that was not started here."""
         answer = httpx.get(f"{self.url}/debug/integrity", timeout=60)
         return None if answer.status_code == 404 else {**_object(answer), "ok": answer.status_code == 200}
 
@@ -110,11 +111,10 @@ def served(args: argparse.Namespace) -> Iterator[Served]:
             raise SystemExit(f"nothing is ready at {args.url}")
         yield server
         return
-    program = Path(sys.executable).with_name("foretell")
-    options = ["--host", "127.0.0.1", "--port", "0", "--debug", *shlex.split(args.serve_args)]
-    command = [str(program), "serve", *options]
+    options = ["--host", "127.0.0.1", "--port", "0", *shlex.split(args.serve_args)]
+    command = [sys.executable, "-m", "tests.stress.serve", "serve", *options]
     with tempfile.NamedTemporaryFile("wb", prefix="foretell-serve-", suffix=".log", delete=False) as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     server = Served("", process.pid, Path(log.name))
     try:
         wait_up(server, process)

@@ -18,7 +18,9 @@ import psutil
 
 from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.engine.request.request import token_ids
+from foretell.learn import adapters
 from foretell.learn.learner import Learner
+from tests.engine.integrity import check_service
 
 
 def main() -> None:
@@ -30,7 +32,8 @@ def main() -> None:
     engine = Engine.load("bundled", speculative={"method": args.method, "num_speculative_tokens": 3})
     plain = Engine.load("bundled", speculative="none")
     # As much learning as the machine can, and now and then a client too many, whose weights take another's place.
-    options = LearnOptions(learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0)
+    adapters.MAX_TENANTS = 2
+    options = LearnOptions(learn_memory_mib=64, learn_busy_share=1.0)
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning
@@ -70,12 +73,12 @@ def main() -> None:
             tick = time.monotonic() + 60.0
             own = psutil.Process()
             sizes.append(sum(one.memory_info().rss for one in (own, *own.children())) / 2**20)
-            service.check_integrity()
+            check_service(service)
             figures = learner.figures()
             print(f"{number} requests, {sizes[-1]:.0f} MiB, {figures}", flush=True)
     for _ in range(4):
         room.acquire()
-    service.check_integrity()
+    check_service(service)
     service._call(learner.capture.sweep)
     if learner.capture.held_bytes:
         wrong.append(f"{learner.capture.held_bytes} captured bytes of requests that have ended")

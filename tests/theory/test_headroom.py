@@ -15,7 +15,6 @@ from foretell.theory.headroom import (
     least_costs,
     line_costs,
     replayed,
-    tree_costs,
 )
 
 Tree = frozenset[tuple[int, ...]]
@@ -64,7 +63,7 @@ def test_what_is_possible_is_the_best_of_all_trees_in_all_steps(seed: int) -> No
         assert least_costs(length, lines)[length] == pytest.approx(replay(text, every, cost))
         for depth in (2, 3):  # three nodes beside each other would need three tokens
             flat = [tree for tree in full if max(map(len, tree), default=0) in (0, depth)]
-            found = least_costs(length, tree_costs(cost[0, 0], cost[most, depth], depth))[length]
+            found = least_costs(length, line_costs([cost[0, 0], *[cost[most, depth]] * depth]))[length]
             assert found == pytest.approx(replay(text, flat, cost))
 
 

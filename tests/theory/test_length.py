@@ -4,10 +4,10 @@ import itertools
 import math
 
 import pytest
+from benchmarks.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
+from benchmarks.theory.pass_costs import PassCosts
 
 from foretell.core.errors import ConfigError
-from foretell.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
-from foretell.theory.pass_costs import PassCosts
 
 RATES = [0.0, 0.1, 0.5, 0.73, 0.9, 0.999999, 1.0]
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from benchmarks.theory import optimum
+from benchmarks.theory.prefix import Prefixes
+from benchmarks.theory.rows import Bounds
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.theory import Bounds, optimum
-from foretell.theory.prefix import Prefixes
-from foretell.theory.rows import by_ratio, check_distributions
+from foretell.theory.acceptance import by_ratio, check_distributions
 from tests.theory.oracle import (
     hard_pairs,
     linear_program,
@@ -193,7 +194,7 @@ def test_prefixes_sorted_by_ratio() -> None:
 
 
 def test_large_vocabulary_is_certified() -> None:
-    """V = 151,936, n = 8; benchmarks/theory.py times it."""
+    """V = 151,936, n = 8."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(1, 151_936, generator=generator)
     p = torch.softmax(logits, -1)

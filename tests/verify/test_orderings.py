@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from benchmarks.theory import optimum
 from torch import Tensor
 
 from foretell.core.tree import DrawnBy
-from foretell.theory import optimum
 from foretell.verify import VERIFIERS, Block, Evidence, Rejection, Traversal, Verifier
 from tests.verify.enumerate import Case, Drafts, Tables, drafts, shapes, tables
 

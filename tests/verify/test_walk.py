@@ -19,7 +19,6 @@ from foretell.kernels.race import typed
 from foretell.verify.base import Evidence, Verdict
 from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact, follow_draws
-from foretell.verify.gumbel_list import GumbelList
 
 VOCAB = 700
 RULES = ({"temperature": 0.0}, {}, {"temperature": 0.6}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.2})
@@ -153,5 +152,4 @@ def test_a_rule_with_choices_of_its_own_is_not_passed_over() -> None:
     for rule in (Stubborn(), Later()):
         assert draw(rule, evidence).bonus.tolist() == [5]
         assert draw(rule, evidence).counts == [2]
-    assert not GumbelList.lazy
     assert Coupled.lazy

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from foretell.core.errors import ConfigError
 from foretell.draft.native import new_automaton
 from foretell.draft.prediction import PredictionFollower
-from foretell.draft.suffix import Library, SuffixConfig, SuffixRow, best_of_sources
+from foretell.draft.suffix import MAX_MATCH, Library, SuffixConfig, SuffixRow, best_of_sources
 
 PREDICTION = "foretell_prediction"
 """Key of a request's extra arguments: a text, or its token ids."""
@@ -82,7 +82,7 @@ class Guesser:
 
     def __init__(self, config: SuffixConfig) -> None:
         self.options, self.most = config.options, config.num_speculative_tokens
-        self.library = Library(self.options.max_cached_tokens, self.options.max_match)
+        self.library = Library(self.options.max_cached_tokens, MAX_MATCH)
         self.texts: dict[Hashable, list[Text]] = {}  # by what they are found by; equal ones may be several
         self.parked: dict[Hashable, Text] = {}
 
@@ -122,7 +122,7 @@ class Guesser:
             num_prompt = before if named is None else min(named.num_prompt, before)
             prediction = None if named is None else named.prediction
             assert not isinstance(prediction, str)
-            text = Text(tokens[:before].tolist(), num_prompt, prediction, self.options.max_match)
+            text = Text(tokens[:before].tolist(), num_prompt, prediction, MAX_MATCH)
         text.extend(tokens[before:].tolist())
         return text
 

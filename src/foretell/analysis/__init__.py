@@ -1,5 +1,3 @@
-"""Floor 6: what a pair of models can reach: acceptance of every rule, the optimum, and the fastest tree for a machine.
-
-``pairs.py`` collects the distributions of target and draft at contexts of real text, ``optimum.py`` compares rules on them,
-``trees.py`` measures the inputs of the tree search.
+"""Floor 6: what guesses come to: ``observer.py`` records how often they are kept, ``explain.py`` takes a step apart, and
+``words.py`` says it.
 """

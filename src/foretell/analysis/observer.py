@@ -13,8 +13,7 @@ from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
-from foretell.theory.acceptance import single_draft
-from foretell.theory.coupling import gumbel
+from foretell.theory.acceptance import gumbel, single_draft
 from foretell.verify.base import Evidence
 
 

@@ -21,8 +21,6 @@ COLUMNS = (
     "predicted_speedup_with_overhead", "share_of_bandwidth", "conditional_acceptance_per_pos",
 )  # fmt: skip
 """Of the CSV: one line for each method and category at each temperature, "overall" first."""
-JOULES = "joules_per_token"
-"""A further column, where the machine told."""
 
 
 def read_report(file: Path | str) -> BenchReport:
@@ -65,14 +63,13 @@ def _build(kind: Any, value: Any) -> Any:
 
 def csv_of(report: BenchReport) -> str:
     """The figures as CSV: a header, then COLUMNS of each method and category at each temperature."""
-    columns = (*COLUMNS, JOULES) if report.tells_joules else COLUMNS
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(COLUMNS)
     for at in report.temperatures:
         for method in at.methods:
             for figures in (method.overall, *(method.categories if len(method.categories) > 1 else ())):
-                writer.writerow([_cell(at, method, figures, name) for name in columns])
+                writer.writerow([_cell(at, method, figures, name) for name in COLUMNS])
     return out.getvalue()
 
 

@@ -44,7 +44,6 @@ class Figures:
     share_outside_forwards: float | None  # of decode time, outside passes of target and draft model
     share_of_bandwidth: float | None  # target's weight bytes per pass / time of the pass / measured DRAM read
     num_questions: int = 0  # whose messages the prompts are, with their texts independent; 0: not told (older reports)
-    joules_per_token: float | None = None  # all rounds, prompts and loops too; None where the machine does not tell
 
     @property
     def num_independent(self) -> int:
@@ -98,11 +97,6 @@ class BenchReport:
     peak_rss_bytes: int
     provenance: dict[str, Any]
     partial: bool = False  # interrupted: only prompts decoded by every method, with the same number of rounds
-
-    @property
-    def tells_joules(self) -> bool:
-        """Whether the machine counted energy."""
-        return any(m.overall.joules_per_token is not None for at in self.temperatures for m in at.methods)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -301,13 +295,7 @@ def _figures(session: Session, category: str, prompts: Sequence[_Prompt], questi
         share_outside_forwards=outside,
         share_of_bandwidth=bandwidth,
         num_questions=len(pairs),
-        joules_per_token=_joules_per_token([run for prompt in prompts for run in prompt.runs]),
     )
-
-
-def _joules_per_token(runs: Sequence[DecodedRun]) -> float | None:
-    spent = [run.joules for run in runs if run.joules is not None]
-    return stats.ratio(sum(spent), sum(len(run.token_ids) for run in runs)) if len(spent) == len(runs) else None
 
 
 def _headroom(prompts: Sequence[_Prompt], config: "MethodConfig", overall: Figures) -> Headroom | None:

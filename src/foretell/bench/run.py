@@ -16,7 +16,6 @@ from foretell.bench.sandbox import isolation
 from foretell.bench.script import Script, answer_text
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
-from foretell.core.energy import Energy
 from foretell.core.errors import ConfigError
 from foretell.core.journal import Journal
 from foretell.core.params import SamplingParams
@@ -182,8 +181,6 @@ def run_bench(
         "num_prompts": len(items),
     }
     judge = Judge()
-    # An accelerator's are not among them.
-    energy = Energy.of() if engine.model.spec.device.type == "cpu" else None
     made_by: dict[RunKey, str | None] = {}  # commits of runs that were made before
 
     def report(begun: float, *, partial: bool) -> BenchReport:
@@ -267,7 +264,7 @@ def run_bench(
                     key = turn.key(lane)
                     if key not in known:
                         own = replace(given[turn.temperature], seed=seed + turn.index)
-                        known[key] = measure(lane.engine, prompt, own, items[turn.index].prediction, energy)
+                        known[key] = measure(lane.engine, prompt, own, items[turn.index].prediction)
                         is_new = True
                         if journal is not None:
                             here = {REVISION: origin["git_revision"]} if any_revision else {}
@@ -287,21 +284,12 @@ def run_bench(
     return report(begun, partial=False)
 
 
-def measure(
-    engine: Engine,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    prediction: str | None = None,
-    energy: Energy | None = None,
-) -> DecodedRun:
-    """Decode one prompt, keeping the time of every step. energy: None where the machine does not tell it."""
-    before = None if energy is None else energy.joules()
+def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> DecodedRun:
+    """Decode one prompt, keeping the time of every step."""
     with engine.recorder.timing() as steps:
         completion = engine.generate(prompt, params, prediction=prediction)
-    after = None if energy is None else energy.joules()
     seconds_draft = sum(step.seconds_draft_model for step in steps)
-    joules = None if before is None or after is None else after - before
-    return DecodedRun(completion.token_ids, steps, completion.seconds_prefill, seconds_draft, joules)
+    return DecodedRun(completion.token_ids, steps, completion.seconds_prefill, seconds_draft)
 
 
 def _key(record: Mapping[str, Any]) -> RunKey:

@@ -18,7 +18,6 @@ class DecodedRun:
     steps: "list[StepTime]"
     seconds_prefill: float
     seconds_draft_forward: float = 0.0  # of the steps' seconds_draft, spent in passes of a draft model
-    joules: float | None = None  # see ``Energy``; prompt and decoding
 
     def seconds_of(self) -> list[float]:
         """Wall time of each step: from the end of the one before it, so that nothing between steps is lost."""
@@ -32,7 +31,6 @@ class DecodedRun:
             "steps": [astuple(step) for step in self.steps],
             "seconds_prefill": self.seconds_prefill,
             "seconds_draft_forward": self.seconds_draft_forward,
-            **({} if self.joules is None else {"joules": self.joules}),
         }
 
     @classmethod
@@ -41,9 +39,7 @@ class DecodedRun:
         from foretell.engine.recorder import StepTime  # here: reports are read without torch
 
         steps = [StepTime(*step) for step in record["steps"]]
-        return cls(
-            record["token_ids"], steps, record["seconds_prefill"], record["seconds_draft_forward"], record.get("joules")
-        )
+        return cls(record["token_ids"], steps, record["seconds_prefill"], record["seconds_draft_forward"])
 
 
 @dataclass(frozen=True)

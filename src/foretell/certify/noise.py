@@ -1,7 +1,7 @@
 """Check that a rule that reads noise emits p. Its stops are determined by the noise, so the distribution is estimated
 by production ``draw``.
 
-Guesses are made in the way the rule requires (first of the race, one noise a child, or fixed), on the user's own
+Guesses are made in the way the rule requires (first of the race, or fixed), on the user's own
 distributions cut to a few tokens; many seeds, each with noise of its own; the first two tokens are counted. Freedman's
 inequality bounds every count at a stated false-alarm rate, so a bias of about one percent of a probability is found, a
 smaller one is not.
@@ -33,13 +33,10 @@ def guessed(
     for node in range(1, num_nodes):
         above = parent[node]
         depth[node] = depth[above] + 1
-        rank, children = parent[1:node].count(above), parent.count(above)
+        rank = parent[1:node].count(above)
         score = distributions.q[depth[above]][code[:, above]].float()
         if how == DrawMode.COUPLED:
             score = score / exponentials(noise.coupled_keys(depth[node])[:, depth[above]], SIZE)
-        if how == DrawMode.LIST:
-            score = score / exponentials(noise.list_keys(depth[above], children)[:, rank], SIZE)
-            rank = 0
         tokens[:, node] = score.argsort(1, descending=True)[:, rank]
         code[:, node] = code[:, above] * SIZE + tokens[:, node]
     p = torch.stack([distributions.p[depth[node]][code[:, node]] for node in range(num_nodes)], 1).float()

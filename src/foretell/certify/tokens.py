@@ -15,17 +15,15 @@ from foretell.certify.plain import ROUNDING, RoundingJudge, after, distribution_
 from foretell.certify.recorder import Text, VisitRecorder
 from foretell.certify.report import DEFECT, LOSSY, NEAR_TIE, Check, Finding, few, verdict_of
 from foretell.core.noise import Noise, derive_seed, exponentials
-from foretell.core.tree import DrawMode
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.result import Completion
 from foretell.verify.base import Verifier
 
 
 def follows_noise(verifier: Verifier) -> bool:
-    """Whether sampled text is to be the plain text: the noise of plain decoding decides. (List sampling has a noise a
-    draft.) A lossy rule that reads this noise parts from the plain text where it errs, so comparing texts measures how
-    often."""
-    return "noise" in verifier.reads and verifier.draws != DrawMode.LIST
+    """Whether sampled text is to be the plain text: the noise of plain decoding decides. A lossy rule that reads this
+    noise parts from the plain text where it errs, so comparing texts measures how often."""
+    return "noise" in verifier.reads and (verifier.invariant or not verifier.exact)
 
 
 @dataclass(frozen=True)

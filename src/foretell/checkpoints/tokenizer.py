@@ -154,11 +154,6 @@ class PlainTokenizer:
         """Token -> id of the same, by id."""
         return {token.content: index for index, token in sorted(self.added_tokens_decoder.items())}
 
-    @property
-    def added_tokens_encoder(self) -> dict[str, int]:
-        """The same."""
-        return self.get_added_vocab()
-
     def get_vocab(self) -> dict[str, int]:
         """Token -> id, of all tokens."""
         found: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)

@@ -18,7 +18,6 @@ from foretell.cli.commands.methods import methods
 from foretell.cli.commands.pull import list_, pull, rm
 from foretell.cli.commands.report import report
 from foretell.cli.commands.serve import serve
-from foretell.cli.commands.theory import theory
 from foretell.cli.commands.train import train
 from foretell.cli.errors import OneLineGroup
 
@@ -41,7 +40,6 @@ for group, commands in GROUPS.items():
         name = "list" if command is list_ else None  # typer's own: the function's name
         help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
         app.command(name, help=help_text, rich_help_panel=group)(command)
-app.add_typer(theory, rich_help_panel="Measure")
 
 
 def _version(wanted: bool) -> None:

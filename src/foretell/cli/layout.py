@@ -2,7 +2,7 @@
 block of lines), and the bar of a measurement."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDEST = 10_000  # columns, no limit
-PIPED = 150  # columns where stdout is no terminal
 
 
 def print_table(console: "Console", table: "Table") -> None:
@@ -42,24 +41,6 @@ def print_table(console: "Console", table: "Table") -> None:
             if cell.strip():
                 console.print(f"  {name}: {cell.strip()}", markup=False)
     console.print()
-
-
-def show_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, no_color: bool, bold: int | None = None
-) -> None:
-    """Figures on stdout, the first column their name. bold: the row to look at."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    width = None if sys.stdout.isatty() else PIPED
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index == 0 else "right")
-    for index, row in enumerate(rows):
-        table.add_row(*row, style="bold" if index == bold else None)
-    print_table(console, table)
 
 
 @contextmanager

@@ -233,7 +233,7 @@ Draws = Annotated[
     str | None,
     typer.Option(
         "--draws", envvar="FORETELL_DRAWS", metavar="NAME", rich_help_panel=SPECULATION, callback=checked(check_draws),
-        help="How children are drawn: fixed, iid, without_replacement, coupled, greedy, list. Default: as the rule asks.",
+        help="How children are drawn: fixed, iid, without_replacement, coupled, greedy. Default: as the rule asks.",
     ),
 ]  # fmt: skip
 Speculation = Annotated[

@@ -30,7 +30,6 @@ NOTES = {
     "looped": "prompts cut at their first loop (a 16-gram seen three times), on both sides.",
     "same": "prompts whose tokens are all identical with plain decoding's.",
     "of limit": "weight bytes / time of a pass / memory read measured here; above 100 % the weights stay in the cache.",
-    "J/tok": "joules of the machine's processors and their memory, prompts counted, by decoded tokens.",
 }
 """What a column says: printed below the table, of the columns that are shown."""
 
@@ -45,8 +44,6 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=_width())
     wide = console.width >= WIDE
     columns = {name: justify for name, justify in COLUMNS.items() if wide or name not in NOT_IF_NARROW}
-    if wide and report.tells_joules:
-        columns["J/tok"] = "right"
     if report.partial:
         done = f"{report.settings['num_runs']} of {report.settings['num_runs_planned']} runs"
         console.print(f"PARTIAL: interrupted after {done}; prompts that all methods had decoded.", style="bold")
@@ -183,7 +180,6 @@ def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:
         "of limit": _number(f.share_of_bandwidth, "{:.0%}"),
         "outside": _number(f.share_outside_forwards, "{:.1%}"),
         "looped": f"{f.share_looped:.0%}",
-        "J/tok": _number(f.joules_per_token, "{:.3g}"),
     }
     if method.config["method"] == "none":
         return {**cells, "speedup": "1"}

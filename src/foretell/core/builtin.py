@@ -90,7 +90,6 @@ SHAPES = {
         "adaptive": "Adaptive",
         "specdec": "SpecDec",
         "static": "Static",
-        "delayed": "Delayed",
         "sequoia": "Sequoia",
         "dyspec": "DySpec",
         "eagle2": "Eagle2Shape",
@@ -98,7 +97,7 @@ SHAPES = {
     }.items()
 }
 
-DRAWS = ("fixed", "iid", "without_replacement", "coupled", "greedy", "list")
+DRAWS = ("fixed", "iid", "without_replacement", "coupled", "greedy")
 """Ways of drawing children: the values of ``tree.DrawMode``."""
 MOST_SPECULATIVE_TOKENS = 64
 
@@ -106,7 +105,6 @@ VERIFIERS = {
     # by comparing tokens
     "coupled": "foretell.verify.exact:Coupled",
     "exact": "foretell.verify.exact:Exact",
-    "gumbel_list": "foretell.verify.gumbel_list:GumbelList",
     # by q
     "rejection": "foretell.verify.rejection:Rejection",
     "block": "foretell.verify.block:Block",
@@ -117,10 +115,7 @@ VERIFIERS = {
     "transport": "foretell.verify.selection:Transport",
     # lossy
     "typical": "foretell.verify.lossy.typical:Typical",
-    "threshold": "foretell.verify.lossy.threshold:Threshold",
     "top_n": "foretell.verify.lossy.top_n:TopN",
     "lenience": "foretell.verify.lossy.lenience:Lenience",
-    "entropy_gated": "foretell.verify.lossy.lookahead:EntropyGated",
-    "divergence": "foretell.verify.lossy.divergence:Divergence",
     "judge": "foretell.verify.lossy.judge:Judge",
 }

@@ -7,13 +7,12 @@ before the last conversion to floating point, so the bits are the same on every 
 Streams, and why they are keyed as they are:
 
 * COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, number
-  of guesses, padding, draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
-  list sampling, which has one independent noise for each of several drafts.
-* DRAFT, RACE, STOP, BONUS and COIN by (seed, position of the step's root, index): a draw that was discarded is never
+  of guesses, padding, draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0.
+* DRAFT, RACE, STOP and BONUS by (seed, position of the step's root, index): a draw that was discarded is never
 used again in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them
 independent.
   DRAFT gives a node the uniform of its own draw, RACE a parent the exponentials by which its children are drawn without
-  replacement, COIN a parent the uniform by which a lossy rule accepts one of its children against the target's draw.
+  replacement.
 
 Parts are hashed one into the next, never added: with ``seed + position`` adjacent seeds would share a shifted stream.
 """
@@ -50,7 +49,6 @@ class Stream(IntEnum):
     STOP = 3
     BONUS = 4
     RACE = 5
-    COIN = 6
 
 
 def _signed(x: int) -> int:
@@ -154,11 +152,6 @@ def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
     has full relative precision down to 1.2e-10; w rounds up to 1 in the other tail, where E is cut at 16.6.
     """
     return _exponential(mix(keys[..., None] + token_table(vocab_size, keys.device)))
-
-
-def exponentials_at(keys: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [...]: the entries of ``exponentials`` at one token id a key, without the others; tokens int64 [...]."""
-    return _exponential(mix(keys + mix((tokens + 1) * _signed(_GOLDEN))))
 
 
 def _exponential(bits: Tensor) -> Tensor:
@@ -270,7 +263,7 @@ class Noise:
     calls.
 
     The only source of randomness that a drafter or a verifier may use, so that a seed reproduces a text. It has no
-    state. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED and COIN; STOP and BONUS
+    state. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED; STOP and BONUS
     are ``verify.drawing.draw``'s own.
     """
 
@@ -296,16 +289,6 @@ class Noise:
         seed, position = int(self.seeds[row]), int(self.positions[row]) + depth + 1
         return _signed(mix_int(_before_index(seed, position, Stream.COUPLED)))  # index 0
 
-    def list_keys(self, depth: int, count: int) -> Tensor:
-        """[B, count] int64 keys of ``count`` independent noises for the token after a node at this depth; the first is
-        that of ``coupled_keys``."""
-        index = _depth_offsets(count, self.positions.device) - 1
-        return stream_keys(self.seeds[:, None], self.positions[:, None] + (depth + 1), Stream.COUPLED, index)
-
-    def list_keys_at(self, depths: Tensor, index: int) -> Tensor:
-        """[B, N] int64: entry ``index`` of ``list_keys`` for nodes at depths [B, N]."""
-        return stream_keys(self.seeds[:, None], self.positions[:, None] + (depths + 1), Stream.COUPLED, index)
-
     def draft(self, node: int) -> Tensor:
         """[B] float64 uniforms for the draw of node ``node``."""
         return uniforms(stream_keys(self.seeds, self.positions, Stream.DRAFT, node))
@@ -315,23 +298,13 @@ class Noise:
         index = _depth_offsets(start + count, self.positions.device)[start:] - 1
         return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, index))
 
-    def race_keys(self, start: int, count: int) -> Tensor:
-        """[B, count] int64 keys, one a parent [start, start + count): its children drawn without replacement are the
-        first of the race that q runs under it."""
-        index = _depth_offsets(start + count, self.positions.device)[start:] - 1
-        return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, index)
-
-    def coins(self, count: int) -> Tensor:
-        """[B, count] float64 uniforms, one for each of the nodes 0 .. count - 1."""
-        index = _depth_offsets(count, self.positions.device) - 1
-        return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.COIN, index))
-
     def draft_at(self, numbers: Tensor) -> Tensor:
         """[B, K] float64: ``draft`` of the nodes numbers [K]."""
         return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, numbers))
 
     def race_at(self, numbers: Tensor) -> Tensor:
-        """[B, K] int64: ``race_keys`` of the parents numbers [K]."""
+        """[B, K] int64 keys, one for each of the parents numbers [K]: its children drawn without replacement are the
+        first of the race that q runs under it."""
         return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, numbers)
 
     def stop(self) -> Tensor:

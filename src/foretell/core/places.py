@@ -32,8 +32,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "draft_vocab_size", "draft_weights", "draft_window", "head_weights",
         "prompt_lookup_max", "prompt_lookup_min", "second", "second_shape", "second_tokens",
         "suffix_decoding_max_cached_tokens",
-        "suffix_decoding_max_match", "suffix_decoding_max_spec_factor", "suffix_decoding_max_spec_offset",
-        "suffix_decoding_min_match", "suffix_decoding_min_token_prob", "vocabulary",
+        "suffix_decoding_min_token_prob", "vocabulary",
     ),
     _SERVICE: (
         "max_num_seqs", "max_queue", "max_model_len", "kv_memory_gib", "stall_target_s", "prefix_reuse",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = mmap.PAGESIZE
-POWERCAP = Path("/sys/class/powercap")  # where Linux counts joules
+
 _PRIVATE, _FIXED = 0x02, 0x10  # mmap's flags on every Unix
 _MEM_RESET, _READ_WRITE = 0x80000, 0x04  # VirtualAlloc's
 

@@ -37,9 +37,8 @@ class DrawMode(StrEnum):
 
     FIXED: the n most probable tokens of q (argmax for one). IID: n draws from q. WITHOUT_REPLACEMENT: n successive
     draws, all different. COUPLED: the first n of the race that the target's own noise runs on q. GREEDY: one draw from
-    q without its n - 1 most probable tokens, then these FIXED (Hu et al. 2502.18779; it subsumes SpecHub). LIST: child k
-    wins the race of the k-th of n independent noises (Rowan et al. 2506.05632). With one child GREEDY and
-    WITHOUT_REPLACEMENT are IID, and LIST is COUPLED.
+    q without its n - 1 most probable tokens, then these FIXED (Hu et al. 2502.18779; it subsumes SpecHub). With one
+    child GREEDY and WITHOUT_REPLACEMENT are IID.
     """
 
     FIXED = "fixed"
@@ -47,7 +46,6 @@ class DrawMode(StrEnum):
     WITHOUT_REPLACEMENT = "without_replacement"
     COUPLED = "coupled"
     GREEDY = "greedy"
-    LIST = "list"
 
 
 @dataclass(frozen=True)

@@ -173,37 +173,6 @@ class Static(Shape):
 
 
 @dataclass(frozen=True)
-class Delayed(Shape):
-    """A line of ``delay`` guesses, then ``width`` children, each a line to ``depth`` (2602.16994: branching pays late)."""
-
-    name = "delayed"
-    summary = "one line first, branching after it"
-
-    delay: int = 1
-    width: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
-        _require_width(self.width)
-        require(
-            not self.depth or self.delay < self.depth,
-            "delay", self.delay, f"below the depth ({self.depth}), else nothing branches",
-        )  # fmt: skip
-
-    @property
-    def max_guesses(self) -> int:
-        """The line and ``width`` lines after it."""
-        return self.delay + self.width * max(0, self.depth - self.delay)
-
-    @property
-    def branching(self) -> tuple[int, ...]:
-        """The same as Static's."""
-        return tuple(self.width if level == self.delay else 1 for level in range(self.depth))
-
-
-@dataclass(frozen=True)
 class Sized(Shape):
     """Shapes of at most ``size`` guesses."""
 
@@ -224,7 +193,7 @@ class Sized(Shape):
 class Sequoia(Sized):
     """The tree of ``size`` guesses that accepts most if the k-th child is the right one with probability acceptance[k].
 
-    Chen et al. 2402.12374: a dynamic program over a measured vector (``foretell theory shape`` measures it). The default
+    Chen et al. 2402.12374: a dynamic program over a measured vector (``benchmarks.theory shape`` measures it). The default
     is about that of the bundled pair under ``coupled`` at temperature 0.6 to 1.
     """
 
@@ -249,8 +218,7 @@ class DySpec(Sized):
     """Grown greedily by draft probability, every admission decided before the token is seen (2410.11744).
 
     A place for a child is worth the probability, under q, that the walk comes to it; the most valuable places are filled
-    first. By default depth by depth (one pass of the drafter a depth); ``heap`` fills one place at a time as published.
-    threshold > 0 also refuses places worth less.
+    first, depth by depth (one pass of the drafter a depth). threshold > 0 also refuses places worth less.
     """
 
     name = "dyspec"
@@ -259,7 +227,6 @@ class DySpec(Sized):
 
     threshold: float = 0.0
     width: int = 8  # most children of a node
-    heap: bool = False
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
@@ -270,7 +237,7 @@ class DySpec(Sized):
     @property
     def max_grown(self) -> int:
         """Nodes that the drafter reads."""
-        return self.size if self.heap else _max_read(self.size, self.width, self.depth)
+        return _max_read(self.size, self.width, self.depth)
 
 
 @dataclass(frozen=True)

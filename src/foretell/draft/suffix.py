@@ -32,19 +32,16 @@ from foretell.draft.shapes import OptTree, Shape
 from foretell.model.target import Target
 
 MAX_CACHED = 2**32
-MAX_MATCH, MAX_SPEC = 128, 64
-"""Largest max_match (a token of text costs at most so many operations), and largest factor and offset (no draft is deeper
-than 64)."""
+MAX_MATCH = 64
+"""Longer matches count as this: a token of text costs at most so many operations."""
+PER_TOKEN = 1.0
+"""Guesses in a line for each token of the match."""
 
 
 @dataclass(frozen=True)
 class SuffixOptions:
     """How matches become guesses."""
 
-    min_match: int = 1  # shortest suffix that is followed, in tokens; by the factor it is followed for one guess
-    max_match: int = 64  # longest match length; longer matches count as this
-    max_spec_factor: float = 1.0  # guesses in a line per token of the match ...
-    max_spec_offset: float = 0.0  # ... and beside them
     min_token_prob: float = 0.1  # least score of a guess: the product of the shares on its path
     max_cached_tokens: int = 65536  # of the outputs that are remembered; 0: rows learn from themselves alone
 
@@ -55,10 +52,6 @@ class SuffixOptions:
         except ConfigError as error:
             raise ConfigError(f"suffix_decoding_{error}") from None
         for good, name, expected in (
-            (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
-            (self.max_match <= MAX_MATCH, "max_match", f"at most {MAX_MATCH}"),
-            (0 <= self.max_spec_factor <= MAX_SPEC, "max_spec_factor", f"between 0 and {MAX_SPEC}"),
-            (abs(self.max_spec_offset) <= MAX_SPEC, "max_spec_offset", f"between -{MAX_SPEC} and {MAX_SPEC}"),
             (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
             (
                 self.max_cached_tokens == 0 or 2 <= self.max_cached_tokens <= MAX_CACHED,
@@ -209,16 +202,14 @@ def best_of_sources(
     paying = 0  # how deep guesses of the best source pay
     row.line.clear()
     for automaton, place in row.places(library):
-        reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
-        deepest = min(depth, reach)
-        if place[1] < options.min_match or deepest < 1:
+        deepest = min(depth, int(PER_TOKEN * place[1]))
+        if deepest < 1:
             continue
         pays = row.chances.depth(place[1], deepest, least) if least > 0.0 else deepest
         deepest = max(pays, 1)
         nodes, score = best_first(
-            automaton, place, depth=deepest, size=size, width=width,
-            least_score=options.min_token_prob, least_match=options.min_match,
-        )  # fmt: skip
+            automaton, place, depth=deepest, size=size, width=width, least_score=options.min_token_prob, least_match=1
+        )
         if (pays > 0, score) > (paying > 0, highest):
             best, highest, paying, row.match = nodes, score, pays, place[1]
     for at, (parent, token) in enumerate(best):
@@ -251,7 +242,7 @@ class SuffixDrafter(Drafter):
         ``Suffix.measured``."""
         self.options, self.library, self.fills = options, library, fills
         self.rows = [
-            SuffixRow(list(ids), num_prompt, new_automaton(options.max_match), chances=chance)
+            SuffixRow(list(ids), num_prompt, new_automaton(MAX_MATCH), chances=chance)
             for ids, num_prompt, chance in zip(
                 context.history.ids,
                 context.history.num_prompt,
@@ -337,7 +328,7 @@ class Suffix(Method):
         """With an empty library. fills: see ``measured``."""
         self.options, self.fills = options or SuffixOptions(), fills
         self._chances: dict[int, Chances] = {}  # by ``heat_of``; what is not remembered is learned by each row alone
-        self.library = Library(self.options.max_cached_tokens, self.options.max_match)
+        self.library = Library(self.options.max_cached_tokens, MAX_MATCH)
 
     @property
     def learned_bytes(self) -> int:
@@ -383,13 +374,8 @@ class SuffixConfig(MethodConfig):
 
     method = Suffix.name
     capabilities = Suffix.capabilities
-    ranges = (("suffix_decoding_min_match", "suffix_decoding_max_match"),)
 
     num_speculative_tokens: int = 15  # few matches are long enough to use them all, and those are nearly certain
-    suffix_decoding_min_match: int = 1
-    suffix_decoding_max_match: int = 64
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_max_spec_offset: float = 0.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_max_cached_tokens: int = 65536
 

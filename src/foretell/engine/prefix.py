@@ -215,16 +215,6 @@ class PrefixStore:
                 del self._blocks[key]
                 # A block shared with another prefix is indexed again when that prefix is next added.
 
-    def check_integrity(self) -> None:
-        """Check the invariants. Raises RuntimeError where one is violated."""
-        held = sum(prefix.num_bytes for prefix in self._prefixes.values())
-        if held != self.num_bytes or held > self.max_bytes:
-            raise RuntimeError(f"prefixes hold {held} bytes, {self.num_bytes} are counted, {self.max_bytes} allowed")
-        if self.num_tokens != sum(len(prefix.ids) for prefix in self._prefixes.values()):
-            raise RuntimeError(f"{self.num_tokens} tokens are counted, and the prefixes hold another number")
-        if any(number not in self._prefixes for number in self._blocks.values()):
-            raise RuntimeError("a block refers to a prefix that was removed")
-
 
 def _num_bytes(states: Mapping[int, Saved]) -> int:
     return sum(saved.num_bytes for saved in states.values())

@@ -385,15 +385,14 @@ static int NAME(draws_of)(int64_t num_nodes, int64_t vocab_size, const int64_t *
 /* greedy_block.select for one row; levels of the selected path, one entry a depth. kind: 0 the path ends here, 1 FIXED,
  * 2 drawn. under, likely, outer: the composition of the marginal distribution (0, 1, 1 where it does not apply). marks: 5 N int64;
  * scratch: 4 N doubles. */
-static void NAME(select_row)(int64_t num_nodes, int64_t vocab_size, int marginal, const int64_t *tokens,
+static void NAME(select_row)(int64_t num_nodes, int64_t vocab_size, const int64_t *tokens,
                              const int64_t *parent, const int64_t *drawn_by, const REAL *p, const REAL *q, int64_t *node,
                              int64_t *kind, int64_t *token, int64_t *power, int64_t *outer, double *ratio, double *under,
                              double *likely, int64_t *marks, double *scratch, double *mass, uint16_t *rank,
                              double *stops) {
     int64_t *run = marks, *alive = marks + num_nodes, *powers = marks + 2 * num_nodes;
     double *succeed = scratch, *unders = scratch + num_nodes, *shares = scratch + 2 * num_nodes;
-    int uniform = NAME(draws_of)(num_nodes, vocab_size, tokens, parent, drawn_by, q, run, alive, powers, powers + num_nodes)
-                  && marginal;
+    int uniform = NAME(draws_of)(num_nodes, vocab_size, tokens, parent, drawn_by, q, run, alive, powers, powers + num_nodes);
     int64_t num_levels = 0;
     double now = 1;
     for (int64_t i = 0; i < num_nodes; ++i) {
@@ -474,7 +473,7 @@ static void NAME(select_row)(int64_t num_nodes, int64_t vocab_size, int marginal
 
 /* greedy_block.select; integers and reals are [5, B, N] and [3, B, N]: node, kind, token, power, outer; ratio, under,
  * likely. Returns 0, or 1 where memory could not be allocated. */
-int NAME(foretell_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, int marginal, const int64_t *tokens,
+int NAME(foretell_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const int64_t *tokens,
                            const int64_t *parent, const int64_t *drawn_by, const REAL *p, const REAL *q, int64_t *integers,
                            double *reals, double *stops) {
     int64_t *marks = malloc((size_t)(5 * num_nodes) * sizeof(int64_t));
@@ -486,7 +485,7 @@ int NAME(foretell_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_siz
         const int64_t at = row * num_nodes;
         int64_t *whole = integers + at;
         double *real = reals + at;
-        NAME(select_row)(num_nodes, vocab_size, marginal, tokens + at, parent + at, drawn_by + at, p + at * vocab_size,
+        NAME(select_row)(num_nodes, vocab_size, tokens + at, parent + at, drawn_by + at, p + at * vocab_size,
                          q == NULL ? NULL : q + at * vocab_size, whole, whole + all, whole + 2 * all, whole + 3 * all,
                          whole + 4 * all, real, real + all, real + 2 * all, marks, scratch, scratch + 4 * num_nodes, rank,
                          stops + at);

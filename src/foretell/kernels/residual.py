@@ -52,7 +52,7 @@ def residual_library() -> ctypes.CDLL | None:
         for function, kinds, answer in (
             ("try_tree", [whole] * 3 + [ctypes.c_int] + [pointer] * 11, ctypes.c_int),
             ("rest", [whole] * 3 + [pointer] * 9, None),
-            ("select", [whole] * 3 + [ctypes.c_int] + [pointer] * 8, ctypes.c_int),
+            ("select", [whole] * 3 + [pointer] * 8, ctypes.c_int),
             ("selected_rest", [whole] * 3 + [pointer] * 6, ctypes.c_int),
         ):
             entry = getattr(library, f"foretell_{function}_{name}")

@@ -13,7 +13,7 @@ from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.engine.engine import Engine
 from foretell.engine.speculation import Speculation
-from foretell.learn.options import RECIPES, LearnOptions, check_configs, weights_of
+from foretell.learn.options import MAX_TENANTS, RECIPES, LearnOptions, check_configs, weights_of
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
 from foretell.learn.training.ends import Matrices, matrices_of
@@ -24,6 +24,9 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.load import parse_device
 from foretell.service.drift import DriftWatch
+
+FALL, FALL_STEPS = 0.05, 200
+"""A version is given up where live acceptance lies so much lower over so many steps after its swap."""
 
 
 @dataclass
@@ -63,16 +66,16 @@ class ServedAdapter:
         self.method.revert(number)
         self.since_swap = -1
 
-    def fell(self, *, kept: bool, steps: int, fall: float) -> float | None:
-        """One step of it after a swap: live acceptance since then, where ``steps`` are over and it lies ``fall`` lower."""
+    def fell(self, *, kept: bool) -> float | None:
+        """One step of it after a swap: live acceptance since then, where FALL_STEPS are over and it lies FALL lower."""
         if self.since_swap < 0:
             return None
         self.since_swap += 1
         self.kept_since += kept
-        if self.since_swap < steps:
+        if self.since_swap < FALL_STEPS:
             return None
         rate, self.since_swap = self.kept_since / self.since_swap, -1
-        return rate if rate < self.before_swap - fall else None
+        return rate if rate < self.before_swap - FALL else None
 
 
 class Adapters:
@@ -112,7 +115,7 @@ class Adapters:
             mine = self.by_tenant[tenant] = self.by_tenant.pop(tenant, {})
             if id(choice.method.trained) not in mine:
                 mine[id(choice.method.trained)] = self._open(tenant, choice)
-            while len(self.by_tenant) > self.options.max_tenants + 1:  # "" is always there
+            while len(self.by_tenant) > MAX_TENANTS + 1:  # "" is always there
                 oldest = next(name for name in self.by_tenant if name)
                 for one in self.by_tenant.pop(oldest).values():
                     self.by_name.pop(one.name, None)

@@ -36,6 +36,7 @@ from foretell.service.drift import ends_piece
 from foretell.service.learning import ACTIONS, LearnFigures
 
 logger = logging.getLogger(__name__)
+QUANTUM_S = 0.02  # of learning on the engine's thread
 SWEEP_STEPS = 256
 HISTORY = 4096
 """Requests whose acceptance is remembered, for the plot."""
@@ -198,7 +199,7 @@ class Learner:
 
     def _revert_if_fell(self, one: ServedAdapter, *, kept: bool) -> None:
         """After a swap: where live acceptance is lower than before, the versions are compared."""
-        rate = one.fell(kept=kept, steps=self.options.fall_steps, fall=self.options.fall)
+        rate = one.fell(kept=kept)
         if rate is not None:
             self._log(one.name, {"event": "fell", "acceptance": rate, "before": one.before_swap})
             self._trainers.act(one.name, "fell", one.method.serving[0])
@@ -245,7 +246,7 @@ class Learner:
             return False
         begun = perf_counter()
         with torch.inference_mode(mode=False), torch.enable_grad():
-            while pool.piece() and perf_counter() - begun < self.options.quantum_s:
+            while pool.piece() and perf_counter() - begun < QUANTUM_S:
                 pass
         self.seconds_inline += perf_counter() - begun
         self._drain()

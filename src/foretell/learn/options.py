@@ -23,6 +23,8 @@ RECIPES = {
 }
 """Methods whose weights can learn while serving, and the recipe that trains each; of a method that is made of others the
 part that has weights (``MethodConfig.trained``)."""
+MAX_TENANTS = 8
+"""API keys with weights of their own; the least recently used is dropped."""
 WHERE = ("process", "inline")
 """In a process of its own, at idle priority; or on the engine's thread, in quanta while no request runs."""
 
@@ -58,40 +60,23 @@ class LearnOptions:
     held_out: int = 8  # one text in so many is kept for the gate
     replay: int = 16  # older texts learned again in each update
     batch_texts: int = 4  # of an optimiser step
-    num_laws: int = 64  # most probable tokens kept of each distribution
     # Tokens of a text, prompt included; longer ones are cut, or skipped where the prompt is longer.
     max_length: int = 1024
-    max_tenants: int = 8  # API keys with weights of their own; the least recently used is dropped
-    clip: float = 1.0
-    min_gain: float = 0.005  # of held-out acceptance, for a swap
-    max_loss: float = 0.02  # on old held-out texts, against the best that has served
-    fall: float = 0.05  # of live acceptance over ``fall_steps`` after a swap, for going back
-    fall_steps: int = 200
-    patience: int = 4  # refusals in a row, after which the learner pauses
-    rest_texts: int = 16  # ... until so many texts have come, or acceptance falls
-    quantum_s: float = 0.02  # of learning on the engine's thread
     where: str = "process"
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""
         settle(self)
-        for name in (
-            "learn_every", "held_out", "replay", "batch_texts", "num_laws", "max_length", "max_tenants", "fall_steps",
-            "patience", "rest_texts",
-        ):  # fmt: skip
+        for name in ("learn_every", "held_out", "replay", "batch_texts", "max_length"):
             if getattr(self, name) < (0 if name == "replay" else 1):
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {0 if name == 'replay' else 1}")
         if self.held_out < 2:
             raise ConfigError("held_out = 1 would leave no text to learn from: one in so many is kept for the gate")
         if self.learn_lora < 0:
             raise ConfigError(f"learn_lora = {self.learn_lora} must be at least 0; 0 trains all weights")
-        for name in ("learn_memory_mib", "clip", "quantum_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be positive and finite")
-        for name in ("min_gain", "max_loss", "fall"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} = {getattr(self, name)} must be a finite number")
+        if not 0 < self.learn_memory_mib < math.inf:
+            raise ConfigError(f"learn_memory_mib = {self.learn_memory_mib} must be positive and finite")
         for name in ("learn_share", "learn_busy_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be in (0, 1]")

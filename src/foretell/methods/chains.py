@@ -55,10 +55,7 @@ def growth_of(
         return None
     if context.processors.num_greedy == len(context.processors.params):
         draws = DrawMode.FIXED
-    elif isinstance(shape, DySpec):
-        if draws not in (DrawMode.FIXED, DrawMode.COUPLED) or shape.heap:
-            return None
-    elif draws == DrawMode.LIST:
+    elif isinstance(shape, DySpec) and draws not in (DrawMode.FIXED, DrawMode.COUPLED):
         return None
     beam = isinstance(shape, Eagle2Shape)
     widest = shape.width if beam else shape.size

@@ -139,19 +139,6 @@ class BlockCache(KVCache):
     def release(self, row: int) -> None:
         """Nothing: ``keep`` has freed its blocks."""
 
-    def check_integrity(self) -> None:
-        """Check the invariants, and the table on the device. Raises RuntimeError where one is violated."""
-        taken = [block for row in self._taken for block in row]
-        if sorted(taken + self._free) != list(range(_FIRST, _FIRST + self.num_blocks)):
-            raise RuntimeError(f"blocks {sorted(taken)} are taken and {sorted(self._free)} free, of {self.num_blocks}")
-        if any(self._taken[self.num_rows :]):
-            raise RuntimeError("a row that is not in use has blocks")
-        expected = torch.full_like(self._host, _FREE)
-        for row, blocks in enumerate(self._taken):
-            expected[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int64) * self.block
-        if not torch.equal(self.table.cpu(), expected):
-            raise RuntimeError("the table on the device is not what rows have taken")
-
     def scrub(self, row: int) -> None:
         """See ``KVCache.scrub``."""
         if self._taken[row]:

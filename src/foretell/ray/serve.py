@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 NAME = "foretell"
 """Of the deployment, as Serve's status and log lines have it."""
-SESSION_HEADER = "x-session-id"
-"""Requests with the same value go to the same replica; RAY_SERVE_SESSION_ID_HEADER_KEY on the cluster renames it."""
+
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 Scope = MutableMapping[str, Any]

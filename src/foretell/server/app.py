@@ -85,13 +85,13 @@ def build_app(service: "Service", options: ServerOptions | None = None) -> FastA
             expose_headers=(REQUEST_ID, "retry-after"),
         )
     app.add_exception_handler(HTTPException, _http_error)
-    app.router.routes += _routes(debug=options.debug).routes
+    app.router.routes += _routes().routes
     install(app, backend)
     return app
 
 
 @cache
-def _routes(*, debug: bool) -> APIRouter:
+def _routes() -> APIRouter:
     """The routes of every app: a request says which app it came to, and to describe them takes most of an app's start."""
     router = APIRouter()
     _both(
@@ -190,8 +190,6 @@ def _routes(*, debug: bool) -> APIRouter:
     router.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
         models.metrics
     )
-    if debug:
-        router.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
     router.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
     return router
 

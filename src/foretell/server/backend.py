@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from foretell.core.energy import Energy
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.request.conversation import content_ids, render, template_of
 from foretell.engine.request.request import token_ids
@@ -59,7 +58,7 @@ class Backend:
         self.context = spec.context(self.max_model_len)
         self.formats = Formats(self.tokenizer, self.vocab_size, self.eos_token_ids)
         self.texts = TokenTexts(self.tokenizer)
-        self.metrics = Metrics(service, self.name, Energy.of())
+        self.metrics = Metrics(service, self.name)
         # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretell-tokens")
         # Another: a large grammar takes up to seconds, which texts must not wait for.

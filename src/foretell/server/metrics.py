@@ -14,7 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from foretell.core.energy import Energy
 from foretell.engine.request.result import Completion
 from foretell.service.snapshot import Snapshot
 
@@ -146,8 +145,7 @@ class Observed(Protocol):
 class Metrics:
     """A server's figures, in a registry of its own: two servers in one process do not mix. Thread-safe."""
 
-    def __init__(self, service: Observed, model_name: str, energy: Energy | None = None) -> None:
-        """energy: None where the machine does not tell it."""
+    def __init__(self, service: Observed, model_name: str) -> None:
         self._histograms = {
             # registry=None: ``_Figures`` hands them out, without their *_created series.
             name: Histogram(PREFIX + name, text, ["model_name"], registry=None, buckets=buckets)
@@ -155,7 +153,7 @@ class Metrics:
         }
         self._observers = {name: histogram.labels(model_name) for name, histogram in self._histograms.items()}
         self._registry = CollectorRegistry()
-        self._registry.register(_Figures(service, model_name, self._histograms, energy))
+        self._registry.register(_Figures(service, model_name, self._histograms))
         ProcessCollector(registry=self._registry)
 
     def first_token(self, seconds: float) -> None:
@@ -192,10 +190,8 @@ class Metrics:
 class _Figures(Collector):
     """One snapshot a scrape, so that all values are of the same moment."""
 
-    def __init__(
-        self, service: Observed, model_name: str, histograms: Mapping[str, Histogram], energy: Energy | None
-    ) -> None:
-        self.service, self.model_name, self.histograms, self.energy = service, model_name, histograms, energy
+    def __init__(self, service: Observed, model_name: str, histograms: Mapping[str, Histogram]) -> None:
+        self.service, self.model_name, self.histograms = service, model_name, histograms
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
@@ -264,10 +260,6 @@ class _Figures(Collector):
         }
         for name, (text, value) in counters.items():
             yield self._counter(name, text, {(): value})
-        joules = None if self.energy is None else self.energy.joules()
-        if joules is not None:
-            text = "Used by the machine's processors and their memory since the start; absent where it does not tell."
-            yield self._counter("energy_joules", text, {(): joules})
         finished: Values = {
             (reason,): now.num_finished.get(reason, 0)
             for reason in {**dict.fromkeys(FINISH_REASONS), **now.num_finished}

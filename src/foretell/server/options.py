@@ -68,7 +68,6 @@ class ServerOptions:
         f"{', '.join(NAMES)}; none: not at all; auto: found from its chat template.", metavar="NAME",
     )  # fmt: skip
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
-    debug: bool = setting(False, "Add /debug/integrity, a check of the engine's state.", panel="Logs")
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""

@@ -19,7 +19,6 @@ class Unsupported:
     no_op: tuple[Any, ...] = ()  # further values that change nothing
 
 
-_TEMPLATE = "give the template's own switch in chat_template_kwargs"
 _SAMPLER = "this server samples by temperature, top_k, top_p and min_p"
 _SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 """llama.cpp's own order. Those that this server has not are off by default there, too."""

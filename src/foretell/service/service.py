@@ -19,7 +19,6 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.engine import Engine
 from foretell.engine.failures import Failures
-from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.planning import ServicePlanning
 from foretell.engine.prefix import PrefixStore
@@ -337,14 +336,6 @@ class Service:
             self._loop, self._costs.planner, kv_tokens=self.kv_tokens, num_inbox=len(self._inbox), drifts=self._drifts,
             failures=self._failures, learning=self._learning, longest=self.max_model_len,
         )  # fmt: skip
-
-    def check_integrity(self) -> None:
-        """Check the invariants between two steps. Raises RuntimeError where one is violated."""
-        self._call(self._check_counters)
-
-    def _check_counters(self) -> None:
-        assert self._loop is not None
-        check_loop(self._loop)
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 

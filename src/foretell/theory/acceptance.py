@@ -1,39 +1,50 @@
-"""The exact chance that one step at one node accepts a draft, for each rule, from the distributions alone: no sampling.
+"""The chance that one guess is kept, from the distributions alone.
 
-p, q [R, V] are distributions of target and draft; n = num_drafts. Rules with long formulas are in ``coupling`` (shared
-Gumbel noise) and ``recursive`` (recursive rejection), and are re-exported here. The optimum of any rule for drafts of a
-distribution is in ``optimum``.
+p is the target's distribution, q the draft's: never swapped. Both are [R, V], any floating type, rows summing to 1; all
+that follows is float64. Rows are rescaled to sum to 1 in float64, since float32 distributions miss it by 1e-6.
 """
 
 import torch
 from torch import Tensor
 
-from foretell.theory.coupling import gumbel, gumbel_top_k, list_gumbel_bound
-from foretell.theory.optimum import greedy, top_tokens
-from foretell.theory.recursive import recursive_rejection_iid, recursive_rejection_without_replacement
-from foretell.theory.rows import check_distributions, check_num_drafts
+from foretell.core.errors import ConfigError
 
-__all__ = [
-    "exact_match_independent",
-    "greedy_construction",
-    "gumbel",
-    "gumbel_top_k",
-    "k_seq",
-    "list_gumbel_bound",
-    "recursive_rejection_iid",
-    "recursive_rejection_without_replacement",
-    "single_draft",
-    "top_n",
-    "total_variation",
-]
-
-_BISECTIONS = 60
+LEAST_MASS = 1e-200
+SUM_TOLERANCE = 1e-3
 
 
-def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """[R] float64: TV = half the sum of |p - q|."""
-    p, q = check_distributions(p, q)
-    return (p - q).abs().sum(-1) / 2
+def check_distributions(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """p and q [R, V] as float64 rows that sum to 1. Raises ConfigError where they are no probabilities."""
+    if p.dim() != 2 or p.shape != q.shape or p.shape[-1] == 0:
+        raise ConfigError(
+            f"p and q are rows of distributions of one shape [R, V]; given {list(p.shape)} and {list(q.shape)}"
+        )
+    distributions = []
+    for name, probs in (("p", p), ("q", q)):
+        if not probs.is_floating_point():
+            raise ConfigError(f"{name} is a distribution in floating point; given {probs.dtype}")
+        probs = probs.detach().double()
+        if not bool(torch.isfinite(probs).all()) or bool((probs < 0).any()):
+            raise ConfigError(f"{name} is a distribution: finite and not negative; given a row with {_worst(probs)}")
+        total = probs.sum(-1, keepdim=True)
+        if bool(((total - 1.0).abs() > SUM_TOLERANCE).any()):
+            raise ConfigError(
+                f"the rows of {name} sum to 1; given sums from {float(total.min())} to {float(total.max())}"
+            )
+        probs = torch.where(probs >= LEAST_MASS, probs, 0.0)
+        distributions.append(probs / total)
+    return distributions[0], distributions[1]
+
+
+def by_ratio(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Checked p and q [R, V] with the tokens of each row sorted by p / q ascending; q = 0 last."""
+    ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)  # p = q = 0 counts as inf: it has no weight
+    order = ratio.argsort(-1)
+    return p.gather(1, order), q.gather(1, order)
+
+
+def _worst(probs: Tensor) -> str:
+    return "NaN or infinity" if not bool(torch.isfinite(probs).all()) else f"a minimum of {float(probs.min())}"
 
 
 def single_draft(p: Tensor, q: Tensor) -> Tensor:
@@ -42,41 +53,17 @@ def single_draft(p: Tensor, q: Tensor) -> Tensor:
     return torch.minimum(p, q).sum(-1)
 
 
-def exact_match_independent(p: Tensor, q: Tensor) -> Tensor:
-    """[R] float64: sum of p q. One draft, accepted iff the target, with noise of its own, draws the same token."""
-    p, q = check_distributions(p, q)
-    return (p * q).sum(-1)
+def gumbel(p: Tensor, q: Tensor) -> Tensor:
+    """[R] float64: sum over j of 1 / (sum over i of max(p_i / p_j, q_i / q_j)), one draft: O(V log V).
 
-
-def top_n(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
-    """[R] float64: p of the n largest of q. Deterministic drafts under exact match, which is their optimum.
-
-    Of equals the lowest ids are drafted; tokens with q = 0 never are.
+    Between (1 - TV) / (1 + TV) and 1 - TV.
     """
-    p, q = check_distributions(p, q)
-    return torch.where(top_tokens(q, check_num_drafts(num_drafts)), p, 0.0).sum(-1)
-
-
-def greedy_construction(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
-    """[R] float64: n - 1 largest of q and one token drawn from the rest, verified by rejecting that one (2502.18779).
-
-    The rule reaches the optimum of its draft distribution, so this is ``optimum.greedy``.
-    """
-    return greedy(p, q, num_drafts)
-
-
-def k_seq(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
-    """[R] float64: K-SEQ of SpecTr (2310.15141), n drafts from q, each accepted with min(1, p / (r q)).
-
-    With beta(r) = sum of min(q, p / r) the acceptance is 1 - (1 - beta)^n at the least r in [1, n] that leaves a residual:
-    1 - (1 - beta)^n <= r beta. The left side falls and the right side grows with r, so bisection finds it.
-    """
-    p, q = check_distributions(p, q)
-    check_num_drafts(num_drafts)
-    low, high = torch.ones_like(p[:, :1]), torch.full_like(p[:, :1], float(num_drafts))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        accepted = torch.minimum(q, p / middle).sum(-1, keepdim=True)
-        lawful = 1.0 - (1.0 - accepted) ** num_drafts <= middle * accepted
-        low, high = torch.where(lawful, low, middle), torch.where(lawful, middle, high)
-    return 1.0 - (1.0 - torch.minimum(q, p / high).sum(-1).clamp(max=1.0)) ** num_drafts
+    p, q = by_ratio(*check_distributions(p, q))
+    # For j in order of p / q: tokens before it have the larger q_i / q_j, itself and those after the larger p_i / p_j.
+    behind = p.flip(-1).cumsum(-1).flip(-1)
+    before = q.cumsum(-1) - q
+    both = (p > 0) & (q > 0)
+    one = torch.ones_like(p)
+    p_j, q_j = torch.where(both, p, one), torch.where(both, q, one)
+    total = behind / p_j + before.clamp(min=0.0) / q_j
+    return torch.where(both, 1 / torch.where(both, total, one), 0.0).sum(-1).clamp(max=1.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup
-from foretell.theory.length import check_rates
+from foretell.theory.shape import check_rates
 
 LEAST_GAIN = 1.03
 """Parts that would bring less, each by itself, are not worth a sentence."""
@@ -27,12 +27,6 @@ def line_costs(at: Sequence[float]) -> list[float]:
     if not costs or not all(0.0 < cost < float("inf") for cost in costs):
         raise ConfigError(f"steps have positive costs, a plain one first; given {costs}")
     return [max(costs[: count + 1]) for count in range(len(costs))]
-
-
-def tree_costs(plain: float, tree: float, depth: int) -> list[float]:
-    """The same for trees of N nodes, ``depth`` deep, that cost ``tree`` each: the best of them holds the right line. A tree
-    keeps no more guesses than it is deep, whatever its other nodes are."""
-    return line_costs([plain, *[tree] * depth])
 
 
 def least_costs(longest: int, costs: Sequence[float]) -> list[float]:

@@ -1,20 +1,17 @@
-"""The best static tree of a size: Sequoia's dynamic program (2402.12374, section 4.1), and the best size.
+"""The best static tree of a size: Sequoia's dynamic program (2402.12374, section 4.1).
 
 acceptance[k] is the chance that the (k+1)-th child of a node is the one accepted, given that the walk is at the node:
 measured per position, the same everywhere, at most 1 in sum. A node is worth the product of these along its path, and
 E[tokens a step] is the sum over all nodes: the root's 1 is the bonus.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretell.core.errors import ConfigError
-from foretell.costs.cost_model import speedup, step_cost
-from foretell.theory.length import check_rates
-from foretell.theory.pass_costs import PassCosts, check_cost
-from foretell.theory.race import Array, Integers
 
 Parent = tuple[int, ...]
 DEEPEST = 500
@@ -23,79 +20,27 @@ MOST_STEPS = 4_000_000_000
 
 
 @dataclass(frozen=True)
-class BestTree:
-    """A tree and its expected figures."""
-
-    parent: (
-        Parent  # parent[0] = -1, parent < child, siblings in order; depth first, so the leading path is 0, 1, 2, ...
-    )
-    depth: int  # levels below the root: the number of draft steps
-    expected_tokens: float  # a step, the bonus counted
-    speedup: float  # expected tokens times v(1), over depth * c + v(nodes): against plain decoding
-
-
-@dataclass(frozen=True)
 class _Plan:
     """values[d, m]: best worth of at most m nodes and d levels below the root; first[d, b, m]: nodes given to child b
     where m nodes are left for the children from b on; 0: no more children."""
 
-    values: Array  # [D + 1, N + 1]
-    first: Integers  # [D + 1, K, N + 1]; row d is for children with d levels below them
+    values: NDArray[np.float64]  # [D + 1, N + 1]
+    first: NDArray[np.int64]  # [D + 1, K, N + 1]; row d is for children with d levels below them
 
 
 def best_tree(acceptance: Sequence[float], size: int, depth: int) -> Parent:
     """Parent vector of the tree of at most ``size`` nodes (the root counts) and ``depth`` levels below the root that
-    has the largest ``expected_length``. It is smaller than ``size`` only where further nodes add nothing."""
+    has the largest expected length. It is smaller than ``size`` only where further nodes add nothing."""
     rates = _check(acceptance, size, depth)
     return _build(_plan(rates, size, depth), size, depth)
 
 
-def expected_length(parent: Sequence[int], acceptance: Sequence[float]) -> float:
-    """E[tokens a step] of a tree: the sum over its nodes of the product of acceptance along the path.
-
-    Children beyond the known ones are worth nothing.
-    """
-    rates = _check_acceptance(acceptance)
-    if len(parent) == 0 or parent[0] != -1 or any(not 0 <= above < node for node, above in enumerate(parent) if node):
-        raise ConfigError(f"a parent vector starts with -1 and has parent < child; given {tuple(parent)}")
-    worth, children = [1.0], [0] * len(parent)
-    for above in parent[1:]:
-        rank = children[above]
-        children[above] += 1
-        worth.append(worth[above] * (rates[rank] if rank < len(rates) else 0.0))
-    return sum(worth)
-
-
-def choose_size(
-    acceptance: Sequence[float],
-    cost_draft: float,
-    cost_target: Mapping[int, float] | PassCosts,
-    max_size: int,
-    max_depth: int,
-) -> BestTree:
-    """The tree that maximises E[tokens] / (depth * c + v(nodes)): sizes 1 .. max_size, depths 0 .. max_depth.
-
-    c = cost_draft is the time of one draft step, which adds a level whatever its width; v = cost_target that of the
-    target's pass over a number of nodes, in the same unit, measured up to max_size at least (``PassCosts``). Of equals
-    the smallest wins; one node means: do not speculate.
-    """
-    rates = _check(acceptance, max_size, max_depth)
-    check_cost(cost_draft, "cost_draft")
-    table = cost_target if isinstance(cost_target, PassCosts) else PassCosts.of(cost_target)
-    plan = _plan(rates, max_size, max_depth)
-    verify = [table(size) for size in range(1, max_size + 1)]
-    rows = [zip(row.tolist(), verify, strict=True) for row in plan.values[:, 1:]]  # a depth each
-    speed = np.array(
-        [
-            [speedup(tokens, step_cost(cost, depth, cost_draft), verify[0]) for tokens, cost in row]
-            for depth, row in enumerate(rows)
-        ]
-    )  # [D + 1, N]
-    near = speed >= speed.max() * (1 - 1e-12)
-    size = int(near.any(0).argmax()) + 1
-    depth = int(near[:, size - 1].argmax())
-    tokens = float(plan.values[depth, size])
-    return BestTree(_build(plan, size, depth), depth, tokens, float(speed[depth, size - 1]))
+def check_rates(acceptance: Sequence[float], name: str = "acceptance") -> list[float]:
+    """The rates as floats. Raises ConfigError where one is outside [0, 1]."""
+    rates = [float(rate) for rate in acceptance]
+    if not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise ConfigError(f"{name} is a probability in [0, 1]; given {rates}")
+    return rates
 
 
 def _check_acceptance(acceptance: Sequence[float]) -> list[float]:

@@ -60,7 +60,7 @@ class TrainConfig:
         metavar="|".join(PRECISIONS),
     )  # fmt: skip
     divergence: str | None = setting(
-        None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", default_text="the method's own"
+        None, "The loss, e.g. forward_kl, tv or lk_hybrid/eta=2.", metavar="NAME", default_text="the method's own"
     )
     temperature: float = setting(1.0, "Of both distributions in the loss.", option="--loss-temperature", metavar="T")
     keep_gib: float = setting(

@@ -65,29 +65,10 @@ def cross_entropy(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
     return _cross_entropy(_log_p(p, temperature), q, temperature)
 
 
-def hard_cross_entropy(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """-log q of p's most probable token: what counts at temperature 0."""
-    return F.cross_entropy(_scaled(q, temperature), p.argmax(-1), reduction="none")
-
-
 def forward_kl(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
     """KL(p || q) = sum p log(p / q). Its gradient in q's logits is (q - p) / temperature."""
     log_p = _log_p(p, temperature)
     return _dot(log_p.exp(), log_p) + _cross_entropy(log_p, q, temperature)
-
-
-def reverse_kl(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """KL(q || p) = sum q log(q / p)."""
-    log_q = F.log_softmax(_scaled(q, temperature), -1)
-    return (log_q.exp() * (log_q - _log_p(p, temperature))).sum(-1)
-
-
-def js(p: Tensor, q: Tensor, *, temperature: float = 1.0, weight: float = 0.5) -> Tensor:
-    """weight KL(p || m) + (1 - weight) KL(q || m) with m = weight p + (1 - weight) q (2310.08461, section 3)."""
-    log_p, log_q = _log_p(p, temperature), F.log_softmax(_scaled(q, temperature), -1)
-    middle = torch.logaddexp(log_p + math.log(weight), log_q + math.log1p(-weight))
-    to_p = (log_p.exp() * (log_p - middle)).sum(-1)
-    return weight * to_p + (1.0 - weight) * (log_q.exp() * (log_q - middle)).sum(-1)
 
 
 def acceptance(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -98,11 +79,6 @@ def acceptance(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
 def tv(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Total variation, 1 - sum min(p, q)."""
     return 1.0 - acceptance(p, q, temperature=temperature)
-
-
-def lk(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """-log sum min(p, q): the negative logarithm of acceptance (2602.23881)."""
-    return -acceptance(p, q, temperature=temperature).clamp_min(1e-30).log()
 
 
 def lk_hybrid(p: Tensor, q: Tensor, *, temperature: float = 1.0, eta: float = 3.0) -> Tensor:
@@ -117,16 +93,11 @@ def lk_hybrid(p: Tensor, q: Tensor, *, temperature: float = 1.0, eta: float = 3.
 
 DIVERGENCES: dict[str, Divergence] = {
     "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "js": js,
     "tv": tv,
     "cross_entropy": cross_entropy,
-    "hard_cross_entropy": hard_cross_entropy,
-    "lk": lk,
     "lk_hybrid": lk_hybrid,
 }
-"""By name. ``js`` takes an option ``weight``, ``lk_hybrid`` an option ``eta``: "js/weight=0.1"."""
-OPTIONS = {"js": ("weight", 0.0, 1.0), "lk_hybrid": ("eta", 0.0, math.inf)}
+"""By name. ``lk_hybrid`` takes an option: "lk_hybrid/eta=2"."""
 
 
 def parse_divergence(text: str) -> Divergence:
@@ -136,13 +107,13 @@ def parse_divergence(text: str) -> Divergence:
         raise ConfigError(f"divergence {name!r} is unknown{nearest(name, DIVERGENCES)}")
     if not slash:
         return DIVERGENCES[name]
+    if name != "lk_hybrid":
+        raise ConfigError(f"divergence {text!r}: expected {name}, which has no options")
     key, _, number = option.partition("=")
-    known, low, high = OPTIONS.get(name, ("", 0.0, 0.0))
     try:
-        value = float(number)
+        eta = float(number)
     except ValueError:
-        value = math.nan
-    if key != known or not low < value < high:
-        expected = f"{name}/{known}=NUMBER between {low:g} and {high:g}" if known else f"{name}, which has no options"
-        raise ConfigError(f"divergence {text!r}: expected {expected}")
-    return partial(DIVERGENCES[name], **{key: value})
+        eta = math.nan
+    if key != "eta" or not 0.0 < eta < math.inf:
+        raise ConfigError(f"divergence {text!r}: expected lk_hybrid/eta=NUMBER above 0")
+    return partial(lk_hybrid, eta=eta)

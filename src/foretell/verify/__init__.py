@@ -11,12 +11,8 @@ from foretell.verify.block import Block
 from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact
 from foretell.verify.greedy_block import GreedyBlock
-from foretell.verify.gumbel_list import GumbelList
-from foretell.verify.lossy.divergence import Divergence
 from foretell.verify.lossy.judge import Judge, JudgeHead
 from foretell.verify.lossy.lenience import Lenience
-from foretell.verify.lossy.lookahead import EntropyGated
-from foretell.verify.lossy.threshold import Threshold
 from foretell.verify.lossy.top_n import TopN
 from foretell.verify.lossy.typical import Typical
 from foretell.verify.multidraft import KSeq
@@ -58,19 +54,15 @@ __all__ = [
     "VERIFIERS",
     "Block",
     "Coupled",
-    "Divergence",
-    "EntropyGated",
     "Evidence",
     "Exact",
     "GreedyBlock",
-    "GumbelList",
     "Importance",
     "Judge",
     "JudgeHead",
     "KSeq",
     "Lenience",
     "Rejection",
-    "Threshold",
     "TopN",
     "Transport",
     "Traversal",

@@ -76,17 +76,14 @@ class GreedyBlock(Verifier):
         "select the best drafted path by p/q, then verify it as a block under the distribution of a best one; exact"
     )
 
-    # False: always the distribution given the number of alive draws (accepts less; for comparison).
-    marginal: bool = True
-
     def stops(self, evidence: Evidence) -> Walk:
         """Stops of the walk, on the selected path alone; carry is its levels. Temporaries: [B, N] in C, a few [B, V] in
         torch."""
         tree, p = evidence.tree, evidence.p
-        chosen = select_in_c(tree, p, marginal=self.marginal)
+        chosen = select_in_c(tree, p)
         if chosen is not None:
             return Walk(chosen[0].to(p.dtype), chosen[1])
-        levels, succeed = select(tree, p, marginal=self.marginal)
+        levels, succeed = select(tree, p)
         stops = torch.zeros(p.shape[:2], dtype=torch.float64, device=p.device)
         none_behind = torch.ones(p.shape[0], dtype=torch.float64, device=p.device)
         for level, chance in zip(reversed(levels), reversed(succeed), strict=True):
@@ -114,7 +111,7 @@ class GreedyBlock(Verifier):
         return torch.where(left.sum(-1, keepdim=True) <= 0, p, left)
 
 
-def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, Selected] | None:
+def select_in_c(tree: TokenTree, p: Tensor) -> tuple[Tensor, Selected] | None:
     """(stops [B, N] float64, what residual needs); None where the kernel cannot serve. ``select`` is its reference.
 
     Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
@@ -133,7 +130,6 @@ def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, 
         num_rows,
         num_nodes,
         vocab_size,
-        int(marginal),
         *(x.data_ptr() for x in (tokens, parent, label, p)),
         None if q is None else q.data_ptr(),
         *(x.data_ptr() for x in (whole, real, stops)),
@@ -166,14 +162,13 @@ def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Ten
     return out
 
 
-def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], list[Tensor]]:
+def select(tree: TokenTree, p: Tensor) -> tuple[list[Level], list[Tensor]]:
     """The selected path, level by level, and [B] float64 the chance h with which each level's test succeeds."""
     num_rows, num_nodes, _ = p.shape
     rows = torch.arange(num_rows, device=p.device)
     index = torch.arange(num_nodes, device=p.device)
     real, above = tree.parent >= 0, tree.parent.clamp(min=0)
     run, uniform = draws_of(tree)
-    uniform = uniform & marginal
     alive = (index == 0).expand(num_rows, -1)  # [B, N] the nodes that carry the path selected so far
     ratio = torch.ones(num_rows, dtype=torch.float64, device=p.device)
     on_path = torch.ones(num_rows, dtype=torch.bool, device=p.device)

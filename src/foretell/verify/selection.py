@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
 from foretell.verify.multidraft import TINY, Fit, MultiDraft
 
 NUM_LEVELS = 128
@@ -249,18 +248,3 @@ def gauss(num_drafts: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Points and weights [G] on [0, 1], exact for polynomials of degree num_drafts - 1."""
     points, weights = np.polynomial.legendre.leggauss((num_drafts + 1) // 2)
     return torch.tensor(0.5 + 0.5 * points, device=device), torch.tensor(0.5 * weights, device=device)
-
-
-def selection_gap(p: Tensor, q: Tensor, num_drafts: int, verifier: MultiDraft) -> Tensor:
-    """[R, 2] float64: (alpha*, achieved) acceptance with num_drafts drafts from q [R, V] under p [R, V], distributions.
-
-    alpha* = 1 + min over H of p(H) - q(H)^n; the minimum is at a prefix of the tokens in order of rising p / q
-    (Hu et al. 2502.18779). Raises ConfigError for num_drafts below 1.
-    """
-    if num_drafts < 1:
-        raise ConfigError(f"num_drafts = {num_drafts} must be at least 1: the number of drafts of one node")
-    p, q = p.double(), q.double()
-    order = (p / (p + q).clamp(min=1e-300)).argsort(1)
-    inner, outer = p.gather(1, order).cumsum(1), q.gather(1, order).cumsum(1)
-    best = 1.0 + (inner - outer.pow(num_drafts)).min(1).values.clamp(max=0.0)
-    return torch.stack([best, verifier.acceptance(p, q, num_drafts)], 1)

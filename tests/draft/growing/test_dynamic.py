@@ -1,16 +1,19 @@
 """Trees that follow the draft distribution: exact by enumeration of every outcome, equal to slow searches node by node."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from foretell.core.noise import exponentials, mix, race_top
+from foretell.core.noise import Noise, exponentials, mix, race_top
 from foretell.core.params import SamplingParams
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, ancestors
+from foretell.draft.base import Context
 from foretell.draft.growing import dynamic
 from foretell.draft.growing.children import Children, Drawing, Nodes
+from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.growing.grow import grow
 from foretell.draft.legality import refusal
 from foretell.draft.shapes import DySpec, Eagle2Shape, OptTree
@@ -124,6 +127,10 @@ def test_mutant_beam_of_drawn_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_context(drawing: Drawing, probs: torch.Tensor, nodes: Nodes) -> Children:
     """Children by a noise that knows the distribution alone, so that the order in which nodes are read does not matter."""
+    if isinstance(nodes.depth, torch.Tensor) and drawing.draws == DrawMode.COUPLED:  # of the heap, whose rows part
+        keys = drawing.noise.coupled_keys(drawing.depth + 1).gather(1, nodes.depth)
+        tokens, scores = race_top(probs, keys, nodes.numbers.shape[1])
+        return Children(tokens, torch.tensor(int(DrawnBy.COUPLED)), scores > 0, scores=scores)
     if drawing.draws not in (W, IID):
         return drawing.children(probs, nodes)
     keys = mix((probs[..., 0] * 2**40).long())
@@ -131,7 +138,28 @@ def by_context(drawing: Drawing, probs: torch.Tensor, nodes: Nodes) -> Children:
     return Children(tokens, torch.tensor(int(DrawnBy.WITHOUT_REPLACEMENT)), scores > 0, probs)
 
 
-@pytest.mark.parametrize("draws", [W, IID, DrawMode.FIXED, DrawMode.COUPLED, DrawMode.LIST])
+def grow_the_heap(
+    expander: Expander, context: Context, limits: Sequence[int], shape: DySpec, draws: DrawMode, noise: Noise
+) -> Grown:
+    """As published: fill the best place and read its node at once; one pass of the drafter per node."""
+    drawing = Drawing.of(draws, noise, context.processors, max(limits))
+    growth, least = dynamic.Growth(expander, context, limits), max(shape.threshold, 1.0 / shape.size)
+    taken = torch.zeros_like(growth.place, dtype=torch.bool)
+    taken[:, 0] = True
+    for node in range(shape.size):
+        depth = growth.depth[:, -1:].clamp(max=drawing.depth - 1)
+        dynamic._expand(growth, drawing, shape.width, node, depth, least)  # type: ignore[arg-type]
+        taken = torch.nn.functional.pad(taken, (0, shape.width))
+        value, chosen = growth.place.masked_fill(taken, 0.0).max(1, keepdim=True)
+        alive = (value > 0) & (value >= shape.threshold)
+        if node + 1 == shape.size or not bool(alive.any()):
+            break
+        taken = taken.scatter(1, chosen, True)
+        growth.feed(chosen, alive)
+    return growth.finish(shape.size, shape.threshold, shape.width)
+
+
+@pytest.mark.parametrize("draws", [W, IID, DrawMode.FIXED, DrawMode.COUPLED])
 @pytest.mark.parametrize("threshold", [0.0, 0.05])
 def test_a_pass_a_depth_grows_the_heaps_tree(
     monkeypatch: pytest.MonkeyPatch, draws: DrawMode, threshold: float
@@ -142,11 +170,11 @@ def test_a_pass_a_depth_grows_the_heaps_tree(
         probs = tables(6, 4, seed).q
         context = rows([SamplingParams()] * 3, 6, depth_limit=[4, 4, 2])
         trees = []
-        for heap in (False, True):
-            shape = DySpec(depth=4, size=10, width=4, threshold=threshold, heap=heap)
+        shape = DySpec(depth=4, size=10, width=4, threshold=threshold)
+        for grown, most in ((dynamic.grow_dyspec, shape.depth), (grow_the_heap, shape.size)):
             expander = TableExpander(probs)
-            trees.append(grow(expander, context, [4, 4, 2], shape, draws, noise_for(context, seed)).tree)
-            assert expander.num_passes <= (shape.size if heap else shape.depth)
+            trees.append(grown(expander, context, [4, 4, 2], shape, draws, noise_for(context, seed)).tree)
+            assert expander.num_passes <= most
         for row in range(3):
             assert paths(trees[0], row) == paths(trees[1], row)
 

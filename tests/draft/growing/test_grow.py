@@ -16,7 +16,7 @@ from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.growing.frontier import Grown
 from foretell.draft.growing.grow import CHAIN_LABELS, grow
 from foretell.draft.growing.template import compiled, parent_of
-from foretell.draft.shapes import Adaptive, Chain, Delayed, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
+from foretell.draft.shapes import Adaptive, Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
 from foretell.kernels.cdf import invert_cdf
 from tests.draft.growing.grown import TableExpander, codes, noise_for, rows
 from tests.verify.enumerate import tables
@@ -27,15 +27,14 @@ SHAPES: tuple[Shape, ...] = (
     Chain(depth=DEPTH),
     Adaptive(depth=DEPTH),
     Static(branching=(3, 2, 1, 2)),
-    Delayed(depth=DEPTH, delay=1, width=3),
+    Static(branching=(1, 3, 1, 1)),
     Sequoia(depth=DEPTH, size=12),
     DySpec(depth=DEPTH, size=9, width=4),
-    DySpec(depth=DEPTH, size=9, width=4, heap=True),
     DySpec(depth=DEPTH, size=9, width=4, threshold=0.08),
     Eagle2Shape(depth=DEPTH, size=9, width=3),
     OptTree(depth=DEPTH, size=9, width=4),
 )
-TEMPLATES = (Static(branching=(3, 2, 1, 2)), Delayed(depth=DEPTH, delay=1, width=3), Sequoia(depth=DEPTH, size=12))
+TEMPLATES = (Static(branching=(3, 2, 1, 2)), Static(branching=(1, 3, 1, 1)), Sequoia(depth=DEPTH, size=12))
 PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=0.0, top_k=1),
@@ -92,7 +91,7 @@ def allowed(shape: Shape, draws: DrawMode, count: int, rank: int) -> set[DrawnBy
     """Distributions that the rank-th of count siblings may have in a sampled row."""
     if shape.is_chain:
         return {CHAIN_LABELS[draws]}
-    if draws in (DrawMode.COUPLED, DrawMode.LIST):
+    if draws == DrawMode.COUPLED:
         return {DrawnBy.COUPLED}
     if draws == DrawMode.FIXED or shape.fixed:
         return {DrawnBy.FIXED}
@@ -126,7 +125,7 @@ def test_legal(shape: Shape, draws: DrawMode) -> None:
                     continue
                 for rank, label in enumerate(labels):
                     assert label in allowed(shape, draws, len(labels), rank)
-                if draws != DrawMode.LIST and (draws != DrawMode.IID or shape.fixed):
+                if draws != DrawMode.IID or shape.fixed:
                     assert len(set(tokens.tolist())) == len(children)
                 if DrawnBy.IID in labels and draws == DrawMode.GREEDY and not shape.is_chain:
                     assert tree.q is not None
@@ -183,7 +182,7 @@ def paths(tree: TokenTree, row: int) -> list[tuple[tuple[int, ...], int]]:
 
 
 @pytest.mark.parametrize(("shape", "draws"), list(itertools.product(TEMPLATES, DrawMode)), ids=name)
-def test_templates_draw_node_by_node(shape: Static | Delayed | Sequoia, draws: DrawMode) -> None:
+def test_templates_draw_node_by_node(shape: Static | Sequoia, draws: DrawMode) -> None:
     """Tokens are those of a slow twin that draws each node on its own, keyed by its number in the whole tree."""
     template = compiled(parent_of(shape), shape.depth, draws == DrawMode.GREEDY, torch.device("cpu"))
     full = template.parent.tolist()
@@ -217,10 +216,11 @@ def drawn_by_hand(
         rest = probs.clone()
         rest[ranked[: count - 1]] = 0.0
         return [int(invert_cdf(rest[None], noise.draft(children[0]))), *ranked[: count - 1]]
-    if draws == DrawMode.LIST:
-        keys = noise.list_keys(depth, count)
-        return [int((probs / exponentials(keys[0, k], VOCAB)).argmax()) for k in range(count)]
-    keys = noise.coupled_keys(depth + 1)[0, depth] if draws == DrawMode.COUPLED else noise.race_keys(node, 1)[0, 0]
+    keys = (
+        noise.coupled_keys(depth + 1)[0, depth]
+        if draws == DrawMode.COUPLED
+        else noise.race_at(torch.tensor([node]))[0, 0]
+    )
     left, out = probs / exponentials(keys, VOCAB), []
     for _ in range(count):  # the winner, then the winner without it, ...
         out.append(int(left.argmax()))
@@ -277,7 +277,7 @@ def test_the_compiled_race_is_the_slow_one(vocab_size: int) -> None:
 
 def test_template_shapes() -> None:
     assert parent_of(Static(branching=(2, 1))) == (-1, 0, 0, 1, 2)
-    assert parent_of(Delayed(depth=3, delay=1, width=2)) == (-1, 0, 1, 1, 2, 3)
+    assert parent_of(Static(branching=(1, 2, 1))) == (-1, 0, 1, 1, 2, 3)
     assert len(parent_of(Sequoia(depth=4, size=7))) == 8
     cpu = torch.device("cpu")
     template = compiled((-1, 0, 0, 1, 1, 2, 3), 3, False, cpu)
@@ -307,13 +307,13 @@ def test_a_template_of_one_child_is_a_chain(draws: DrawMode) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name)
 def test_passes_and_slots(shape: Shape) -> None:
-    """One pass a depth (but for the heap), within the slots that the shape promised; all parents were fed."""
+    """One pass a depth, within the slots that the shape promised; all parents were fed."""
     for draws in DrawMode:
         context = rows(PARAMS, VOCAB)
         expander = TableExpander(DISTRIBUTIONS)
         limits = [min(shape.depth, depth_limit) for depth_limit in ROOM]
         found = grow(expander, context, limits, shape, draws, noise_for(context))
-        assert expander.num_passes <= (shape.size if isinstance(shape, DySpec) and shape.heap else shape.depth)
+        assert expander.num_passes <= shape.depth
         assert sum(expander.widths) <= shape.max_grown + 1
         for row in range(len(PARAMS)):
             slots = found.slots[row].tolist()

@@ -26,7 +26,6 @@ from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
 from foretell.engine.drafters.lazy import part
 from foretell.engine.event import StepEvent
-from foretell.engine.integrity import check_loop
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.methods import Methods
 from foretell.engine.request.result import StepTrace
@@ -37,6 +36,7 @@ from foretell.verify import VERIFIERS, Coupled
 from foretell.verify.base import Evidence, RowVerifiers, Verdict
 from foretell.verify.drawing import draw
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
+from tests.engine.integrity import check_loop, check_service
 
 PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}
 WAYS: tuple[dict[str, Any], ...] = (
@@ -89,7 +89,7 @@ def together(
         with news:
             assert news.wait_for(lambda: len(heard) == len(requests), 60)
         assert (service.snapshot().num_preemptions > 0) == preempted
-        service.check_integrity()
+        check_service(service)
     finally:
         service.close()
     return [heard[str(number)].completion.token_ids for number in range(len(requests))]

@@ -19,9 +19,9 @@ from foretell.engine import failures as policy
 from foretell.engine.batch import Batch
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.failures import Failures
-from foretell.engine.integrity import check_batch
 from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, outcome, plain, table
+from tests.engine.integrity import check_batch, check_service
 from tests.service.test_service import Mailbox
 
 CALLS = ("propose", "observe", "keep", "join", "num_unread", "tree")
@@ -99,7 +99,7 @@ def test_the_text_is_right_and_the_service_goes_on(call: str) -> None:
     for submission in asked.values():
         made.submit(submission, box.hear)
     ends = {name: box.last(name).completion for name in asked}
-    made.check_integrity()
+    check_service(made)
     assert made.healthy
     late = Submission("late", [1, 2, 1, 2], SamplingParams(max_new_tokens=4, seed=1, ignore_eos=True))
     made.submit(late, box.hear)
@@ -316,7 +316,7 @@ def test_a_service_whose_method_always_fails_loses_no_token(call: str) -> None:
     for submission in asked.values():
         made.submit(submission, box.hear)
     ends = {name: box.last(name).completion for name in asked}
-    made.check_integrity()
+    check_service(made)
     now, resting = made.snapshot(), made.resting
     made.close()
     for name, submission in asked.items():

@@ -13,12 +13,12 @@ from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.engine.failures import Failures
-from foretell.engine.integrity import check_batch
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.draft.test_join import tiny
 from tests.engine.harness import ToyTokenizer, table
+from tests.engine.integrity import check_batch
 from tests.methods.eagle.eagles import EAGLE3, random_head
 
 

@@ -12,6 +12,7 @@ from foretell.engine.request import scoring
 from foretell.engine.request.scoring import Scoring
 from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, table
+from tests.engine.integrity import check_service
 from tests.service.test_service import ENDLESS, Mailbox, service
 
 TEXT = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 4, 7]
@@ -82,7 +83,7 @@ def test_a_score_is_the_same_with_every_method_and_beside_others(monkeypatch: py
         assert both.prompt_pieces == alone.prompt_pieces == wanted
         assert (both.token_ids, plain.prompt_pieces) == (plain.token_ids, [])
         assert (alone.token_ids, alone.finish_reason, alone.num_prompt_tokens) == ([], "length", len(TEXT))
-        made.check_integrity()
+        check_service(made)
     finally:
         made.close()
 
@@ -114,7 +115,7 @@ def test_it_can_be_cancelled_times_out_and_ends_with_the_service(monkeypatch: py
     given = Submission("a", TEXT, num_prompt_logprobs=0)
     try:
         made.submit(given, box.hear)
-        made.check_integrity()
+        check_service(made)
         assert made.snapshot().num_waiting >= 1
         made.cancel("a")
         made.submit(replace(given, request_id="b", timeout_s=0.01), box.hear)

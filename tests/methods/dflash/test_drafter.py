@@ -251,7 +251,7 @@ def test_logits_are_those_of_training_alone(kind: str, model: TransformersModel)
     head = random_head(model, **KINDS[kind])
     for text in (TEXTS[0], TEXTS[2]):
         played = Played(model, head, [text])
-        for paths, shape in zip(STEPS, ("chain", "static/branching=3x2", "dyspec/heap=true/size=5"), strict=True):
+        for paths, shape in zip(STEPS, ("chain", "static/branching=3x2", "dyspec/size=5"), strict=True):
             played.step([paths[0]], shape=shape)
         played.audit()
         assert check(head, model, played.drafter.seen) < 1e-5

@@ -215,7 +215,7 @@ STEPS = [
     ("chain", DrawMode.COUPLED),
     ("eagle2/size=8/width=3", DrawMode.COUPLED),
     ("dyspec/size=8/width=3", DrawMode.IID),
-    ("delayed/delay=1/width=2", DrawMode.IID),
+    ("static/branching=1x2x1", DrawMode.IID),
 ]
 
 

@@ -125,8 +125,8 @@ def test_threads_do_not_change_a_tree() -> None:
 def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
     cases = [
         ("dyspec/size=8", DrawMode.IID, 1.0, {}, False), ("dyspec/size=8", DrawMode.WITHOUT_REPLACEMENT, 1.0, {}, False),
-        ("dyspec/size=8", DrawMode.IID, 0.0, {}, True), ("dyspec/size=8/heap=true", DrawMode.COUPLED, 1.0, {}, False),
-        ("opt_tree/size=8", DrawMode.LIST, 1.0, {}, False), ("static", DrawMode.COUPLED, 1.0, {}, False),
+        ("dyspec/size=8", DrawMode.IID, 0.0, {}, True),
+        ("static", DrawMode.COUPLED, 1.0, {}, False),
         ("opt_tree/size=8", DrawMode.COUPLED, 1.0, {"repetition_penalty": 1.2}, False),
         ("opt_tree/size=8", DrawMode.COUPLED, 1.0, {"logit_bias": {3: 1.0}}, False),
         ("opt_tree/size=512/depth=12/width=64", DrawMode.COUPLED, 1.0, {}, False),

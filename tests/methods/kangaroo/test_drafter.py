@@ -31,7 +31,7 @@ from tests.methods.kangaroo.test_head import random_head
 from tests.model.tiny import VOCAB, path_to, tiny_module
 
 NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
-CONFIGS = ["chain", "adaptive/threshold=0.2", "static/branching=2x2x1", "delayed", "sequoia/size=9"]
+CONFIGS = ["chain", "adaptive/threshold=0.2", "static/branching=2x2x1", "sequoia/size=9"]
 PREFILL_CHUNK = 4
 
 

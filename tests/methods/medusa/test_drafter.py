@@ -20,7 +20,7 @@ from tests.model.tiny import tiny_module
 
 V, K = 40, 3
 SHAPE_TEXTS = [
-    "chain", "adaptive/threshold=0.05", "static/branching=3x2x1x1", "delayed/width=2", "sequoia/size=9",
+    "chain", "adaptive/threshold=0.05", "static/branching=3x2x1x1", "sequoia/size=9",
     "dyspec/size=9/width=3", "eagle2/size=9/width=3", "opt_tree/size=9/threshold=0",
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from foretell.model.cache import KVCache
 from foretell.model.codes import SCALE_BYTES, from_codes, spread_of, to_codes
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
+from tests.engine.integrity import check_prefixes
 from tests.model.llama import test_native as plain_tests
 from tests.model.llama.family import BUSHY, chain, make_model, prefill, valid
 from tests.model.llama.hybrid import native_hybrid
@@ -139,7 +140,7 @@ def test_all_that_moves_slots_carries_their_scales() -> None:
     assert torch.equal(next_of(whole, [2, 0, 1]), expected[[2, 0, 1]])
     store = PrefixStore(1 << 20)
     store.add(prompts[0], whole.rows(1, 2), (), None)
-    store.check_integrity()
+    check_prefixes(store)
     found = store.find(prompts[0], ())
     assert found is not None
     fresh = model.new_cache(1, CAPACITY)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.model.llama.read import twin
-from foretell.model.llama.read.quantise import E2M1_LEVELS, FORMAT_OF, FORMATS, IQ4_LEVELS
-from foretell.model.llama.read.unpack import unpack
+from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS
 from tests.checkpoints.gguf.make import SCALES
+from tests.model.llama import quantised as twin
+from tests.model.llama.quantised import E2M1_LEVELS, IQ4_LEVELS, LEVELS, unpack
 from tests.model.llama.test_quantise import BLOCK_KINDS, KINDS, Held, check_products, columns_of, file_rows, pytestmark
 
 __all__ = ["pytestmark"]
@@ -50,7 +50,7 @@ def test_the_largest_sums_are_exact(kind: str) -> None:
     """Codes of all zeros and all ones (and of each level, where they have some) against activations of one size: what is
     added up in 16 bits somewhere must fit there."""
     columns = columns_of(kind)
-    levels = FORMATS[FORMAT_OF[kind]].levels
+    levels = LEVELS.get(FORMAT_OF[kind])
     fills = range(16) if levels else (0, 15)
     rows = file_rows(kind, 16, columns)
     blocks = in_blocks(kind, rows).clone()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foretell.kernels.native import variant
-from foretell.model.llama.read import twin
+from tests.model.llama import quantised as twin
 from tests.model.llama.test_amx import product
 
 pytestmark = pytest.mark.skipif(variant() in (None, "amx"), reason=f"kernels run as {variant()}")

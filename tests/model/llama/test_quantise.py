@@ -18,12 +18,14 @@ from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import need
 from foretell.model.llama import shape as llama
-from foretell.model.llama.read import matrices, quantise, twin, unpack
-from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS, TILE, Blocks
+from foretell.model.llama.read import matrices, quantise
+from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS, TILE
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
 from tests.checkpoints.gguf.make import SCALES
+from tests.model.llama import quantised as twin
 from tests.model.llama.family import BUSHY, chain, make_model, oracle_logits, prefill
+from tests.model.llama.quantised import Blocks
 
 REASON = native.supports(make_model("llama").config, torch.float32, torch.device("cpu"))
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -97,15 +99,15 @@ class Held:
 def test_values_are_those_of_the_gguf_library(kind: str) -> None:
     rows = file_rows(kind)
     expected = gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(unpack.unpack(kind, rows).values()[:, : columns_of(kind)], torch.from_numpy(expected.copy()))
+    assert torch.equal(twin.unpack(kind, rows).values()[:, : columns_of(kind)], torch.from_numpy(expected.copy()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_files_blocks_are_packed_multiplied_and_read_as_the_twin_does(kind: str) -> None:
     rows, columns = file_rows(kind), columns_of(kind)
-    blocks = unpack.unpack(kind, rows)
+    blocks = twin.unpack(kind, rows)
     held = Held(FORMAT_OF[kind], kind, rows, columns)
-    assert torch.equal(held.bytes, quantise.interleave(blocks).flatten())
+    assert torch.equal(held.bytes, twin.interleave(blocks).flatten())
     ids = torch.tensor([0, 15, 16, 49, 31])
     assert torch.equal(held.rows(ids), blocks.values()[ids, :columns])
     check_products(held, blocks)
@@ -113,14 +115,14 @@ def test_a_files_blocks_are_packed_multiplied_and_read_as_the_twin_does(kind: st
 
 @pytest.mark.parametrize("columns", [32, 48, 96, 200, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("form", "rounded"), [("Q8", quantise.round_to_int8), ("Q4", quantise.round_to_int4)])
+@pytest.mark.parametrize(("form", "rounded"), [("Q8", twin.round_to_int8), ("Q4", twin.round_to_int4)])
 def test_floats_are_rounded_packed_and_multiplied_as_the_twin_does(
     form: str, rounded: Callable[[Tensor], Blocks], dtype: torch.dtype, columns: int
 ) -> None:
     weight = floats(ROWS, columns).to(dtype)
     blocks = rounded(weight)
     held = Held(form, dtype, weight, columns)
-    assert torch.equal(held.bytes, quantise.interleave(blocks).flatten())
+    assert torch.equal(held.bytes, twin.interleave(blocks).flatten())
     ids = torch.arange(ROWS)
     assert torch.equal(held.rows(ids), blocks.values()[:, :columns])
     check_products(held, blocks)
@@ -145,7 +147,7 @@ def check_products(held: Held, blocks: Blocks) -> None:
 def test_long_rows_in_chunks_of_k_have_the_same_bits() -> None:
     columns = 9 * 1024 + 64  # eight rows of it are five chunks
     weight = torch.randn(80, columns, generator=torch.Generator().manual_seed(1))
-    blocks, held = quantise.round_to_int8(weight), Held("Q8", torch.float32, weight, columns)
+    blocks, held = twin.round_to_int8(weight), Held("Q8", torch.float32, weight, columns)
     x = torch.randn(9, columns, generator=torch.Generator().manual_seed(2))
     expected = twin.product(blocks, x)
     for rows in (1, 4, 8, 9):
@@ -281,9 +283,9 @@ def test_rounded_models(kind: str, weights: str) -> None:
         for name, weight in module.named_parameters():
             if weight.dim() >= 2 and not name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
                 rounded = (
-                    quantise.round_to_int4
+                    twin.round_to_int4
                     if weights == "int4" and outer[0] not in name and outer[1] not in name
-                    else quantise.round_to_int8
+                    else twin.round_to_int8
                 )
                 rows = weight.flatten(0, -2)
                 weight.copy_(rounded(rows).values()[:, : rows.shape[1]].view(weight.shape))
@@ -299,7 +301,7 @@ def test_rounded_models(kind: str, weights: str) -> None:
 def test_head_and_embedding_for_drafters() -> None:
     module = make_model("llama-tied")
     model = NativeModel.from_hf(module, weights="int8")
-    values = quantise.round_to_int8(module.model.embed_tokens.weight.detach()).values()[:, :48]
+    values = twin.round_to_int8(module.model.embed_tokens.weight.detach()).values()[:, :48]
     tokens = torch.tensor([[3, 60, 0]])
     assert torch.equal(model.embed(tokens), values[tokens])
     with pytest.raises(IndexError, match="vocabulary of 61"):

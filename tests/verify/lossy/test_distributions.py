@@ -1,6 +1,6 @@
 """The distributions that lossy rules emit, exactly and by chi-square: their bounds hold, their defaults are not exact.
 
-Enumerated are all drafts times all draws of the target (and coins, on a grid); chi-square goes through several steps
+Enumerated are all drafts times all draws of the target; chi-square goes through several steps
 with the real noise.
 """
 
@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 
 from foretell.core.noise import Noise
-from foretell.core.tree import DrawnBy, TokenTree
+from foretell.core.tree import DrawnBy
 from foretell.verify import Evidence, Verifier, draw
 from foretell.verify.lossy import base as lossy
-from foretell.verify.lossy.divergence import Divergence
 from foretell.verify.lossy.lenience import Lenience
-from foretell.verify.lossy.lookahead import EntropyGated
-from foretell.verify.lossy.threshold import Threshold
 from foretell.verify.lossy.top_n import TopN
 from foretell.verify.lossy.typical import Typical
 from tests.verify import enumerate as exact, test_statistics as statistics
 from tests.verify.enumerate import Case, Drafts, Tables
-from tests.verify.random_trees import decided
-from tests.verify.test_exact import GivenNoise, all_noise, coupled_tree, given_noise
+from tests.verify.test_exact import given_noise
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 __all__ = ["given_noise"]  # a fixture
@@ -75,15 +71,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_enumerated_laws_and_their_bounds(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """coupled is exact; a rule with p(x) > t for what it tolerates emits a text with at most t^-n of its probability."""
-    depth, worst = max(case.depths), dict.fromkeys(["coupled", "single", "typical", "top_n"], 0.0)
+    depth, worst = max(case.depths), dict.fromkeys(["coupled", "typical", "top_n"], 0.0)
     for seed in range(4):
         distributions = exact.tables(3, depth + 1, seed, sparse_p=0.2)
         entropy = [torch.special.entr(p).sum(-1) for p in distributions.p]
         floor = float(min((0.3 * (-h).exp()).clamp(max=0.09).min() for h in entropy))
         for name, rule, least in (
-            ("coupled", Threshold(accumulated=1.0), 1.0),
-            ("single", Threshold(single=0.6, accumulated=1.0), 0.6),
-            ("single", Threshold(single=0.3, accumulated=1.0), 0.3),
+            ("coupled", Typical(epsilon=1.0, delta=math.inf), 1.0),
             ("typical", Typical(), floor),
             ("top_n", TopN(), 0.0),
         ):
@@ -92,111 +86,6 @@ def test_enumerated_laws_and_their_bounds(case: Case, monkeypatch: pytest.Monkey
             worst[name] = max(worst[name], float((probs - target).abs().max()))
     assert worst.pop("coupled") < 1e-12
     assert min(worst.values()) > 1e-2
-
-
-def test_divergence_is_within_pinskers_bound_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_lossy = 0
-    for seed in range(40):
-        distributions = exact.tables(3, 2, seed)
-        for rule, bound in (
-            (Divergence(threshold=0.2), math.sqrt(0.2 / 2)),
-            (Divergence(threshold=0.2, measure="reverse_kl"), math.sqrt(0.2 / 2)),
-            (Divergence(threshold=0.05, measure="js"), math.sqrt(2 * 0.05)),
-        ):
-            probs, target = emitted(rule, CASES[0], distributions, monkeypatch)
-            first, wanted = probs.view(3, 3).sum(1), target.view(3, 3).sum(1)
-            distance = float((first - wanted).abs().sum()) / 2
-            assert distance <= bound
-            num_lossy += distance > 1e-3
-            if distance > 1e-12:
-                assert torch.allclose(first, distributions.q[0][0]), "a tolerated chain has the draft's distribution"
-    assert num_lossy > 10
-
-
-class GridCoins(Noise):
-    """Coins in the middles of M equal intervals, one a row: exact where all breakpoints lie between them."""
-
-    def coins(self, count: int) -> Tensor:
-        num_rows = len(self.seeds)
-        return ((torch.arange(num_rows) % M + 0.5) / M)[:, None].expand(-1, count).double()
-
-
-M = 6
-
-
-@pytest.mark.parametrize(
-    ("tokens", "accumulated", "wanted"),
-    [
-        ([0], 0.5, [1 / 2, 1 / 6, 1 / 3]),
-        ([2], 0.5, [0, 0, 1]),
-        ([0, 1], 0.5, [1 / 2, 1 / 2, 0]),
-        ([2, 0], 0.5, [1 / 4, 0, 3 / 4]),  # the first child gains until nothing is left; the second keeps its own
-        ([0, 0], 0.5, [1 / 2, 1 / 6, 1 / 3]),
-        ([0, 1], 1.0, [1 / 4, 1 / 4, 1 / 2]),
-    ],
-)
-def test_law_of_accumulated_thresholds(
-    tokens: list[int], accumulated: float, wanted: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """p = (1/4, 1/4, 1/2), enumerated over the target's draw and the coin; ends at min(1, S / accumulated)."""
-    p = torch.tensor([1 / 4, 1 / 4, 1 / 2], dtype=torch.float64)
-    num_nodes = 1 + len(tokens)
-    drawn = torch.arange(3).repeat_interleave(M)
-    monkeypatch.setattr(lossy, "target_draws", lambda evidence: drawn[:, None].expand(-1, num_nodes))
-    rows = 3 * M
-    tree = TokenTree(
-        torch.tensor([0, *tokens]).expand(rows, -1),
-        torch.tensor([-1] + [0] * len(tokens)).expand(rows, -1),
-        torch.zeros(rows, num_nodes, dtype=torch.int64),
-    )
-    zeros = torch.zeros(rows, dtype=torch.int64)
-    evidence = Evidence(tree, p.expand(rows, num_nodes, -1), GridCoins(zeros, zeros))
-    result = Threshold(accumulated=accumulated).decide(evidence)
-    first = torch.where(result[0] > 0, tree.tokens.gather(1, result[0][:, None])[:, 0], drawn)
-    probs = torch.zeros(3, dtype=torch.float64).index_add_(0, first, p[drawn] / M)
-    assert torch.allclose(probs, torch.tensor(wanted, dtype=torch.float64), atol=1e-12)
-    assert bool((probs <= p / accumulated + 1e-12).all())
-
-
-class GivenCoins(GivenNoise):
-    """Given exponentials, and coins on a grid."""
-
-    def coins(self, count: int) -> Tensor:
-        return ((torch.arange(len(self.seeds)) % GRID + 0.5) / GRID)[:, None].expand(-1, count).double()
-
-
-GRID = 50
-
-
-@pytest.mark.usefixtures("given_noise")
-@pytest.mark.parametrize("parent", [(-1, 0), (-1, 0, 0)])
-def test_accumulated_threshold_keeps_its_bound_with_coupled_children(parent: tuple[int, ...]) -> None:
-    """Exact over the noise of V = 3 (polygons of test_exact), the coin on a grid: off by at most 1 / GRID a draw."""
-    worst = 0.0
-    for seed in range(4):
-        distributions = exact.tables(3, 2, seed)
-        rows, weight = all_noise(distributions, 2)
-        rows, weight = rows.repeat_interleave(GRID, 0), weight.repeat_interleave(GRID) / GRID
-        tree, p = coupled_tree(parent, distributions, rows)
-        noise = GivenCoins(rows)
-        at, bonus = decided(Threshold(accumulated=0.6), Evidence(tree, p, noise))
-        second = tree.tokens.gather(1, at[:, None])[:, 0]
-        first = torch.where(at > 0, second, bonus)
-        probs = torch.zeros(3, dtype=torch.float64).index_add_(0, first, weight)
-        assert bool((probs <= distributions.p[0][0] / 0.6 + 1 / GRID).all())
-        worst = max(worst, float((probs - distributions.p[0][0]).abs().max()))
-    assert worst > 0.05
-
-
-def test_coins_are_a_stream_of_their_own() -> None:
-    noise = Noise(torch.arange(1000), torch.full((1000,), 9))
-    coins = noise.coins(3)
-    assert coins.shape == (1000, 3)
-    assert (
-        len(torch.cat([coins.flatten(), noise.stop(), noise.bonus(), noise.draft_nodes(0, 3).flatten()]).unique())
-        == 8000
-    )
-    assert torch.equal(noise.coins(5)[:, :3], coins)
 
 
 # Lenience: reads no noise, so production code is enumerated as it stands.
@@ -269,10 +158,7 @@ CHAIN, FORK = (-1, 0, 1), (-1, 0, 0, 1)
     ("rule", "label", "parent"),
     [
         (Typical(), C, CHAIN),
-        (Threshold(), C, FORK),
         (TopN(), C, CHAIN),
-        (EntropyGated(), C, tuple(range(-1, 8))),
-        (Divergence(), I, CHAIN),
         (Lenience(), I, CHAIN),
     ],
 )
@@ -281,9 +167,7 @@ def test_defaults_are_not_exact(rule: Verifier, label: DrawnBy, parent: tuple[in
     assert statistics.p_value(statistics.decode(case, rule)) < statistics.FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    ("rule", "label"), [(Threshold(1.0, 1.0), C), (Divergence(threshold=0.0), I), (Lenience(1.0), I)]
-)
+@pytest.mark.parametrize(("rule", "label"), [(TopN(n=0), C), (Lenience(1.0), I)])
 def test_strictest_settings_are_exact(rule: Verifier, label: DrawnBy) -> None:
     case = Case(CHAIN, (F, label, label))
     assert statistics.p_value(statistics.decode(case, rule)) > statistics.FALSE_ALARM

@@ -1,16 +1,14 @@
 """Check an OpenAI-compatible endpoint from outside: any server's, by requests alone.
 
-``certify_endpoint(Endpoint(url), prompts, reference=...)`` returns an ``EndpointCertificate``; ``page`` makes it readable.
+``certify_endpoint(Endpoint(url), prompts, reference=...)`` returns an ``EndpointCertificate``.
 docs/certify.md says what is checked, and what is not.
 """
 
 from foretell.certify.endpoint.client import Endpoint
-from foretell.certify.endpoint.page import html_page, markdown_page
 from foretell.certify.endpoint.report import EndpointCertificate, EndpointCheck, Fault
 from foretell.certify.endpoint.run import certify_endpoint
 from foretell.certify.endpoint.session import EndpointBudget
 
 __all__ = [
-    "Endpoint", "EndpointBudget", "EndpointCertificate", "EndpointCheck", "Fault", "certify_endpoint", "html_page",
-    "markdown_page",
+    "Endpoint", "EndpointBudget", "EndpointCertificate", "EndpointCheck", "Fault", "certify_endpoint",
 ]  # fmt: skip

@@ -119,3 +119,33 @@ __all__ = [
     "Fault",
     "Finding",
 ]
+
+
+def asked(certificate: EndpointCertificate) -> list[tuple[str, str]]:
+    """What was compared with what, and how."""
+    s = certificate.settings
+    reference = s["reference"]
+    rows = [("Endpoint", _named(s)), ("Endpoint takes", s["takes"])]
+    if reference is None:
+        rows.append(("Reference", "none: compared with itself alone"))
+    else:
+        rows += [("Reference", _named(reference)), ("Reference takes", reference["takes"])]
+    temperatures = ", ".join(f"{value:g}" for value in s["temperatures"]) or "none above 0"
+    rows += [
+        ("Prompts", f"{s['num_prompts']}, up to {s['max_tokens']} tokens each, temperature 0 and {temperatures}"),
+        ("Rounding", f"logit gaps up to {s['tolerance']:g} count as rounding"),
+        ("False alarms", f"of the statistical checks together at most {s['alpha']:g} a run"),
+        ("Seed", str(s["seed"])),
+        ("Time", f"{certificate.seconds:.0f} s"),
+    ]
+    return rows
+
+
+def _named(given: dict[str, object]) -> str:
+    fields = given["fields"]
+    return f"{given['model']} at {given['url']}" + (f" with {fields}" if fields else "")
+
+
+def with_findings(certificate: EndpointCertificate) -> list[EndpointCheck]:
+    """The checks that have something to show."""
+    return [check for check in certificate.checks if check.findings]

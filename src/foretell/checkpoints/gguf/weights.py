@@ -193,13 +193,6 @@ class GGUFWeights(WeightSource):
         data = packed.data.view(packed.shape[0], len(blocks), -1)[:, blocks].flatten(1)
         return Packed(packed.kind, packed.shape, data)
 
-    def packed_columns(self, name: str) -> tuple[Packed, Tensor] | None:
-        """A quantised matrix whose columns stand in another order in the file, as it stands there, and that order: column i
-        of it is column ``order[i]`` [in] int64 of transformers', so that it multiplies ``x[..., order]``. For those that
-        ``packed`` cannot give, as their blocks would be torn apart; None where no column is moved."""
-        packed, columns = self._blocks(name), self._entries[name].change.columns
-        return None if packed is None or columns is None else (packed, torch.argsort(columns))
-
     def _blocks(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """A quantised matrix with its rows in transformers' order and its columns in the file's."""
         parts, change = self._entries[name]

@@ -74,7 +74,6 @@ def certify(
     tolerance: u.Tolerance = 0.1,
     false_alarms: u.FalseAlarms = 1e-3,
     skip: u.Skip = None,
-    report: u.Report = None,
     json_: o.Json = False,
     output: ReportFile = None,
     no_color: o.NoColor = False,

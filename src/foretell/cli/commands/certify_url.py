@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretell.cli import options as o, settings
 from foretell.cli.layout import print_table
-from foretell.cli.output import VISIBLE, as_json, check_writable, has_color, write
+from foretell.cli.output import VISIBLE, as_json, has_color, write
 from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,15 +84,9 @@ Skip = Annotated[
     typer.Option("--skip", metavar="CHECK", rich_help_panel=PANEL, show_default=False,
                  help="A check to leave out, e.g. seed; may be repeated."),
 ]  # fmt: skip
-Report = Annotated[
-    str | None,
-    typer.Option("--report", metavar="FILE", rich_help_panel=PANEL, show_default=False,
-                 help="Write a readable page to FILE: Markdown where it ends in .md, else HTML."),
-]  # fmt: skip
-
 ENDPOINT = (
     "reference_url", "plain", "model", "reference_model", "api", "concurrency", "timeout", "samples", "tolerance",
-    "false_alarms", "skip", "report",
+    "false_alarms", "skip",
 )  # fmt: skip
 """Options that are read with --url alone."""
 HERE = ("draft", "method", "num_speculative_tokens", "verify", "shape")
@@ -156,12 +149,10 @@ def check_options(ctx: typer.Context) -> None:
 
 def certify_url(ctx: typer.Context, models: o.Models) -> None:
     """The command, once its options are known to fit together. Exit status as of ``certify``."""
-    from foretell.certify.endpoint import Endpoint, EndpointBudget, certify_endpoint, html_page, markdown_page
+    from foretell.certify.endpoint import Endpoint, EndpointBudget, certify_endpoint
     from foretell.certify.endpoint.run import NAMES
 
     given = ctx.params
-    report: str | None = given["report"]
-    check_writable(report, "--report")
     skip = [name for text in given["skip"] or () for name in text.split(",")]
     unknown = [name for name in skip if name not in NAMES]
     if unknown:
@@ -200,9 +191,6 @@ def certify_url(ctx: typer.Context, models: o.Models) -> None:
     text = as_json(certificate.to_dict(), pretty=True)
     if given["output"] is not None:
         write(text, given["output"])
-    if report is not None:
-        page = markdown_page if Path(report).suffix == ".md" else html_page
-        write(page(certificate), report)
     if given["json_"]:
         write(text if sys.stdout.isatty() else as_json(certificate.to_dict()), None)
     else:
@@ -238,7 +226,7 @@ def show(certificate: "EndpointCertificate", *, no_color: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from foretell.certify.endpoint.page import asked, with_findings
+    from foretell.certify.endpoint.report import asked, with_findings
 
     console = Console(
         no_color=not has_color(sys.stdout, no_color), highlight=False, width=None if sys.stdout.isatty() else 150

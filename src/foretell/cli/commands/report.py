@@ -1,4 +1,4 @@
-"""``foretell report``: a bench report read again: its table, a page, CSV, or two of them compared."""
+"""``foretell report``: a bench report read again: its table, CSV, or two of them compared."""
 
 import math
 import shlex
@@ -21,10 +21,6 @@ File = Annotated[str, typer.Argument(metavar="FILE", help="What 'foretell bench 
 Other = Annotated[
     str | None, typer.Argument(metavar="[OTHER]", help="A second report: what changed from FILE to OTHER.")
 ]
-Page = Annotated[
-    str | None,
-    typer.Option("--html", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write a page with pictures, all in one file."),
-]  # fmt: skip
 Csv = Annotated[
     str | None,
     typer.Option("--csv", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write the figures as CSV; -: to stdout."),
@@ -37,30 +33,27 @@ Command = Annotated[
 def report(
     file: File,
     other: Other = None,
-    html: Page = None,
     csv: Csv = None,
     command: Command = False,
     json_: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
-    """Show a bench report that was written before, without measuring anything: the same table, a page, or CSV.
+    """Show a bench report that was written before, without measuring anything: the same table, or CSV.
 
     With two reports: speedups and intervals side by side, which changes are clear, and which settings differ.
     """
-    check_writable(html, "--html")
     check_writable(csv if csv != "-" else None, "--csv")
-    if other is not None and (html is not None or csv is not None or command):
-        raise ConfigError("two reports are compared; --html, --csv and --command are of one: drop one of them")
-    if command and (html is not None or csv is not None or json_):
-        raise ConfigError("--command prints the command alone: drop it, or drop --html, --csv and --json")
+    if other is not None and (csv is not None or command):
+        raise ConfigError("two reports are compared; --csv and --command are of one: drop one of them")
+    if command and (csv is not None or json_):
+        raise ConfigError("--command prints the command alone: drop it, or drop --csv and --json")
     if json_ and csv == "-":
         raise ConfigError("--csv - and --json both print to standard output: drop one, or give --csv FILE")
     for one in filter(None, (file, other)):
         if not Path(one).exists():  # said before torch is imported
             raise ConfigError(f"{one} cannot be read: no such file")
-    from foretell.bench.page import page
     from foretell.bench.record import compare, csv_of, made_by, read_report
-    from foretell.cli.tables import conclusion, show
+    from foretell.cli.tables import show
 
     found = read_report(file)
     if other is not None:
@@ -76,13 +69,11 @@ def report(
             raise ConfigError(f"{file} does not say by which command it was made")
         typer.echo(" ".join(map(shlex.quote, words)))
         return
-    if html is not None:
-        write(page(found, [conclusion(at) for at in found.temperatures]), html)
     if csv is not None:
         write(csv_of(found), None if csv == "-" else csv)
     if json_:
         typer.echo(as_json(found.to_dict(), pretty=sys.stdout.isatty()), nl=False)
-    elif html is None and csv is None:
+    elif csv is None:
         show(found, no_color=no_color)
 
 

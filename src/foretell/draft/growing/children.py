@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from foretell.core.noise import Noise, race, race_top, top
+from foretell.core.noise import Noise, race_top, top
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawMode, DrawnBy
 from foretell.core.upload import tensor_on
@@ -34,7 +34,7 @@ class Children:
 class Nodes:
     """W nodes whose children are to be drawn. Numbers key the noise: no two nodes of a tree share one."""
 
-    depth: int | Tensor  # steps from the root; [B, W] where they differ
+    depth: int  # steps from the root
     parents: Tensor  # [W] int64 numbers of these nodes
     numbers: Tensor  # [W, C] int64 numbers of their children
     counts: Tensor | None = None  # [W] or [B, W] int64 how many of the C each has; None: all
@@ -74,17 +74,10 @@ class Drawing:
             out.scores,
         )
 
-    def coupled_keys(self, depth: int | Tensor, num_nodes: int) -> Tensor:
+    def coupled_keys(self, depth: int, num_nodes: int) -> Tensor:
         """[B, W] int64 key of the token after each node: nodes of one depth share it."""
         keys = self.noise.coupled_keys(self.depth + 1)  # the verifier's depths too: hashed once
-        return keys.gather(1, depth) if isinstance(depth, Tensor) else keys[:, depth, None].expand(-1, num_nodes)
-
-    def list_keys(self, depth: int | Tensor, num_nodes: int, count: int) -> Tensor:
-        """[B, W, C] int64 keys of the list after each node."""
-        if not isinstance(depth, Tensor):
-            return self.noise.list_keys(depth, count)[:, None].expand(-1, num_nodes, -1)
-        keys = torch.stack([self.noise.list_keys(at, count) for at in range(self.depth)], 1)  # [B, D, C]
-        return keys.gather(1, depth[:, :, None].expand(-1, -1, count))
+        return keys[:, depth, None].expand(-1, num_nodes)
 
 
 def _fixed(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
@@ -105,12 +98,6 @@ def _without_replacement(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Child
 def _coupled(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
     tokens, scores = race_top(probs, drawing.coupled_keys(nodes.depth, probs.shape[1]), nodes.numbers.shape[1])
     return Children(tokens, _label(DrawnBy.COUPLED, probs.device), scores > 0, scores=scores)
-
-
-def _list(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
-    keys = drawing.list_keys(nodes.depth, probs.shape[1], nodes.numbers.shape[1])
-    tokens = torch.stack([race(probs, key) for key in keys.unbind(-1)], -1)
-    return Children(tokens, _label(DrawnBy.COUPLED, probs.device), probs.gather(-1, tokens) > 0)
 
 
 def _greedy(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
@@ -135,7 +122,6 @@ _WAYS: dict[DrawMode, Callable[[Drawing, Tensor, Nodes], Children]] = {
     DrawMode.WITHOUT_REPLACEMENT: _without_replacement,
     DrawMode.COUPLED: _coupled,
     DrawMode.GREEDY: _greedy,
-    DrawMode.LIST: _list,
 }
 
 

@@ -236,11 +236,10 @@ _WORTH: dict[DrawMode, Callable[[Children, Tensor], tuple[Tensor, Tensor]]] = {
     DrawMode.WITHOUT_REPLACEMENT: _worth_without_replacement,
     DrawMode.COUPLED: _worth_coupled,
     DrawMode.GREEDY: _worth_greedy,
-    DrawMode.LIST: _worth_fixed,
 }
 
 
-def _expand(growth: Growth, drawing: Drawing, width: int, first_number: int, depth: int | Tensor, least: float) -> None:
+def _expand(growth: Growth, drawing: Drawing, width: int, first_number: int, depth: int, least: float) -> None:
     """Draw up to width candidates after each node of the frontier. least is for DrawMode.GREEDY alone: a FIXED child is
     one of the most probable tokens that the walk comes to with at least this probability, decided before the draw."""
     probs = growth.read()
@@ -270,9 +269,6 @@ def grow_dyspec(
     drawing = Drawing.of(draws, noise, context.processors, deepest)
     growth = Growth(expander, context, limits)
     least = max(shape.threshold, 1.0 / size)
-    if shape.heap:
-        _fill_one_by_one(growth, drawing, shape, least)
-        return growth.finish(size, shape.threshold, shape.width)
     for depth in range(deepest):
         _expand(growth, drawing, shape.width, depth * size, depth, least)
         if depth + 1 == deepest or not _descend(
@@ -327,25 +323,6 @@ def _descend(growth: Growth, wanted: Tensor, depth: int, most: int) -> bool:
     return True
 
 
-def _fill_one_by_one(growth: Growth, drawing: Drawing, shape: DySpec, least: float) -> None:
-    """As published: fill the best place and read its node at once; one pass of the drafter per node. The slow
-    reference."""
-    taken = torch.zeros_like(growth.place, dtype=torch.bool)
-    taken[:, 0] = True
-    for node in range(shape.size):
-        depth = growth.depth[:, -1:].clamp(max=drawing.depth - 1)
-        _expand(growth, drawing, shape.width, node, depth, least)
-        if node + 1 == shape.size:
-            return
-        taken = torch.nn.functional.pad(taken, (0, shape.width))
-        value, chosen = growth.place.masked_fill(taken, 0.0).max(1, keepdim=True)
-        alive = (value > 0) & (value >= shape.threshold)
-        if alive.device.type == "cpu" and not bool(alive.any()):
-            return
-        taken = taken.scatter(1, chosen, True)
-        growth.feed(chosen, alive)
-
-
 def grow_eagle2(
     expander: Expander, context: Context, limits: Sequence[int], shape: Eagle2Shape, draws: DrawMode, noise: Noise
 ) -> Grown:
@@ -383,4 +360,4 @@ def grow_opt_tree(
 
 def _ranked(draws: DrawMode) -> DrawMode:
     """Nodes ranked after they were drawn are no draws that a verifier can correct for: FIXED or COUPLED."""
-    return draws if draws in (DrawMode.COUPLED, DrawMode.LIST) else DrawMode.FIXED
+    return draws if draws == DrawMode.COUPLED else DrawMode.FIXED

@@ -19,7 +19,6 @@ from foretell.draft.growing.template import grow_template
 from foretell.draft.shapes import (
     Adaptive,
     Chain,
-    Delayed,
     DySpec,
     Eagle2Shape,
     OptTree,
@@ -33,7 +32,6 @@ from foretell.model.prefill import real_nodes
 CHAIN_LABELS = {
     DrawMode.FIXED: DrawnBy.FIXED,
     DrawMode.COUPLED: DrawnBy.COUPLED,
-    DrawMode.LIST: DrawnBy.COUPLED,
     DrawMode.IID: DrawnBy.IID,
     DrawMode.WITHOUT_REPLACEMENT: DrawnBy.IID,
     DrawMode.GREEDY: DrawnBy.IID,
@@ -202,7 +200,6 @@ _GROWERS: dict[type[Shape], _Grower] = {
     Adaptive: _grow_adaptive,
     SpecDec: _grow_specdec,
     Static: grow_template,
-    Delayed: grow_template,
     Sequoia: grow_template,
     DySpec: grow_dyspec,
     Eagle2Shape: grow_eagle2,

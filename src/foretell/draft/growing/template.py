@@ -1,4 +1,4 @@
-"""Trees whose shape does not depend on tokens: static, delayed, Sequoia. Grown depth by depth in their final slots."""
+"""Trees whose shape does not depend on tokens: static, Sequoia. Grown depth by depth in their final slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Context
 from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown, limits_of, note, pick, span_for, with_q
-from foretell.draft.shapes import Delayed, Sequoia, Static
+from foretell.draft.shapes import Sequoia, Static
 from foretell.theory.shape import best_tree
 
-TemplateShape = Static | Delayed | Sequoia
+TemplateShape = Static | Sequoia
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,14 @@ from foretell.model.load import from_module
 from foretell.model.target import ModelSpec
 
 LEARNING_RATE = 1e-3
+CLIP = 1.0  # the most that a gradient's norm may be
 WEIGHT_REJECTED = 6.0  # as in the paper; calibration takes it out again
 
 
 class AcceptanceStudent:
     """The head of one draft model. Not thread-safe."""
 
-    def __init__(self, name: str, draft: ModelSpec, module: Any, teacher: Teacher, clip: float) -> None:
+    def __init__(self, name: str, draft: ModelSpec, module: Any, teacher: Teacher) -> None:
         """name: directory of the head. module: the draft model that learns, a transformers model, read as it is at each
         call. Raises ModelError."""
         self.head = load_acceptance(name, draft).to(next(module.parameters()).device)
@@ -37,7 +38,7 @@ class AcceptanceStudent:
         for parameter in trained:
             parameter.requires_grad_()
         self.objective = AcceptanceObjective(self.head, reader, prefix="target")
-        self.teacher, self.clip = teacher, clip
+        self.teacher = teacher
         self.parameters = [parameter.requires_grad_() for parameter in self.head.parameters()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, weight_decay=0.0)
 
@@ -60,7 +61,7 @@ class AcceptanceStudent:
 
     def apply(self) -> None:
         """One step of the optimiser; none where a number is not finite."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        norm = nn.utils.clip_grad_norm_(self.parameters, CLIP)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from foretell.learn.training.clusters import Clusters
 from foretell.learn.training.texts import Text, kinds_of
 
+MIN_GAIN = 0.005  # of held-out acceptance, for a swap
+MAX_LOSS = 0.02  # on old held-out texts, against the best that has served
 CONFIDENCE = 1.0
-"""Standard errors by which the gain on recent texts must exceed ``min_gain``'s zero: one of six lucky updates that gain
-nothing passes that, and must gain ``min_gain`` besides."""
+"""Standard errors by which the gain on recent texts must exceed zero: one of six lucky updates that gain nothing passes
+that, and must gain MIN_GAIN besides."""
 
 
 LEAST = 4
@@ -24,8 +26,6 @@ class Verdict:
 
     passes: bool
     reason: str
-    recent_before: float
-    recent_after: float
     old_before: float | None  # None: there are no old ones yet
     old_after: float | None
 
@@ -33,16 +33,12 @@ class Verdict:
 def judge(
     recent: tuple[Sequence[float], Sequence[float]],
     old: tuple[Sequence[float], Sequence[float]],
-    *,
-    min_gain: float,
-    max_loss: float,
 ) -> Verdict:
-    """The scores of the same texts (before, after). It passes where recent ones gain at least ``min_gain``, and more than
-    their spread explains, and old ones lose at most ``max_loss`` and no more than recent ones gain: requests come back,
+    """The scores of the same texts (before, after). It passes where recent ones gain at least MIN_GAIN, and more than
+    their spread explains, and old ones lose at most MAX_LOSS and no more than recent ones gain: requests come back,
     and a drafter that gives a hundredth here for two there has not learned but changed its mind."""
     gains = [after - before for before, after in zip(*recent, strict=True)]
     losses = [before - after for before, after in zip(*old, strict=True)]
-    before, after = _mean(recent[0]), _mean(recent[1])
     old_before, old_after = (_mean(old[0]), _mean(old[1])) if losses else (None, None)
     gain = _mean(gains)
     reason = ""
@@ -50,15 +46,15 @@ def judge(
         reason = "a score is not finite"
     elif len(gains) < 2:
         reason = f"{len(gains)} held-out texts are too few to say"
-    elif gain < min_gain:
-        reason = f"recent texts: {gain:+.4f}, and {min_gain:+.4f} is asked"
+    elif gain < MIN_GAIN:
+        reason = f"recent texts: {gain:+.4f}, and {MIN_GAIN:+.4f} is asked"
     elif gain <= CONFIDENCE * _standard_error(gains):
         reason = f"recent texts: {gain:+.4f} with a standard error of {_standard_error(gains):.4f}"
-    elif losses and _mean(losses) > max_loss:
-        reason = f"old texts: {-_mean(losses):+.4f}, and {-max_loss:+.4f} is allowed"
+    elif losses and _mean(losses) > MAX_LOSS:
+        reason = f"old texts: {-_mean(losses):+.4f}, and {-MAX_LOSS:+.4f} is allowed"
     elif losses and _mean(losses) > gain:
         reason = f"old texts: {-_mean(losses):+.4f}, more than recent ones gain ({gain:+.4f})"
-    return Verdict(not reason, reason, before, after, old_before, old_after)
+    return Verdict(not reason, reason, old_before, old_after)
 
 
 def without_gains(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from foretell.core.errors import ConfigError
-from foretell.learn.options import LearnOptions
+from foretell.learn.options import MAX_TENANTS, LearnOptions
 from foretell.learn.training.ends import Matrices
 from foretell.learn.training.export import export
 from foretell.learn.training.student import Origin, Student
@@ -39,7 +39,7 @@ class TrainerPool:
     def open(self, adapter: str, origin: Origin) -> None:
         """A new adapter. Raises ConfigError, ModelError."""
         whole = int(self.options.learn_memory_mib * 2**20)
-        most = whole if adapter.startswith("/") else whole // self.options.max_tenants  # "/...": all requests together
+        most = whole if adapter.startswith("/") else whole // MAX_TENANTS  # "/...": all requests together
         with torch.inference_mode(mode=False):  # a new client's first request may come in the middle of decoding
             student = Student(replace(origin, matrices=origin.matrices or self.matrices), self.options)
             self.trainers[adapter] = AdapterTrainer(student, self.options, max_bytes=most // 2)
@@ -54,7 +54,7 @@ class TrainerPool:
         trainer = self.trainers.get(adapter)
         if trainer is None:
             return
-        found = text.reduced(self.options.num_laws).cut(trainer.student.longest)
+        found = text.reduced().cut(trainer.student.longest)
         if found is not None and found.is_finite:
             trainer.add(found)
         elif found is not None and not trainer.num_left_out:  # of one NaN all that is learned becomes NaN

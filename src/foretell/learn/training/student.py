@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError
 from foretell.heads.objective import LossSlot, Objective
 from foretell.heads.teacher import ComputedBatch, Teacher
 from foretell.learn.options import RECIPES, LearnOptions
-from foretell.learn.training.acceptance import AcceptanceStudent
+from foretell.learn.training.acceptance import CLIP, AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
@@ -84,7 +84,7 @@ class Student:
         self._pending = 0
         self.acceptance: AcceptanceStudent | None = None
         if origin.acceptance is not None:
-            self.acceptance = AcceptanceStudent(*origin.acceptance, head, self.teacher, options.clip)
+            self.acceptance = AcceptanceStudent(*origin.acceptance, head, self.teacher)
             if len(found) > len(model):
                 self.acceptance.load(found)
             head.train()  # it was put in eval mode to be read
@@ -142,7 +142,7 @@ class Student:
         if not self._pending:
             return False
         self._pending = 0
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
         finite = bool(torch.isfinite(norm))
         if finite:
             self.optimizer.step()

@@ -22,6 +22,7 @@ from foretell.learn.training.clusters import Clusters, Sketch, sketch
 COLDEST, HOTTEST = 1e-3, 1e3
 """Temperatures between which a law differs from a greedy and from an even one: beyond them a text is learned as one of
 those, since logits divided by less, or multiplied by more, are no numbers any more."""
+NUM_LAWS = 64  # most probable tokens kept of each distribution
 LEAST_TAIL = 1e-7
 """The least mass of the tokens that are not held: half precision knows no less of 1."""
 
@@ -108,7 +109,7 @@ class RawText:
         """Bytes held."""
         return sum(block.nbytes for block in self.logits) + (0 if self.taps is None else self.taps.nbytes)
 
-    def reduced(self, num_laws: int) -> Text:
+    def reduced(self, num_laws: int = NUM_LAWS) -> Text:
         """The text as it is kept."""
         temperature = min(self.temperature, HOTTEST) if self.temperature >= COLDEST else 0.0
         ids, logs, tail = reduce_laws(torch.cat(self.logits), temperature or 1.0, num_laws)

@@ -17,6 +17,8 @@ from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge, without
 from foretell.learn.training.student import Student
 from foretell.learn.training.texts import ReplayBuffer, Text, kinds_of
 
+PATIENCE = 4  # refusals in a row, after which the learner pauses
+REST_TEXTS = 16  # ... until so many texts have come, or acceptance falls
 NUM_KINDS = 6
 """Kinds of requests among which what is kept of old texts is shared."""
 
@@ -166,17 +168,17 @@ class AdapterTrainer:
         ]
         kinds, now = kinds_of(old, self.kinds), set(kinds_of(recent, self.kinds))
         pairs[1] = without_gains(*pairs[1], [kind in now for kind in kinds])
-        verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
+        verdict = judge(pairs[0], pairs[1])
         if verdict.passes:
             self.student.load(asked)  # from which learning goes on
             yield self._publish(self.student.settle_acceptance(asked, self.served, known, recent), verdict)
             return
         self.num_refused += 1
         self.refusals += 1
-        rests = self.refusals >= self.options.patience
+        rests = self.refusals >= PATIENCE
         if rests:  # what four gates refused is dropped
             self.student.load(self.served)
-            self.refusals, self.resting = 0, self.options.rest_texts
+            self.refusals, self.resting = 0, REST_TEXTS
         yield {"event": "refused", "rests": rests, **asdict(verdict)}
 
     def _score(self, weights: dict[str, Tensor], text: Text, then: dict[str, Tensor]) -> float:

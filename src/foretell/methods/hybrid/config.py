@@ -19,9 +19,6 @@ from foretell.methods.hybrid.size import TOKENS, size_for
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
 
-GRAFTED = frozenset({DrawMode.COUPLED, DrawMode.LIST})
-"""Draws without a distribution that a verifier reads: tokens of a suffix are put beside such children."""
-
 
 @dataclass(frozen=True)
 class HybridConfig(MethodConfig):
@@ -61,7 +58,8 @@ class HybridConfig(MethodConfig):
             reason = (
                 f"second_shape {self.second_shape!r} needs an acceptance head, and hybrid loads none: give 'adaptive'"
             )
-        if reason is None and not shape.is_chain and draws in GRAFTED & self.verifier.counts_children:
+        is_grafted = draws == DrawMode.COUPLED and not shape.is_chain  # tokens of a suffix stand beside its children
+        if reason is None and is_grafted and draws in self.verifier.counts_children:
             reason = (
                 f"verifier {self.verifier.name!r} treats all children of a node together, and where a suffix's stand there "
                 "how many there are depends on their tokens: give second_shape 'chain', or draws 'fixed'"

@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from foretell.draft.ngram import MAX_NGRAM
-from foretell.draft.suffix import MAX_MATCH, MAX_SPEC
 from foretell.server.protocol.fields import INT32, Option, Strict, Text, TokenId
 
 MAX_BIASES = 1024
@@ -41,18 +40,6 @@ class Speculative(BaseModel):
         None, ge=1, le=MAX_NGRAM, description="ngram: shortest suffix of the text that is looked up, in tokens."
     )
     prompt_lookup_max: int | None = Field(None, ge=1, le=MAX_NGRAM, description="ngram: longest such suffix.")
-    suffix_decoding_min_match: int | None = Field(
-        None, ge=1, le=MAX_MATCH, description="suffix: shortest match that is followed, in tokens."
-    )
-    suffix_decoding_max_match: int | None = Field(
-        None, ge=1, le=MAX_MATCH, description="suffix: longest match; longer ones count as this."
-    )
-    suffix_decoding_max_spec_factor: float | None = Field(
-        None, ge=0, le=MAX_SPEC, description="suffix: guesses in a line for each token of the match."
-    )
-    suffix_decoding_max_spec_offset: float | None = Field(
-        None, ge=-MAX_SPEC, le=MAX_SPEC, description="suffix: guesses in a line beside those."
-    )
     suffix_decoding_min_token_prob: float | None = Field(
         None, ge=0, le=1, description="suffix: least share of a guess on its path."
     )

@@ -1,6 +1,5 @@
 """``/v1/models``, the probes, the figures and the page."""
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -99,12 +98,6 @@ async def metrics(request: Request) -> Response:
     """Prometheus' text form."""
     content, media_type = request.app.state.backend.metrics.render()
     return Response(content, headers={"content-type": media_type})
-
-
-async def integrity(request: Request) -> Response:
-    """Check the engine's invariants, between two steps."""
-    await asyncio.to_thread(request.app.state.backend.service.check_integrity)
-    return JsonReply({"status": "ok"})
 
 
 async def page(request: Request) -> Response:

@@ -48,16 +48,16 @@ class Mismatch:
         """[B, N] the entry of x [B, N] at each node's parent."""
         return x.gather(1, self.above)
 
-    def at_open(self, statistic: Callable[..., Tensor], *distributions: Tensor) -> Tensor:
-        """[B, N] a statistic [R, V], ... -> [R] of distributions [B, N, V] at the open nodes; undefined elsewhere.
+    def at_open(self, statistic: Callable[[Tensor], Tensor], probs: Tensor) -> Tensor:
+        """[B, N] a statistic [R, V] -> [R] of distributions [B, N, V] at the open nodes; undefined elsewhere.
 
         On the CPU the other rows are never read; leaving them out on an accelerator would take a host read.
         """
         if self.open.device.type != "cpu":
-            return statistic(*(probs.flatten(0, 1) for probs in distributions)).view_as(self.chance)
+            return statistic(probs.flatten(0, 1)).view_as(self.chance)
         index = self.open.flatten().nonzero()[:, 0]
         out = torch.zeros_like(self.chance)
-        out.view(-1)[index] = statistic(*(probs.flatten(0, 1)[index] for probs in distributions))
+        out.view(-1)[index] = statistic(probs.flatten(0, 1)[index])
         return out
 
 

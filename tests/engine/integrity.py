@@ -1,17 +1,31 @@
-"""The books of the engine, added up between two steps: for tests, and for a service that is asked."""
+"""The books of the engine, added up between two steps."""
+
+import torch
 
 from foretell.engine.batch import Batch
 from foretell.engine.loop import Loop
+from foretell.engine.prefix import PrefixStore
 from foretell.engine.state import State
-from foretell.model.blocks import BlockCache
+from foretell.model.blocks import _FIRST, _FREE, BlockCache
 from foretell.model.prefill import round_up
+from foretell.service.service import Service
+
+
+def check_service(service: Service) -> None:
+    """``check_loop`` on the engine's thread, between two steps."""
+
+    def check() -> None:
+        assert service._loop is not None
+        check_loop(service._loop)
+
+    service._call(check)
 
 
 def check_loop(loop: Loop) -> None:
     """Check the invariants. Raises RuntimeError where one is violated."""
     check_batch(loop.batch)
     if loop.prefixes is not None:
-        loop.prefixes.check_integrity()
+        check_prefixes(loop.prefixes)
     waiting = [job.row.request_id for job in (*loop.waiting, *loop.scoring)]
     running = [job.row.request_id for job in loop.running.values()]
     if sorted(waiting + running) != sorted(loop.jobs):
@@ -50,7 +64,7 @@ def check_batch(batch: Batch) -> None:
             f"{batch.pool.num_rows} rows of the pool for {len(batch.members)} members, {len(batch.arrivals)} arrivals"
         )
     if isinstance(batch.pool, BlockCache):
-        batch.pool.check_integrity()
+        check_blocks(batch.pool)
     stop = 0
     for group in batch.groups:
         if group.start != stop or group.stop <= group.start:
@@ -100,3 +114,28 @@ def check_state(state: State) -> None:
             raise RuntimeError(f"request {row.index}: length {length} exceeds {state.capacity} slots")
         if [piece.token_id for piece in row.pieces] != row.token_ids:
             raise RuntimeError(f"request {row.index}: {len(row.token_ids)} tokens, {len(row.pieces)} pieces")
+
+
+def check_blocks(cache: BlockCache) -> None:
+    """Check the invariants, and the table on the device. Raises RuntimeError where one is violated."""
+    taken = [block for row in cache._taken for block in row]
+    if sorted(taken + cache._free) != list(range(_FIRST, _FIRST + cache.num_blocks)):
+        raise RuntimeError(f"blocks {sorted(taken)} are taken and {sorted(cache._free)} free, of {cache.num_blocks}")
+    if any(cache._taken[cache.num_rows :]):
+        raise RuntimeError("a row that is not in use has blocks")
+    expected = torch.full_like(cache._host, _FREE)
+    for row, blocks in enumerate(cache._taken):
+        expected[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int64) * cache.block
+    if not torch.equal(cache.table.cpu(), expected):
+        raise RuntimeError("the table on the device is not what rows have taken")
+
+
+def check_prefixes(store: PrefixStore) -> None:
+    """Check the invariants. Raises RuntimeError where one is violated."""
+    held = sum(prefix.num_bytes for prefix in store._prefixes.values())
+    if held != store.num_bytes or held > store.max_bytes:
+        raise RuntimeError(f"prefixes hold {held} bytes, {store.num_bytes} are counted, {store.max_bytes} allowed")
+    if store.num_tokens != sum(len(prefix.ids) for prefix in store._prefixes.values()):
+        raise RuntimeError(f"{store.num_tokens} tokens are counted, and the prefixes hold another number")
+    if any(number not in store._prefixes for number in store._blocks.values()):
+        raise RuntimeError("a block refers to a prefix that was removed")

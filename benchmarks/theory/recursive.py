@@ -6,10 +6,11 @@ later chances depend on which tokens were rejected. Draft k itself has acceptanc
 """
 
 import torch
+from benchmarks.theory.rows import Estimate, check_num_drafts
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.theory.rows import Estimate, check_distributions, check_num_drafts
+from foretell.theory.acceptance import check_distributions
 
 MAX_ENUMERATED = 1 << 22  # entries [paths, V] that exact enumeration may build
 

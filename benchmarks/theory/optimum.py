@@ -10,10 +10,11 @@ closed form. With n = 1 all three are 1 - TV.
 """
 
 import torch
+from benchmarks.theory.prefix import Prefixes
+from benchmarks.theory.rows import Bounds, check_num_drafts, check_tolerance
 from torch import Tensor
 
-from foretell.theory.prefix import Prefixes
-from foretell.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
+from foretell.theory.acceptance import by_ratio, check_distributions
 
 TOLERANCE = 1e-6
 

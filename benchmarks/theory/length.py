@@ -8,22 +8,16 @@ Tokens a step count the bonus; accepted drafts are one less.
 
 from collections.abc import Sequence
 
+from benchmarks.theory.pass_costs import PassCosts, check_cost
+
 from foretell.core.errors import ConfigError
 from foretell.costs.cost_model import speedup, step_cost
-from foretell.theory.pass_costs import PassCosts, check_cost
+from foretell.theory.shape import check_rates
 
 Acceptance = float | Sequence[float]
 MAX_LENGTH = 32
 LONGEST = 1000
 """Of a chain of guesses that is computed with: a scan takes the square of it, and no step guesses a tenth of it."""
-
-
-def check_rates(acceptance: Sequence[float], name: str = "acceptance") -> list[float]:
-    """The rates as floats. Raises ConfigError where one is outside [0, 1]."""
-    rates = [float(rate) for rate in acceptance]
-    if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise ConfigError(f"{name} is a probability in [0, 1]; given {rates}")
-    return rates
 
 
 def conditional_rates(acceptance: Acceptance, num_speculative_tokens: int) -> list[float]:

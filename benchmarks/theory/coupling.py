@@ -11,41 +11,16 @@ in r, and with K = 1 it is 1 / sum of max(p, r q).
 
 import numpy as np
 import torch
+from benchmarks.theory import race
+from benchmarks.theory.race import Array, Integers
+from benchmarks.theory.rows import Bounds, check_num_drafts, check_tolerance
 from torch import Tensor
 
-from foretell.theory import race
-from foretell.theory.race import Array, Integers
-from foretell.theory.rows import Bounds, by_ratio, check_distributions, check_num_drafts, check_tolerance
+from foretell.theory.acceptance import by_ratio, check_distributions, gumbel
 
 TOLERANCE = 1e-4
 LARGEST = 64  # tokens of p evaluated exactly before any refinement
 ENTRIES = 1 << 20  # rates [E, V] at a time
-
-
-def gumbel(p: Tensor, q: Tensor) -> Tensor:
-    """[R] float64: sum over j of 1 / (sum over i of max(p_i / p_j, q_i / q_j)), one draft: O(V log V).
-
-    Between (1 - TV) / (1 + TV) and 1 - TV.
-    """
-    return list_gumbel_bound(p, q, 1)
-
-
-def list_gumbel_bound(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
-    """[R] float64: lower bound of GLS (2506.05632), K drafts from independent noise, the target from the least of each.
-
-    Sum over j of K / (sum over i of max(p_i / p_j, q_i / q_j) + (K - 1) / p_j); exact at K = 1. Not the shared-noise
-    top K of ``gumbel_top_k``, which accepts more.
-    """
-    p, q = by_ratio(*check_distributions(p, q))
-    check_num_drafts(num_drafts)
-    # For j in order of p / q: tokens before it have the larger q_i / q_j, itself and those after the larger p_i / p_j.
-    behind = p.flip(-1).cumsum(-1).flip(-1)
-    before = q.cumsum(-1) - q
-    both = (p > 0) & (q > 0)
-    one = torch.ones_like(p)
-    p_j, q_j = torch.where(both, p, one), torch.where(both, q, one)
-    total = (behind + (num_drafts - 1)) / p_j + before.clamp(min=0.0) / q_j
-    return torch.where(both, num_drafts / torch.where(both, total, one), 0.0).sum(-1).clamp(max=1.0)
 
 
 def gumbel_top_k(p: Tensor, q: Tensor, num_drafts: int, *, tolerance: float = TOLERANCE) -> Bounds:
@@ -60,7 +35,7 @@ def gumbel_top_k(p: Tensor, q: Tensor, num_drafts: int, *, tolerance: float = TO
     check_num_drafts(num_drafts)
     check_tolerance(tolerance)
     if num_drafts == 1:
-        return Bounds(*[list_gumbel_bound(p, q, 1)] * 2)
+        return Bounds(*[gumbel(p, q)] * 2)
     bounds = [
         _top_k(p_row[q_row > 0].numpy(), q_row[q_row > 0].numpy(), num_drafts, tolerance)
         for p_row, q_row in zip(p.cpu(), q.cpu(), strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretell.analysis.optimum import OptimumTable, RuleAcceptance
+    from benchmarks.theory.table import OptimumTable, RuleAcceptance
 
 FIELDS = ("temperature", "num_drafts", "rule", "draws", "acceptance", "standard_error", "optimum", "share_of_optimum")
 

@@ -17,9 +17,8 @@ what has not been evaluated. The prefix at which that bound is least is evaluate
 from itertools import pairwise
 
 import numpy as np
-
-from foretell.theory import race
-from foretell.theory.race import Array, Integers
+from benchmarks.theory import race
+from benchmarks.theory.race import Array, Integers
 
 QUANTILES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
 

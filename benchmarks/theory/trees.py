@@ -10,17 +10,17 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from benchmarks.theory.pairs import Pairs
+from benchmarks.theory.pass_costs import PassCosts
+from benchmarks.theory.sizes import choose_size
+from benchmarks.theory.table import distributions_at
 from torch import Tensor
 
-from foretell.analysis.optimum import distributions_at
-from foretell.analysis.pairs import Pairs
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, layout
 from foretell.draft.growing.children import Drawing, Nodes
 from foretell.draft.shapes import Sequoia
 from foretell.model.target import CausalModel, Target
-from foretell.theory.pass_costs import PassCosts
-from foretell.theory.shape import choose_size
 from foretell.verify import Verifier
 from foretell.verify.base import Evidence
 

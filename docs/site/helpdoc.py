@@ -1,4 +1,4 @@
-"""The page docs/help.md, made from the commands: ``python -m foretell.cli.helpdoc > docs/help.md``.
+"""The page docs/help.md, made from the commands: ``python docs/site/helpdoc.py > docs/help.md``.
 
 An option that several commands have alike stands once, in the first section. So the page is a third as long as all
 ``--help`` texts together, which stay whole.
@@ -20,7 +20,7 @@ What does a command take, and what does an option do? Options that several comma
 of one command.
 
 A default stands in brackets; `NAME=` is an environment variable that sets the option. An option with *several* may be
-given more than once. `python -m foretell.cli.helpdoc` makes this page.
+given more than once. `python docs/site/helpdoc.py` makes this page.
 """
 SHARED = "Shared options"
 ELSEWHERE = {
@@ -84,7 +84,7 @@ def first_name(text: str) -> str:
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """A command and those below it, each with its name ("foretell theory length"), by groups."""
+    """A command and those below it, each with its name ("foretell bench"), by groups."""
     yield name, command
     for below, inner in grouped(command):
         yield from walk(f"{name} {below}", inner)

@@ -10,13 +10,14 @@ from math import sqrt
 from typing import Any
 
 import torch
+from benchmarks.theory import acceptance as one_step, optimum, recursive
+from benchmarks.theory.pairs import Pairs
 from torch import Tensor
 
-from foretell.analysis.pairs import Pairs
 from foretell.core.errors import ConfigError
-from foretell.core.noise import Stream, exponentials, int64_seed, race, race_top, stream_keys
+from foretell.core.noise import Stream, int64_seed, race, race_top, stream_keys
 from foretell.core.tree import DrawMode
-from foretell.theory import acceptance as one_step, coupling, optimum, recursive
+from foretell.theory.acceptance import gumbel
 from foretell.verify.selection import Importance, Transport
 
 Rule = Callable[[Tensor, Tensor, int, torch.Generator], Tensor]
@@ -41,13 +42,12 @@ RULES: dict[tuple[str, DrawMode], Rule] = {
     ("rejection", DrawMode.GREEDY): lambda p, q, n, g: one_step.greedy_construction(p, q, n),
     ("exact", DrawMode.FIXED): lambda p, q, n, g: one_step.top_n(p, q, n),
     ("coupled", DrawMode.COUPLED): lambda p, q, n, g: coupled(p, q, n),
-    ("gumbel_list", DrawMode.LIST): lambda p, q, n, g: listed(p, q, n),
 }
 """Rule and draws, in the order of the table. With one draft the rules that read q are all plain rejection."""
 
 
-NUM_RACES, NUM_LISTS = 512, 64
-"""Seeds of the noise by which ``coupled`` and ``listed`` are averaged at every context."""
+NUM_RACES = 512
+"""Seeds of the noise by which ``coupled`` is averaged at every context."""
 
 
 def coupled(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
@@ -57,29 +57,13 @@ def coupled(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
     (a test compares them). One draft has a closed form.
     """
     if num_drafts == 1:
-        return coupling.gumbel(p, q)
+        return gumbel(p, q)
     keys = stream_keys(torch.arange(NUM_RACES), torch.zeros(NUM_RACES, dtype=torch.int64), Stream.COUPLED)
     hits = []
     for p_row, q_row in zip(p.float(), q.float(), strict=True):
         token = race(p_row.expand(NUM_RACES, -1), keys)
         drafts, scores = race_top(q_row.expand(NUM_RACES, -1), keys, num_drafts)
         hits.append(((drafts == token[:, None]) & (scores > 0)).any(1).double().mean())
-    return torch.stack(hits)
-
-
-def listed(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
-    """[R] how often one of num_drafts drafts of independent noises is the target's list draw, over NUM_LISTS seeds."""
-    if num_drafts == 1:
-        return coupling.gumbel(p, q)
-    index = torch.arange(num_drafts)
-    keys = stream_keys(torch.arange(NUM_LISTS)[:, None], torch.zeros(1, 1, dtype=torch.int64), Stream.COUPLED, index)
-    noise = exponentials(keys, p.shape[1])  # [seeds, n, V]
-    least = noise.amin(1)
-    hits = []
-    for p_row, q_row in zip(p.float(), q.float(), strict=True):
-        token = (p_row / least).argmax(-1)
-        drafts = (q_row / noise).argmax(-1)
-        hits.append((drafts == token[:, None]).any(1).double().mean())
     return torch.stack(hits)
 
 
@@ -93,7 +77,7 @@ class RuleAcceptance:
     draws: str  # how its drafts are drawn
     acceptance: float
     standard_error: float  # over texts
-    optimum: float | None  # for drafts drawn so; None for COUPLED and LIST, whose drafts depend on the target's noise
+    optimum: float | None  # for drafts drawn so; None for COUPLED, whose drafts depend on the target's noise
     share_of_optimum: float | None
 
 
