@@ -226,7 +226,7 @@ for turn in range(600):
 @pytest.mark.skipif(os.name != "posix", reason="asks for a process by its id")
 def test_a_fetch_that_is_killed_leaves_no_child(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from foretell.model import pull\n"
+        "import sys; from pathlib import Path; from foretell.checkpoints import pull\n"
         "pull._run([sys.executable, '-S', '-c', sys.argv[1], sys.argv[2]], Path(sys.argv[2]), Path(sys.argv[2], 's'),"
         " lambda done: None, (60.0, 60.0))"
     )

@@ -78,14 +78,14 @@ def test_texts_are_those_of_requests_alone(tmp_path: Path, monkeypatch: pytest.M
     alone = [Engine(model, speculative="none").generate_batch([one])[0].token_ids for one in asked]
     passes: list[Shared] = []
 
-    def seen(tokens: Any, plan: Any, cache: Any, *, forward: Any = model.forward, **options: Any) -> Any:
+    def seen(tokens: Any, plan: Any, cache: Any, *given: Any, forward: Any = model.forward) -> Any:
         passes.append(cache.shared)
         for rows, slots in cache.shared:
             assert len({cache.loras[row] for row in rows}) == 1
             for memory in (*cache.keys, *cache.values):
                 read = min(slots, *plan.length[list(rows)].tolist())
                 assert all(torch.equal(memory[row, :, :read], memory[rows[0], :, :read]) for row in rows)
-        return forward(tokens, plan, cache, **options)
+        return forward(tokens, plan, cache, *given)
 
     monkeypatch.setattr(model, "forward", seen)
     config = {"method": "draft_model", "num_speculative_tokens": 3, "shape": "static/branching=2x2x1"}

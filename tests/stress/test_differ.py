@@ -152,8 +152,8 @@ def without_options(messages: list[dict[str, Any]]) -> ChatRequest:
         ("protocol.responses._text", lambda content: "", doors.RESPONSES),
         ("protocol.ollama.tojson", lambda given: json.dumps(given, sort_keys=True), doors.OLLAMA),
         ("protocol.ollama._conversation", lambda body, messages: without_options(messages), doors.OLLAMA),
-        ("chat._delta", lambda one: {"content": ""}, f"{doors.CHAT}, streamed"),
-        ("ollama._ending", lambda answer, completion: {"done_reason": "never"}, doors.OLLAMA),
+        ("routes.chat._delta", lambda one: {"content": ""}, f"{doors.CHAT}, streamed"),
+        ("routes.ollama._ending", lambda answer, completion: {"done_reason": "never"}, doors.OLLAMA),
     ],
 )
 def test_control_a_door_that_differs_is_found(

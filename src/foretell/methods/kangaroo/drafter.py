@@ -206,7 +206,7 @@ class Kangaroo(HeadMethod):
         "the target's lower layers and a trained adapter",
         draws=True,
         needs_head=True,
-        shapes=("chain", "adaptive", "static", "delayed", "sequoia"),
+        shapes=("chain", "adaptive", "static", "sequoia"),
     )
 
     def __init__(self, head: KangarooHead, model: CausalModel, *, weights: str = "auto") -> None:
