@@ -170,10 +170,12 @@ def test_the_tests_that_catch_them_exist() -> None:
     @cache
     def names(path: str) -> dict[str, bool]:
         """The functions of a file, and whether something may give one cases: a decorator, or a fixture of its own."""
-        parts = re.split(r"^def (\w+)\(([^)]*)\)", (ROOT / path).read_text(), flags=re.MULTILINE)
+        text = (ROOT / path).read_text()
+        parts, for_all = re.split(r"^def (\w+)\(([^)]*)\)", text, flags=re.MULTILINE), "autouse=True" in text
         found = zip(parts[::3], parts[1::3], parts[2::3], strict=False)
         return {
-            name: bool(above.rpartition("\n\n\n")[2].strip() or set(re.findall(r"(\w+):", given)) - PLAIN_FIXTURES)
+            name: for_all
+            or bool(above.rpartition("\n\n\n")[2].strip() or set(re.findall(r"(\w+):", given)) - PLAIN_FIXTURES)
             for above, name, given in found
         }
 
