@@ -84,8 +84,8 @@ def escape(bug: dict[str, Any], code: int) -> str:
 
 
 def until() -> dict[str, float]:
-    """When no bug is planted any more, where there is an end: three quarters of the time are for the other tests."""
-    return {} if isinf(UNTIL) else {"until": (3 * time.time() + UNTIL) / 4}
+    """When no bug is planted any more, where there is an end: seven eighths of the time are for the other tests."""
+    return {} if isinf(UNTIL) else {"until": (7 * time.time() + UNTIL) / 8}
 
 
 def changed_lately(days: int = 1) -> set[Path]:
