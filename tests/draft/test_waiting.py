@@ -99,9 +99,9 @@ def test_features_of_many_positions_are_made_before_they_are_asked_for(monkeypat
         made = [0]
         make = FeatureBuffer._make
 
-        def counted(self: FeatureBuffer, rows: Sequence[int], make: Any = make, made: list[int] = made) -> None:
+        def counted(self: FeatureBuffer, rows: Any, make: Any = make, made: list[int] = made, **options: bool) -> None:
             made[0] += 1
-            make(self, rows)
+            make(self, rows, **options)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(FeatureBuffer, "_make", counted)

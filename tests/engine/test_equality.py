@@ -377,8 +377,8 @@ def test_fixed_width_gives_equal_bits(dtype: torch.dtype, monkeypatch: pytest.Mo
     differing = []
     forward = LeanModel.forward
 
-    def spy(self: LeanModel, tokens: torch.Tensor, plan: Any, cache: Any, **options: Any) -> Any:
-        out = forward(self, tokens, plan, cache, **options)
+    def spy(self: LeanModel, tokens: torch.Tensor, plan: Any, *given: Any) -> Any:
+        out = forward(self, tokens, plan, *given)
         if self is target and out.logits is not None:
             text = current[0].history.ids[0] if current else []
             for node in range(plan.num_nodes):

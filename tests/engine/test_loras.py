@@ -31,7 +31,7 @@ from tests.model.tiny import VOCAB, tiny_module
 NAMES = (None, "one", "two")
 
 
-def lower_layers(model: CausalModel) -> Kangaroo:
+def lower_layers(model: CausalModel, _: int) -> Kangaroo:
     """An adapter that adds nothing."""
     return Kangaroo(KangarooHead.fresh(model, exit_layer=2, head_dim=16), model)
 

@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from foretell.planner.allocation import Allocation
 from foretell.planner.plan import Option
+
+if TYPE_CHECKING:  # it imports numpy, for which the command line's options do not wait
+    from foretell.planner.allocation import Allocation
 
 PROMISE = 0.02
 """Share of the serving time that all the work beside decoding may take together (docs/serving.md, "Stepping aside")."""
@@ -25,7 +28,7 @@ class Trial:
     """A step to find out something."""
 
     option: Option  # by which, and by whose part of the budget
-    allocation: Allocation
+    allocation: "Allocation"
     loss: float  # expected, seconds
     reading: float = 0.0  # of it, seconds of reading a long text, which later trials of these requests put to use
     request_ids: tuple[str, ...] = ()  # that guess

@@ -14,6 +14,7 @@ from foretell.engine.calibrate import Calibration
 from foretell.engine.drafters.waiting import MOST_COMMITS
 from foretell.engine.failures import Failures
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
+from foretell.planner.observations import RowView
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
 from tests.draft.test_join import tiny
@@ -58,8 +59,14 @@ def test_a_drafter_is_told_a_few_times_where_it_can_wait(monkeypatch: pytest.Mon
     monkeypatch.setattr(SuffixDrafter, "observe", one)
     monkeypatch.setattr(SuffixDrafter, "observe_all", several)
     monkeypatch.setattr(SuffixDrafter, "can_wait", waits)
-    monkeypatch.setattr(Planner, "plan", lambda self, rows, arriving=0: StepPlan([0] * len(rows)))
-    monkeypatch.setattr(Planner, "again", lambda self, depth_limit, *, lagging: StepPlan([0]))
+    plans = [StepPlan([])]
+
+    def plan(self: Planner, rows: list[RowView], arriving: int = 0) -> StepPlan:
+        plans.append(StepPlan([0] * len(rows), members=tuple(row.request_id for row in rows)))
+        return plans[-1]
+
+    monkeypatch.setattr(Planner, "plan", plan)
+    monkeypatch.setattr(Planner, "again", lambda self, depth_limit, *, lagging: plans[-1])
     made, texts = auto(), []
     for seed in (5, 6):
         (completion,) = made.generate_batch([request(seed)])
