@@ -71,9 +71,7 @@ class Corrections:
             return
         mean, variance = self._of_size(batch)
         if variance:
-            plain = 1 + self._PLAIN
-            common = self._covariance(0, 0) + 2.0 * self._covariance(0, plain) + self._covariance(plain, plain)
-            spread = variance + common + self._NOISE
+            spread = variance + self.plain_spread**2 + self._NOISE
             most = self._CLIP * math.sqrt(spread)
             surprise = math.log(measured / predicted) - math.log(self.plain) - mean
             gain = variance / spread
