@@ -119,6 +119,7 @@ class CostTable:
     spread: float = 1.0  # median time of a cell's steps over their least, median of the cells: 1 on a quiet machine
     _verify: Surface = field(init=False, repr=False, compare=False)
     _draft: dict[str, Surface] = field(init=False, repr=False, compare=False)
+    _verdicts: dict[str, str] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not any(batch == rows for batch, rows in self.verify_cells):
@@ -237,7 +238,12 @@ class CostTable:
         return best
 
     def verdict(self, method: str) -> str:
-        """One sentence for the log: where guessing can win at all."""
+        """One sentence for the log and for answers that were not guessed: where guessing can win at all."""
+        if method not in self._verdicts:  # hundreds of queries, and each request that ends may ask
+            self._verdicts[method] = self._judge(method)
+        return self._verdicts[method]
+
+    def _judge(self, method: str) -> str:
         if method not in self._draft:
             return f"{method}: not measured; --speculation auto will not guess with it"
         passes = self.draft(method, 1, 1) / self.verify(1, 1)
