@@ -30,8 +30,8 @@ class NativeFunctions:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.forward: Callable[..., int] = lib.foretell_forward
         lib.foretell_forward.argtypes = [
-            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, *[number] * 2, pointer, pointer,
-            number, *[pointer] * 5,
+            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, number, pointer, *[number] * 2,
+            *[pointer] * 2, number, *[pointer] * 5,
         ]  # fmt: skip
         self.decode: Callable[..., int] = lib.foretell_decode
         lib.foretell_decode.argtypes = [
@@ -39,7 +39,7 @@ class NativeFunctions:
             *[pointer] * 2, number, *[pointer] * 6,
         ]  # fmt: skip
         self.scratch: Callable[..., int] = lib.foretell_scratch
-        lib.foretell_scratch.argtypes = [pointer, pointer, number, number]
+        lib.foretell_scratch.argtypes = [pointer, pointer, *[number] * 3]
         self.move: Callable[..., int] = lib.foretell_move
         lib.foretell_move.argtypes = [pointer, pointer, number, pointer, pointer]
         self.states: Callable[..., int] = lib.foretell_states

@@ -82,7 +82,7 @@ class HeadFunctions:
         )  # fmt: skip
         self.pair_logits = typed("pair_logits", pointer, number, number, pointer, pointer, number, pointer)
         self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
-        self.pair_tree_scratch = typed("pair_tree_scratch", pointer, pointer, number, number, pointer, number)
+        self.pair_tree_scratch = typed("pair_tree_scratch", pointer, pointer, *[number] * 3, pointer, number)
         self.pair_tree = typed("pair_tree", pointer, pointer, *[number] * 3, *[pointer] * 7, number, *[pointer] * 6)
         self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
         self.draw = typed("draw", *[pointer] * 2, *[number] * 3, *[pointer] * 6)

@@ -207,7 +207,7 @@ class Texts:
 
     def plan(self, parent: Tensor | Sequence[Sequence[int]]) -> Plan:
         """The layout of a tree after what is committed."""
-        return layout(torch.as_tensor(parent), torch.tensor(self.length), self.capacity)
+        return layout(torch.as_tensor(parent), torch.tensor(self.length), self.capacity, pack=True)
 
     def logits(
         self, tokens: Sequence[Sequence[int]], parent: Sequence[Sequence[int]], cuts: Sequence[int] = ()

@@ -674,7 +674,7 @@ def test_the_scratch_is_enough_for_every_pass_whatever_came_before() -> None:
     for capacity in (CAPACITY, 16):
         cache = model.new_cache(1, capacity)
         for rows, threads in ((33, 1), (33, 8), (32, 8), (40, 2), (33, 64), (32, 64), (1, 256)):
-            start = model._scratch_address(rows, threads, cache)
+            start = model._scratch_address(1, rows, threads, cache)
             end = model._scratch.data_ptr() + model._scratch.numel()
             assert start % 64 == 0
-            assert start + model.native.scratch(model.address, cache.address, rows, threads) <= end, (rows, threads)
+            assert start + model.native.scratch(model.address, cache.address, 1, rows, threads) <= end, (rows, threads)

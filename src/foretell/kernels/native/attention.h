@@ -11,11 +11,11 @@
 #define FORETELL_ATTENTION_H
 #include "slots.h"
 
-/* Nodes [first, first + nodes) of row b, and query heads [head, head + heads) of one key-value head. Of a group: of `rows`
- * one after the other, and b is one of them. */
+/* Nodes [first, first + nodes) of row b, and query heads [head, head + heads) of one key-value head. Of a group: of its
+ * `members`, and b is one of its rows. */
 typedef struct {
   int64_t b, kv_head, first, nodes, head, heads;
-  const int64_t *rows; /* or NULL */
+  const int64_t *members; /* or NULL */
   int64_t low, high, last; /* slots of all runs; high is the end of what is seen, last the greatest low */
 } Tile;
 
@@ -47,8 +47,8 @@ static Work work_of(Pass *p, int t) {
 /* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. seen [rows]: of each the
  * last slot, and all before it; or NULL: as the plan says. A window ends at the node's own position. */
 INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row, int grouped) {
-  const int64_t own = p->positions[row] + 1, high = MIN(own, p->length[row / p->nodes] + p->run[row]);
-  const int64_t common = p->num_groups && !layer->sinks ? p->common[row / p->nodes] : 0;
+  const int64_t own = p->positions[row] + 1, high = MIN(own, p->length[p->owner[row]] + p->run[row]);
+  const int64_t common = p->num_groups && !layer->sinks ? p->common[p->owner[row]] : 0;
   int64_t low = layer->window ? MAX(0, own - layer->window) : 0;
   if (low <= layer->sinks) low = 0;
   if (seen) return (Seen){row, low, seen[row] + 1, seen[row] + 1};
@@ -58,14 +58,13 @@ INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int6
 
 /* Node i of a tile among all of the pass. */
 INLINE int64_t node_of(const Pass *p, const Tile *tile, int64_t i) {
-  const int64_t node = tile->first + i;
-  return tile->rows ? tile->rows[node / p->nodes] * p->nodes + node % p->nodes : tile->b * p->nodes + node;
+  return tile->members ? tile->members[tile->first + i] : p->start[tile->b] + tile->first + i;
 }
 
 static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {
   tile->low = INT64_MAX, tile->high = tile->last = 0;
   for (int64_t i = 0; i < tile->nodes; i++) {
-    const Seen s = seen_by(p, layer, seen, node_of(p, tile, i), tile->rows != 0);
+    const Seen s = seen_by(p, layer, seen, node_of(p, tile, i), tile->members != 0);
     tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total), tile->last = MAX(tile->last, s.low);
   }
 }
@@ -170,7 +169,7 @@ INLINE int64_t end_of_run(const Seen *s) { return s->total > s->high ? s->high /
 
 /* Slots at positions [from, to) of a node that end behind its run. */
 static void find_slots(const Pass *p, const Tile *tile, const Seen *s, int64_t from, int64_t to, int64_t *slots) {
-  const uint8_t *sees = p->ancestry + tile->b * p->stride_b + s->row % p->nodes * p->stride_n;
+  const uint8_t *sees = seen_from(p, s->row);
   int64_t position = s->high;
   for (int64_t i = from; i < to; i++) slots[i - from] = MIN(i, p->slots[s->row]);
   for (int64_t j = p->run[s->row]; j < p->reach[s->row] && position < to; j++)
@@ -366,7 +365,7 @@ static void begin_tile(const Pass *p, const Layer *layer, const Tile *tile, floa
   const int64_t dim = p->model->dim;
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
     joined[i * ld + dim + 1] = 0.0f;
-    if (tile->rows || !p->num_groups) continue;
+    if (tile->members || !p->num_groups) continue;
     const Seen common = seen_by(p, layer, 0, node_of(p, tile, i / tile->heads), 1);
     if (common.low < common.high)
       memcpy(joined + i * ld, begun_of(p, common.row, tile->head + i % tile->heads), (dim + 2) * sizeof(float));
@@ -381,7 +380,7 @@ static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const flo
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
     const int64_t row = node_of(p, tile, i / tile->heads), head = tile->head + i % tile->heads;
     const float *state = joined + i * ld;
-    if (tile->rows) {
+    if (tile->members) {
       memcpy(begun_of(p, row, head), state, (dim + 2) * sizeof(float));
       continue;
     }
@@ -422,12 +421,12 @@ INLINE Tile tile_at(const Pass *p, const Sharing *s, int64_t i) {
   const int64_t group = p->model->heads / p->model->kv_heads, same = s->parts * p->model->kv_heads;
   const Group *one = p->groups;
   int64_t each = tiles_of(s, p->nodes);
-  for (; s->grouped && i >= same * (each = tiles_of(s, one->rows * p->nodes)); one++) i -= same * each;
+  for (; s->grouped && i >= same * (each = tiles_of(s, one->nodes)); one++) i -= same * each;
   Tile tile = {.b = i / each / same, .kv_head = i / each / s->parts % p->model->kv_heads};
-  if (s->grouped) tile.rows = p->order + one->first, tile.b = tile.rows[0];
+  if (s->grouped) tile.members = p->members + one->first, tile.b = one->b;
   const int64_t head = i / each % s->parts * s->heads;
   tile.head = tile.kv_head * group + head, tile.heads = MIN(s->heads, group - head);
-  tile.first = i % each * s->nodes, tile.nodes = MIN(s->nodes, (s->grouped ? one->rows : 1) * p->nodes - tile.first);
+  tile.first = i % each * s->nodes, tile.nodes = MIN(s->nodes, (s->grouped ? one->nodes : nodes_of(p, tile.b)) - tile.first);
   return tile;
 }
 
@@ -443,7 +442,7 @@ static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen,
     const Seen s = seen_by(p, layer, seen, i, grouped);
     longest = MAX(longest, s.total - s.low);
   }
-  for (int64_t g = 0; grouped && g < p->num_groups; g++) most = MAX(most, p->groups[g].rows * p->nodes);
+  for (int64_t g = 0; grouped && g < p->num_groups; g++) most = MAX(most, p->groups[g].nodes);
   Sharing s = {.grouped = grouped, .parts = 1};
   while ((group + s.parts - 1) / s.parts > QUERIES || (longest <= SEGMENT && pairs * s.parts < p->threads && s.parts < group)) s.parts++;
   s.heads = (group + s.parts - 1) / s.parts;
@@ -451,10 +450,11 @@ static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen,
   s.nodes = MIN(most, MAX(1, QUERIES / s.heads));
   if (!grouped) s.tiles = pairs * s.parts * tiles_of(&s, p->nodes);
   for (int64_t g = 0; grouped && g < p->num_groups; g++)
-    s.tiles += p->model->kv_heads * s.parts * tiles_of(&s, p->groups[g].rows * p->nodes);
+    s.tiles += p->model->kv_heads * s.parts * tiles_of(&s, p->groups[g].nodes);
   s.whole = s.tiles >= 8 * p->threads;
   for (int64_t i = 0; i < s.tiles; i++) {
     Tile tile = tile_at(p, &s, i);
+    if (tile.nodes <= 0) continue; /* a row with fewer nodes than others */
     look_at(p, layer, seen, &tile);
     if (s.whole) s.total += cost_of(&tile, tile.low, tile.high);
     for (int64_t j = tile.low / SEGMENT; !s.whole && j * SEGMENT < tile.high; j++)
@@ -474,6 +474,7 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, const int64_t *
   int64_t shared = 0, own = -1, own_place = 0, here = -1; /* own: a tile that begins here and that others have pieces of */
   for (int64_t i = 0; i < sharing.tiles; i++) {
     Tile tile = tile_at(p, &sharing, i);
+    if (tile.nodes <= 0) continue;
     look_at(p, layer, seen, &tile);
     const int64_t n0 = tile.low / SEGMENT, n1 = (tile.high + SEGMENT - 1) / SEGMENT, count = tile.nodes * tile.heads;
     int first = -1, last = -1, mine = 0;
@@ -537,7 +538,7 @@ static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, 
 static void put_nodes(void *context, const Layer *layer, int index, int64_t b, int64_t kv_head) {
   Pass *p = context;
   const Model *m = p->model;
-  for (int64_t i = b * p->nodes; i < (b + 1) * p->nodes; i++) {
+  for (int64_t i = p->start[b]; i < p->start[b + 1]; i++) {
     const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * m->dim;
     remember(p, layer, index, b, kv_head, p->slots[i], p->positions[i], k, k + m->kv_heads * m->dim);
   }

@@ -22,7 +22,6 @@ static int64_t place_flash(Flash *w, char *base) {
   w->kv = (float *)(base + at), at += aligned(p->batch * w->known * 2 * m->kv_heads * m->dim * 4);
   w->row = (float *)(base + at), at += aligned((int64_t)p->threads * m->hidden * 4);
   p->residual = (float *)(base + at), at += aligned(p->rows * m->hidden * 4);
-  p->positions = (int64_t *)(base + at), at += aligned(p->rows * 8);
   p->length = (int64_t *)(base + at), at += aligned(p->batch * 8);
   return at;
 }
@@ -83,7 +82,7 @@ int64_t foretell_flash(const Model *m, const Cache *cache, int64_t threads, int6
   Flash *w = &flash;
   Pass *p = &w->p;
   const int64_t H = m->hidden, KV = m->kv_heads * m->dim, each = known + nodes;
-  place_flash(w, scratch);
+  place_flash(w, scratch), number_rows(p, 0);
   memcpy(p->residual, embedded, p->rows * H * sizeof(float));
   for (int64_t i = 0; i < batch * each; i++)
     if (slots[i] < 0 || slots[i] >= cache->capacity) return 2;
@@ -138,7 +137,7 @@ int64_t foretell_adapter(const Model *m, const Cache *cache, int64_t threads, in
                  .num_read = batch * nodes};
   Flash *w = &flash;
   Pass *p = &w->p;
-  place_flash(w, scratch);
+  place_flash(w, scratch), number_rows(p, 0);
   memcpy(p->residual, hidden, p->rows * m->hidden * sizeof(float));
   p->length = length, p->slots = slots, p->positions = positions;
   p->ancestry = ancestry, p->stride_b = stride_b, p->stride_n = stride_n, p->stride_t = stride_t;

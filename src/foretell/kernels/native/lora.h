@@ -11,10 +11,10 @@ enum { OF_Q, OF_K, OF_V, OF_O, OF_GATE, OF_UP, OF_DOWN, NUM_KINDS };
 
 /* What row i has for products of a kind (NULL: nothing), and the end of the rows from i on that have the same. */
 INLINE const LowRank *low_rank(const Pass *p, const Layer *l, int kind, int64_t i, int64_t *end) {
-  const int64_t lora = p->loras[i / p->nodes];
-  int64_t b = i / p->nodes + 1;
+  const int64_t lora = p->loras[p->owner[i]];
+  int64_t b = p->owner[i] + 1;
   while (b < p->batch && p->loras[b] == lora) b++;
-  *end = b * p->nodes;
+  *end = p->start[b];
   const LowRank *w = lora ? l->loras + (lora - 1) * NUM_KINDS + kind : 0;
   return w && w->a ? w : 0;
 }

@@ -37,7 +37,7 @@ INLINE int64_t decay_at(const Mixer *x) { return news_at(x) + x->heads * x->colu
 
 /* The node of row b's first i that stands at tree slot `at`; -1: none, an earlier pass has read it. */
 static int64_t node_at(const Pass *p, int64_t b, int64_t i, int64_t at) {
-  const int64_t *slots = p->slots + b * p->nodes, slot = p->length[b] + at, guess = i + slot - slots[i];
+  const int64_t *slots = p->slots + p->start[b], slot = p->length[b] + at, guess = i + slot - slots[i];
   if (guess >= 0 && guess < i && slots[guess] == slot) return guess; /* slots one after the other */
   while (--i >= 0 && slots[i] != slot) {}
   return i;
@@ -46,11 +46,11 @@ static int64_t node_at(const Pass *p, int64_t b, int64_t i, int64_t at) {
 /* The parents of row b's nodes, and in which buffer the state of each is kept: a node that is its parent's last child takes
  * the parent's buffer, a leaf keeps none. Parents stand first. Returns 0, or what foretell_forward returns. */
 static int64_t find_parents(Pass *p, int64_t b) {
-  const int64_t first = b * p->nodes, length = p->length[b];
+  const int64_t first = p->start[b], count = nodes_of(p, b), length = p->length[b];
   int32_t *above = p->above + first, *kept = p->kept + first, *last = p->last_child + first;
   p->counts[b] = 0, p->ends[b] = length;
-  for (int64_t i = 0; i < p->nodes; i++) {
-    const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
+  for (int64_t i = 0; i < count; i++) {
+    const uint8_t *sees = seen_from(p, first + i);
     const int64_t at = p->slots[first + i] - length;
     if (at >= p->tree_nodes) return 2;
     int64_t j = at - 1;
@@ -64,7 +64,7 @@ static int64_t find_parents(Pass *p, int64_t b) {
     p->counts[b]++, p->ends[b] = MAX(p->ends[b], length + at + 1);
   }
   int32_t free = 1; /* buffer 0 has what is rebuilt */
-  for (int64_t i = 0; i < p->nodes; i++) {
+  for (int64_t i = 0; i < count; i++) {
     const int takes = above[i] >= 0 && last[above[i]] == i;
     kept[i] = last[i] < 0 ? -1 : takes ? kept[above[i]] : free++;
   }
@@ -73,8 +73,8 @@ static int64_t find_parents(Pass *p, int64_t b) {
 
 /* The same of a row whose first `count` nodes are a line of text, the others padding. */
 static void line_up(Pass *p, int64_t b, int64_t count) {
-  for (int64_t i = 0; i < p->nodes; i++)
-    p->above[b * p->nodes + i] = (int32_t)(i >= count ? IS_PADDING : i ? i - 1 : FROM_BASE);
+  for (int64_t i = 0; i < nodes_of(p, b); i++)
+    p->above[p->start[b] + i] = (int32_t)(i >= count ? IS_PADDING : i ? i - 1 : FROM_BASE);
   p->counts[b] = count, p->ends[b] = p->length[b] + count;
 }
 
@@ -82,12 +82,11 @@ static void line_up(Pass *p, int64_t b, int64_t count) {
  * it as those of a tree whose root it is. */
 static int follow(const Pass *p, int64_t b, int64_t base) {
   const int64_t more = base - p->length[b];
-  for (int64_t i = 0; more > 0 && i < p->nodes; i++) {
-    const int64_t row = b * p->nodes + i;
+  for (int64_t row = p->start[b]; more > 0 && row < p->start[b + 1]; row++) {
     if (p->above[row] == IS_PADDING) continue;
     if (p->slots[row] < base || p->wide) return 0;
     for (int64_t j = 0; j < more; j++)
-      if (!p->ancestry[b * p->stride_b + i * p->stride_n + j * p->stride_t]) return 0;
+      if (!seen_from(p, row)[j * p->stride_t]) return 0;
   }
   return 1;
 }
@@ -97,7 +96,7 @@ static int64_t find_all_parents(Pass *p, const int64_t *known, int64_t first, in
   p->wide = known != 0;
   for (int64_t b = 0; b < p->batch; b++) {
     if (known) {
-      if (known[b] < 0 || known[b] > p->nodes || p->slots[b * p->nodes] != p->length[b]) return 2;
+      if (known[b] < 0 || known[b] > nodes_of(p, b) || (known[b] && p->slots[p->start[b]] != p->length[b])) return 2;
       line_up(p, b, known[b]);
       continue;
     }
@@ -131,8 +130,8 @@ static void settle_states(Pass *p, int64_t first, int64_t stop) {
 /* The inputs that the convolution of node i reads before its own, nearest first: of the nodes on its path, then of committed
  * tokens, some of which lie in the convolution's state. */
 static void recent_inputs(const Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t i, const float **found) {
-  const int64_t first = b * p->nodes, length = p->length[b], base = s->meta[b * META + BASE];
-  const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
+  const int64_t first = p->start[b], length = p->length[b], base = s->meta[b * META + BASE];
+  const uint8_t *sees = seen_from(p, first + i);
   int64_t at = p->slots[first + i] - length;
   for (int64_t d = 0; d < x->taps - 1; d++) {
     do at--;
@@ -152,8 +151,8 @@ static void convolve(Pass *p, const Mixer *x, const MixerState *s, int64_t a, in
   const int64_t before = x->taps - 1, C = x->channels;
   for (int64_t b = 0; b < p->batch; b++) {
     const int64_t length = p->length[b], base = s->meta[b * META + BASE], moved = MAX(length - base, 0);
-    for (int64_t i = 0; i < p->nodes; i++) {
-      const int64_t row = b * p->nodes + i;
+    for (int64_t i = 0; i < nodes_of(p, b); i++) {
+      const int64_t row = p->start[b] + i;
       float *in = p->projected + row * p->ld_projected, *own = in + x->conv_at;
       if (p->above[row] == IS_PADDING) {
         if (short_conv) memset(p->scanned + row * p->ld_scanned + a, 0, (b1 - a) * sizeof(float));
@@ -184,7 +183,7 @@ static void convolve(Pass *p, const Mixer *x, const MixerState *s, int64_t a, in
       float *to = s->conv + (b * before + k) * C;
       const float *from = at < 0 ? s->conv + (b * before + at + before) * C
                           : at < moved ? terms_of(s, x, b, base + at)
-                                       : p->projected + (b * p->nodes + at - moved) * p->ld_projected + x->conv_at;
+                                       : p->projected + (p->start[b] + at - moved) * p->ld_projected + x->conv_at;
       memcpy(to + a, from + a, (b1 - a) * sizeof(float));
     }
   }
@@ -298,9 +297,9 @@ static void apply_slot(const Mixer *x, const MixerState *s, int64_t b, int64_t s
 /* The state of node i's parent: what is committed, in a buffer, or made anew of the terms on its path. */
 static const float *parent_state(const Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t i, int64_t h,
                                  int64_t c, const float *committed, float *buffers) {
-  const int64_t first = b * p->nodes, length = p->length[b], size = x->rows * WIDE;
+  const int64_t first = p->start[b], length = p->length[b], size = x->rows * WIDE;
   const int64_t above = p->above[first + i];
-  const uint8_t *sees = p->ancestry + b * p->stride_b + i * p->stride_n;
+  const uint8_t *sees = seen_from(p, first + i);
   const float *from = committed;
   if (above >= 0) return buffers + p->kept[first + above] * size;
   if (above == FROM_BASE) return from;
@@ -315,8 +314,8 @@ static const float *parent_state(const Pass *p, const Mixer *x, const MixerState
 /* Head h of row b: decay and beta of all nodes, and the terms that do not depend on the state. */
 static void prepare(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t h, float *factor) {
   const int64_t each = x->heads / x->groups, group = h / each * x->rows;
-  for (int64_t i = 0; i < p->nodes; i++) {
-    const int64_t row = b * p->nodes + i;
+  for (int64_t i = 0; i < nodes_of(p, b); i++) {
+    const int64_t row = p->start[b] + i;
     if (p->above[row] == IS_PADDING) {
       memset(p->scanned + row * p->ld_scanned + h * x->columns, 0, x->columns * sizeof(float));
       continue;
@@ -332,7 +331,7 @@ static void prepare(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int
 
 /* Head h of row b: all nodes of the pass, WIDE columns at a time. */
 static void scan(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_t h, int t) {
-  const int64_t R = x->rows, E = x->columns, group = h / (x->heads / x->groups) * R, first = b * p->nodes;
+  const int64_t R = x->rows, E = x->columns, group = h / (x->heads / x->groups) * R, first = p->start[b];
   const int64_t base = s->meta[b * META + BASE], length = p->length[b];
   float *buffers = p->buffers + t * p->ld_buffers, *factor = p->factor + t * 2 * p->rows;
   float *state = state_of(s, x, b, h);
@@ -342,7 +341,7 @@ static void scan(Pass *p, const Mixer *x, const MixerState *s, int64_t b, int64_
   for (int64_t c = 0; c < E; c += WIDE, state += R * WIDE) {
     const Lanes l0 = first_lanes(E - c), l1 = E - c > 16 ? first_lanes(E - c - 16) : 0;
     for (int64_t slot = base; slot < length; slot++) apply_slot(x, s, b, slot, h, c, state, state);
-    for (int64_t i = 0; i < p->nodes; i++) {
+    for (int64_t i = 0; i < nodes_of(p, b); i++) {
       const int64_t row = first + i, kept = p->kept[row];
       if (p->above[row] == IS_PADDING) continue;
       const float *from = p->wide ? state : parent_state(p, x, s, b, i, h, c, state, buffers);

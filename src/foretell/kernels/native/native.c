@@ -48,35 +48,48 @@ static const Product *products[NUM_FORMATS] = {[0 ... NUM_FORMATS - 1] = &MISSIN
 #include "pack.h"
 #include "place.h"
 
-/* Bytes of scratch that a pass over `rows` rows needs. cache may be NULL for the head alone. */
-int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, int64_t threads) {
-  Pass p = {.model = model, .cache = cache, .rows = rows, .threads = (int)threads};
+/* Bytes of scratch that a pass over `rows` nodes of `batch` rows needs. cache may be NULL for the head alone. */
+int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t batch, int64_t rows, int64_t threads) {
+  Pass p = {.model = model, .cache = cache, .batch = batch, .rows = rows, .threads = (int)threads};
   return place(&p, 0);
 }
 
-/* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
- * from tokens). known: [batch] nodes of each row that are a line of text (Plan.known), or NULL. taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
- * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position; 6 a mixer's state
- * that the pass goes on from; 7 the room for its terms; 8 an adapter of a model without. loras: Pass.loras; shared: see
- * find_groups, or NULL. */
+/* The pass's rows leave the plan's padding out: they stand at the front of what is laid out as the plan, and move to their
+ * places there at its end, last first. Columns [a, b) of x [batch * nodes, ld]. */
+static void spread(const Pass *p, float *x, int64_t ld, int64_t a, int64_t b) {
+  for (int64_t i = p->rows - 1; i >= 0 && place_of(p, i) != i; i--)
+    memcpy(x + place_of(p, i) * ld + a, x + i * ld + a, (b - a) * sizeof(float));
+}
+
+/* Layers [first, stop) over a plan's nodes, in place on residual [batch * nodes, hidden] (read where first > 0, else embedded
+ * from tokens). real [num_real]: which of these are no padding (Plan.real), or NULL; what is written of padding is not said.
+ * known: [batch] nodes of each row that are a line of text (Plan.known), or NULL. taps[i] is a layer whose output goes to
+ * columns i * hidden of tapped [batch * nodes, num_taps * hidden]. logits [batch * nodes, vocab] or NULL. Returns 0, or the
+ * number of what was out of range: 1 token, 2 slot or node, 3 position; 6 a mixer's state that the pass goes on from; 7 the
+ * room for its terms; 8 an adapter of a model without. loras: Pass.loras; shared: see find_groups, or NULL. */
 int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
                           int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
                           const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
-                          int64_t stride_t, const int64_t *known, int64_t first, int64_t stop, float *residual, const int64_t *taps,
-                          int64_t num_taps, float *tapped, float *logits, char *scratch, const int64_t *loras,
+                          int64_t stride_t, const int64_t *real, int64_t num_real, const int64_t *known, int64_t first,
+                          int64_t stop, float *residual, const int64_t *taps, int64_t num_taps, float *tapped, float *logits, char *scratch, const int64_t *loras,
                           const int64_t *shared) {
   Pass pass = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .tree_nodes = tree_nodes,
-               .rows = batch * nodes, .tokens = tokens, .length = length, .slots = slots, .positions = positions,
+               .rows = real ? num_real : batch * nodes, .length = length,
                .ancestry = ancestry, .stride_b = stride_b, .stride_n = stride_n, .stride_t = stride_t,
                .residual = residual, .loras = loras, .threads = (int)threads};
   Pass *p = &pass;
-  for (int64_t i = 0; i < p->rows && first < stop; i++) {
-    if (first == 0 && (tokens[i] < 0 || tokens[i] >= m->vocab)) return 1;
-    if (length[i / nodes] < 0 || slots[i] < length[i / nodes] || slots[i] >= cache->capacity) return 2;
-    if (loras && loras[i / nodes] && !m->low_rank) return 8;
-    if (positions[i] < length[i / nodes] || positions[i] > slots[i]) return 3;
-  }
   place(p, scratch);
+  if (number_rows(p, real)) return 2;
+  for (int64_t i = 0; i < p->rows && first < stop; i++) {
+    const int64_t b = p->owner[i], at = place_of(p, i);
+    if (first == 0 && (tokens[at] < 0 || tokens[at] >= m->vocab)) return 1;
+    if (length[b] < 0 || slots[at] < length[b] || slots[at] >= cache->capacity) return 2;
+    if (loras && loras[b] && !m->low_rank) return 8;
+    if (positions[at] < length[b] || positions[at] > slots[at]) return 3;
+    if (first == 0) ((int64_t *)p->tokens)[i] = tokens[at];
+    else if (at != i) memcpy(residual + i * m->hidden, residual + at * m->hidden, m->hidden * sizeof(float));
+    ((int64_t *)p->slots)[i] = slots[at], ((int64_t *)p->positions)[i] = positions[at];
+  }
   if (first < stop && shared && find_groups(p, shared)) return 2;
   const int mixes = first < stop && cache->states;
   if (mixes) {
@@ -106,15 +119,17 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
       for (int64_t i = 0; i < num_taps; i++)
         if (taps[i] == l)
           for (int64_t r = 0; r < p->rows; r++)
-            memcpy(tapped + (r * num_taps + i) * m->hidden + h0, residual + r * m->hidden + h0, (h1 - h0) * sizeof(float));
+            memcpy(tapped + (place_of(p, r) * num_taps + i) * m->hidden + h0, residual + r * m->hidden + h0, (h1 - h0) * sizeof(float));
       barrier(p, &phase);
     }
     if (logits) {
       const Input x = norm(p, reads(&m->head), m->final_norm, t, &phase);
       linear(&m->head, v0, v1, input_of(&x, &m->head), p->ld_hidden, p->rows, 0, logits, m->vocab, 0, residual);
       finish_logits(m, logits, m->vocab, p->rows, v0, v1);
+      spread(p, logits, m->vocab, v0, v1);
     }
   }
+  spread(p, residual, m->hidden, 0, m->hidden);
   if (mixes) settle_states(p, first, stop);
   return 0;
 }
@@ -138,7 +153,7 @@ int64_t foretell_decode(const Model *m, const Cache *cache, int64_t threads, int
   static const uint8_t itself = 1;
   for (int64_t made = 1;; made++, tokens += batch, length += batch) {
     const int64_t problem = foretell_forward(m, cache, threads, batch, 1, 1, tokens, length, length, length, &itself, 0, 0,
-                                              0, NULL, 0, m->num_layers, residual, taps, num_taps, tapped, logits,
+                                              0, NULL, 0, NULL, 0, m->num_layers, residual, taps, num_taps, tapped, logits,
                                               scratch, loras, shared);
     if (problem) return -problem;
     walk(batch, 1, columns, logits, m->vocab, m->vocab, warps, table, tokens, 1, tokens, 1, seeds, length, stream, drawn);

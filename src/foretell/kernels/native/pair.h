@@ -24,7 +24,8 @@ typedef struct {
   Pass p;
   const Pair *head;
   const float **from;                 /* [rows] the feature of each pair */
-  int64_t *chosen, num_chosen;        /* rows whose output is wanted */
+  int64_t *chosen, num_chosen;        /* rows whose output is wanted ... */
+  int64_t *chosen_at;                 /* ... and [batch + 1] where those of each row of the batch begin among them */
   float *fed, *logits;                /* [num_chosen, hidden] what children feed on; [num_chosen, num_outputs] or NULL */
   Rows both, entered, read;           /* embedding and feature; what fc made of them; what the output head reads */
   float *row, *spare;                 /* [threads, 2 hidden]; [threads, num_outputs] */
@@ -44,10 +45,8 @@ static int64_t place_pair(PairPass *w, int64_t num_chosen, char *base) {
   PLACE_PAIR(spare, T * w->head->num_outputs * 4);
   PLACE_PAIR(from, rows * 8);
   PLACE_PAIR(chosen, num_chosen * 8);
+  PLACE_PAIR(chosen_at, (p->batch + 1) * 8);
   PLACE_PAIR(p.residual, rows * H * 4);
-  PLACE_PAIR(p.tokens, rows * 8);
-  PLACE_PAIR(p.slots, rows * 8);
-  PLACE_PAIR(p.positions, rows * 8);
   PLACE_PAIR(p.length, p->batch * 8);
   PLACE_PAIR(logits, num_chosen * w->head->num_outputs * 4);
   return at;
@@ -150,15 +149,15 @@ static void spread_logits(const PairPass *w, int64_t rows, float *logits, int64_
     for (int64_t j = v0; j < v1; j++) logits[i * vocab + (ids ? ids[j] : j)] = w->logits[i * n + j];
 }
 
-/* Bytes of scratch for passes over `rows` rows, of which num_chosen outputs are wanted, and of chains after them. */
+/* Bytes of scratch for passes over `rows` pairs, of which num_chosen outputs are wanted, and of chains after them. */
 int64_t foretell_pair_scratch(const Pair *head, const Cache *cache, int64_t batch, int64_t rows, int64_t num_chosen,
                                int64_t threads) {
   PairPass first = {.p = {.model = &head->model, .cache = cache, .batch = batch, .rows = rows, .threads = (int)threads},
                     .head = head};
   PairPass later = first;
-  later.p.rows = batch;
+  later.p.rows = MIN(batch, num_chosen);
   const int64_t one = place_pair(&first, num_chosen, 0);
-  return one + place_pair(&later, batch, 0);
+  return one + place_pair(&later, later.p.rows, 0);
 }
 
 /* The nodes of a plan. features [batch, nodes, hidden], or NULL: a node feeds on what `outputs` [batch, num_columns,
@@ -176,7 +175,7 @@ int64_t foretell_pair(const Pair *head, const Cache *cache, int64_t threads, int
                    .head = head};
   PairPass *w = &pass;
   Pass *p = &w->p;
-  place_pair(w, p->rows, scratch);
+  place_pair(w, p->rows, scratch), number_rows(p, 0);
   p->tokens = tokens, p->length = length, p->slots = slots, p->positions = positions;
   p->ancestry = ancestry, p->stride_b = stride_b, p->stride_n = stride_n, p->stride_t = stride_t;
   w->fed = hidden;
@@ -240,47 +239,60 @@ int64_t foretell_pair_logits(const Pair *head, int64_t threads, int64_t rows, co
   return 0;
 }
 
-/* Thread t's rows of the next guess: a pair after each row's last, in the slot after it. */
+/* Thread t's rows of the next guess: a pair after the last of each row that guesses, in the slot after it. */
 static void next_pairs(PairPass *w, const float *fed, const int64_t *base, int64_t step, const int64_t *guesses,
                        int64_t depth, int t) {
   Pass *p = &w->p;
-  int64_t a, b;
-  share(p->batch, t, p->threads, &a, &b);
-  for (int64_t i = a; i < b; i++) {
-    const int64_t slot = MIN(base[i] + step, p->cache->capacity - 1); /* a row that has ended: behind its own pairs */
-    ((int64_t *)p->length)[i] = ((int64_t *)p->slots)[i] = ((int64_t *)p->positions)[i] = slot;
-    ((int64_t *)p->tokens)[i] = guesses[i * depth + step - 1];
+  int64_t from, to;
+  share(p->rows, t, p->threads, &from, &to);
+  for (int64_t i = from; i < to; i++) {
+    const int64_t b = p->owner[i];
+    const int64_t slot = MIN(base[b] + step, p->cache->capacity - 1); /* a row that has ended: behind its own pairs */
+    ((int64_t *)p->length)[b] = ((int64_t *)p->slots)[i] = ((int64_t *)p->positions)[i] = slot;
+    ((int64_t *)p->tokens)[i] = guesses[b * depth + step - 1];
     p->run[i] = p->reach[i] = 1, w->chosen[i] = i;
     w->from[i] = fed + i * p->model->hidden;
   }
 }
 
-/* Rows of the first pass of a proposal: the pairs not yet read, tokens [batch, nodes] and features [batch, nodes, hidden],
- * of which row b has count[b], in slots start[b] and on; the last one's output is wanted. base[b]: its slot. Returns 0 or an
- * error as foretell_forward does. */
+/* Rows that guess, and with `count` the pairs that they read first: at least one each. */
+static int64_t num_asked(int64_t batch, const int64_t *limits, const int64_t *count) {
+  int64_t asked = 0;
+  for (int64_t b = 0; b < batch; b++) asked += limits[b] > 0 ? count ? MAX(count[b], 1) : 1 : 0;
+  return asked;
+}
+
+/* Rows of the first pass of a proposal: the pairs that rows which guess have not read yet, tokens [batch, nodes] and features
+ * [batch, nodes, hidden], of which row b has count[b], in slots start[b] and on; the last one's output is wanted. base[b]: its
+ * slot. Returns 0 or an error as foretell_forward does. */
 static int64_t first_pairs(PairPass *w, const int64_t *tokens, const float *features, const int64_t *start,
                            const int64_t *count, const int64_t *limits, int64_t *base) {
   Pass *p = &w->p;
   const int64_t width = p->nodes, capacity = p->cache->capacity;
-  int64_t problem = 0;
+  int64_t problem = 0, i = 0, n = 0;
   for (int64_t b = 0; b < p->batch; b++) {
-    base[b] = start[b] + MAX(count[b], 1) - 1;
-    if (start[b] < 0 || base[b] >= capacity || base[b] + MAX(limits[b], 1) > capacity) problem = 2;
-    ((int64_t *)p->length)[b] = start[b], w->chosen[b] = b * width + MAX(count[b], 1) - 1;
-    for (int64_t i = b * width, j = 0; j < width; i++, j++) {
-      const int64_t slot = MIN(start[b] + j, capacity - 1);
-      if (tokens[i] < 0 || tokens[i] >= p->model->vocab) problem = 1;
-      ((int64_t *)p->tokens)[i] = tokens[i], w->from[i] = features + i * p->model->hidden;
+    p->start[b] = i, w->chosen_at[b] = n, base[b] = start[b] + MAX(count[b], 1) - 1;
+    ((int64_t *)p->length)[b] = start[b];
+    if (limits[b] <= 0) continue;
+    if (start[b] < 0 || base[b] >= capacity || base[b] + limits[b] > capacity) problem = 2;
+    for (int64_t j = 0; j < MAX(count[b], 1); i++, j++) {
+      const int64_t at = b * width + j, slot = MIN(start[b] + j, capacity - 1);
+      if (tokens[at] < 0 || tokens[at] >= p->model->vocab) problem = 1;
+      p->owner[i] = b, p->node[i] = j;
+      ((int64_t *)p->tokens)[i] = tokens[at], w->from[i] = features + at * p->model->hidden;
       ((int64_t *)p->slots)[i] = ((int64_t *)p->positions)[i] = slot;
       p->run[i] = p->reach[i] = slot - start[b] + 1;
     }
+    w->chosen[n++] = i - 1;
   }
+  p->start[p->batch] = i, w->chosen_at[p->batch] = n;
   return problem;
 }
 
-/* A chain of up to `depth` guesses a row, limits[b] of row b. First the pairs not yet read: tokens [batch, width] and
- * features [batch, width, hidden], of which row b has count[b], in slots start[b] and on; the last one's output makes the
- * first guess. guesses [batch, depth] is filled (from limits[b] on with 0), hidden [batch, hidden] holds the last outputs.
+/* A chain of up to `depth` guesses a row, limits[b] of row b; rows that have 0 are left out. First the pairs not yet read:
+ * tokens [batch, width] and features [batch, width, hidden], of which row b has count[b], in slots start[b] and on; the last
+ * one's output makes the first guess. guesses [batch, depth] is filled (from limits[b] on with 0), hidden [batch, hidden] is room
+ * for outputs. scratch: of ``num_asked`` rows, with and without ``count``.
  * The caller has checked that start[b] + count[b] < capacity, and start[b] + count[b] + limits[b] <= capacity. */
 int64_t foretell_pair_chain(const Pair *head, const Cache *cache, int64_t threads, int64_t batch, int64_t width,
                              const int64_t *tokens, const float *features, const int64_t *start, const int64_t *count,
@@ -290,33 +302,39 @@ int64_t foretell_pair_chain(const Pair *head, const Cache *cache, int64_t thread
   const int64_t n = head->num_outputs;
   int64_t *base = malloc(batch * sizeof(int64_t));
   if (!base) return 4;
+  const int64_t asked = num_asked(batch, limits, 0);
   PairPass passes[2];
   for (int i = 0; i < 2; i++) {
     passes[i] = (PairPass){.p = {.model = m, .cache = cache, .batch = batch, .nodes = i ? 1 : width, .tree_nodes = 1,
-                                 .rows = batch * (i ? 1 : width), .threads = (int)threads},
+                                 .rows = num_asked(batch, limits, i ? 0 : count), .threads = (int)threads},
                            .head = head};
-    scratch += place_pair(&passes[i], batch, scratch);
+    scratch += place_pair(&passes[i], asked, scratch);
     passes[i].fed = hidden;
   }
   PairPass *w = &passes[0];
+  Pass *later = &passes[1].p;
   memset(guesses, 0, batch * depth * sizeof(int64_t));
   const int64_t problem = first_pairs(w, tokens, features, start, count, limits, base);
+  memcpy(later->start, w->chosen_at, (batch + 1) * sizeof(int64_t));
+  for (int64_t i = 0; i < asked; i++) later->owner[i] = w->p.owner[w->chosen[i]], later->node[i] = 0;
 #pragma omp parallel num_threads(w->p.threads) if (!problem)
   if (!problem) {
     const int t = omp_get_thread_num();
     unsigned phases[2] = {0, 0};
-    int64_t a, b;
+    int64_t from, to;
 #pragma omp single
     passes[0].p.threads = passes[1].p.threads = omp_get_num_threads();
-    share(batch, t, passes[0].p.threads, &a, &b);
+    share(asked, t, passes[0].p.threads, &from, &to);
     for (int64_t step = 0; step < depth; step++) {
       PairPass *one = &passes[step > 0];
       unsigned *phase = &phases[step > 0];
       run_pairs(one, t, phase);
       barrier(&one->p, phase);
-      for (int64_t i = a; i < b; i++)
-        if (step < limits[i])
-          guesses[i * depth + step] = draw_token(draw, i, step, one->logits + i * n, n, head->ids, one->spare + t * n);
+      for (int64_t i = from; i < to; i++) {
+        const int64_t b = later->owner[i];
+        if (step < limits[b])
+          guesses[b * depth + step] = draw_token(draw, b, step, one->logits + i * n, n, head->ids, one->spare + t * n);
+      }
       if (step + 1 < depth) next_pairs(&passes[1], hidden, base, step + 1, guesses, depth, t);
       barrier(&one->p, phase);
     }

@@ -11,16 +11,20 @@ typedef struct {
   char *plain, *blocks;
 } Rows;
 
-/* Rows that hold the same keys and values in slots below `slots`: `rows` of Pass.order, from `first` on. */
+/* Rows of the batch that hold the same keys and values in slots below `slots`, row b among them: their `nodes` nodes stand in
+ * Pass.members from `first` on. */
 typedef struct {
-  int64_t first, rows, slots;
+  int64_t b, first, nodes, slots;
 } Group;
 
 typedef struct {
   const Model *model;
   const Cache *cache;
-  int64_t batch, nodes, tree_nodes, rows; /* rows = batch * nodes */
-  const int64_t *tokens, *length, *slots, *positions;
+  int64_t batch, nodes, tree_nodes; /* [batch, nodes] is the plan; of it `rows` are no padding, and only these are run */
+  int64_t rows;
+  int64_t *start, *owner, *node; /* [batch + 1] where each row of the batch begins; of each of `rows`: whose it is, which node */
+  const int64_t *tokens, *slots, *positions; /* of `rows` */
+  const int64_t *length;                     /* [batch] */
   const uint8_t *ancestry;
   int64_t stride_b, stride_n, stride_t; /* of ancestry [batch, nodes, tree_nodes] */
   /* scratch; ld* are padded so that rows do not share cache sets */
@@ -50,10 +54,10 @@ typedef struct {
   int64_t *counts, *ends;       /* [batch] nodes that are not padding; the slot after the last of them */
   int64_t ld_projected, ld_conved, ld_scanned, ld_buffers;
   int wide;                     /* lines of known text, which are committed at once */
-  /* Of rows with a common beginning (attention.h): the groups, their rows [batch], to which slot each row has one [batch], and
+  /* Of rows with a common beginning (attention.h): the groups, their nodes [rows], to which slot each row has one [batch], and
    * what attention has mixed there [rows, heads, state]. */
   Group *groups;
-  int64_t num_groups, *order, *common;
+  int64_t num_groups, *members, *common;
   float *begun;
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   const int64_t *loras;   /* [batch] each row's adapter, counted from 1, or 0; NULL: no row has one */
@@ -61,6 +65,26 @@ typedef struct {
   int threads;
   atomic_uint arrived;
 } Pass;
+
+INLINE int64_t nodes_of(const Pass *p, int64_t b) { return p->start[b + 1] - p->start[b]; }
+INLINE const uint8_t *seen_from(const Pass *p, int64_t i) {
+  return p->ancestry + p->owner[i] * p->stride_b + p->node[i] * p->stride_n;
+}
+/* Where row i stands in [batch, nodes]. */
+INLINE int64_t place_of(const Pass *p, int64_t i) { return p->owner[i] * p->nodes + p->node[i]; }
+
+/* The pass's rows are those at `real` [rows] of [batch, nodes], in order; NULL: all. Returns 0 or 2: they are not. */
+static int64_t number_rows(Pass *p, const int64_t *real) {
+  int64_t b = 0;
+  for (int64_t i = 0; i < p->rows; i++) {
+    const int64_t at = real ? real[i] : i;
+    if (at < (i ? place_of(p, i - 1) + 1 : 0) || at >= p->batch * p->nodes) return 2;
+    p->owner[i] = at / p->nodes, p->node[i] = at % p->nodes;
+    while (b <= p->owner[i]) p->start[b++] = i;
+  }
+  while (b <= p->batch) p->start[b++] = p->rows;
+  return 0;
+}
 
 /* What attention makes of a segment of a row for a query, and for how many queries at most: see attention.h. */
 enum { LD_SCORES = SEGMENT + 16 };

@@ -61,17 +61,23 @@ static int64_t place(Pass *p, char *base) {
     PLACE(above, rows * 4);
     PLACE(kept, rows * 4);
     PLACE(last_child, rows * 4);
-    PLACE(counts, rows * 8);
-    PLACE(ends, rows * 8);
+    PLACE(counts, p->batch * 8);
+    PLACE(ends, p->batch * 8);
     at += place_rows(&p->mixer_rows, rows, m->scanned, p->threads, base + at);
   }
   PLACE(reduced, rows * 3 * m->low_rank * 4);
-  PLACE(groups, rows * (int64_t)sizeof(Group));
-  PLACE(order, rows * 8);
-  PLACE(common, rows * 8);
+  PLACE(groups, p->batch * (int64_t)sizeof(Group));
+  PLACE(members, rows * 8);
+  PLACE(common, p->batch * 8);
   PLACE(begun, rows * m->heads * state_size(p) * 4);
   PLACE(run, rows * 8);
   PLACE(reach, rows * 8);
+  PLACE(start, (p->batch + 1) * 8);
+  PLACE(owner, rows * 8);
+  PLACE(node, rows * 8);
+  PLACE(tokens, rows * 8);
+  PLACE(slots, rows * 8);
+  PLACE(positions, rows * 8);
   return at;
 }
 
@@ -81,23 +87,27 @@ static int64_t find_groups(Pass *p, const int64_t *shared) {
   const int64_t *row = shared + 1 + 2 * shared[0];
   for (int64_t b = 0; b < p->batch; b++) p->common[b] = 0;
   for (int64_t g = 0, at = 0; g < shared[0]; g++) {
-    Group group = {at, shared[1 + 2 * g], shared[2 + 2 * g]};
-    for (int64_t i = 0; i < group.rows; i++) {
+    const int64_t rows = shared[1 + 2 * g];
+    Group group = {rows ? row[0] : 0, at, 0, shared[2 + 2 * g]};
+    for (int64_t i = 0; i < rows; i++) {
       if (row[i] < 0 || row[i] >= p->batch || p->common[row[i]]) return 2;
       p->common[row[i]] = -1;
       group.slots = MIN(group.slots, p->length[row[i]]);
     }
     group.slots = group.slots / SEGMENT * SEGMENT;
-    for (int64_t i = 0; i < group.rows; i++) p->common[row[i]] = group.slots, p->order[at + i] = row[i];
-    if (group.rows && group.slots) p->groups[p->num_groups++] = group, at += group.rows;
-    row += group.rows;
+    for (int64_t i = 0; i < rows; i++) {
+      p->common[row[i]] = group.slots;
+      for (int64_t node = p->start[row[i]]; node < p->start[row[i] + 1]; node++) p->members[at + group.nodes++] = node;
+    }
+    if (group.nodes && group.slots) p->groups[p->num_groups++] = group, at += group.nodes;
+    row += rows;
   }
   return 0;
 }
 
 static void look(Pass *p, int64_t i) {
-  const uint8_t *sees = p->ancestry + i / p->nodes * p->stride_b + i % p->nodes * p->stride_n;
-  int64_t run = 0, end = MIN(p->tree_nodes, p->slots[i] - p->length[i / p->nodes] + 1);
+  const uint8_t *sees = seen_from(p, i);
+  int64_t run = 0, end = MIN(p->tree_nodes, p->slots[i] - p->length[p->owner[i]] + 1);
   while (run < end && sees[run * p->stride_t]) run++;
   p->run[i] = run, p->reach[i] = end; /* a node sees itself, and nothing behind itself */
 }

@@ -160,7 +160,7 @@ class NativePair:
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2], tokens.data_ptr(),
                 length.data_ptr(), slots.data_ptr(), positions.data_ptr(), ancestry.data_ptr(), *ancestry.stride(),
                 address(features), address(outputs), 0 if outputs is None else outputs.shape[1], hidden.data_ptr(),
-                address(logits), self.vocab_size, self._scratch(cache, num_rows, num_rows * num_nodes, True),
+                address(logits), self.vocab_size, self._scratch(cache, num_rows, num_rows * num_nodes, num_rows * num_nodes),
             )  # fmt: skip
         check(problem)
         return hidden
@@ -173,7 +173,7 @@ class NativePair:
         with self.memory.lock:
             self.memory.functions.pair_logits(
                 self.address, torch.get_num_threads(), rows, hidden.data_ptr(), logits.data_ptr(), self.vocab_size,
-                self._scratch(None, rows, rows, True),
+                self._scratch(None, rows, rows, rows),
             )  # fmt: skip
         return logits
 
@@ -181,8 +181,8 @@ class NativePair:
         self, ids: Sequence[Sequence[int]], features: Tensor, starts: Sequence[int], limits: Sequence[int],
         cache: BoundCache, processors: Processors, label: DrawnBy, noise: Noise,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """limits[b] guesses of row b in one call. First the pairs not yet read: ids[b] and the first of features
-        [B, n, H], in slots starts[b] and on.
+        """limits[b] guesses of row b in one call; rows with none cost nothing. First the pairs not yet read: ids[b] and
+        the first of features [B, n, H], in slots starts[b] and on.
 
         Returns (guesses [B, D], q [B, D + 1, V] or None)."""
         num_rows, width, depth = len(ids), features.shape[1], max(limits)
@@ -196,7 +196,7 @@ class NativePair:
                 self.address, cache.address, torch.get_num_threads(), num_rows, width, tokens.data_ptr(),
                 features.data_ptr(), start.data_ptr(), count.data_ptr(), limit.data_ptr(), depth,
                 ctypes.addressof(draws.view), guesses.data_ptr(), hidden.data_ptr(),
-                self._scratch(cache, num_rows, num_rows * width, False),
+                self._scratch(cache, num_rows, *_asked(ids, limits)),
             )  # fmt: skip
         check(problem)
         return guesses, draws.q
@@ -223,7 +223,7 @@ class NativePair:
         with self.memory.lock:
             scratch = self.memory.scratch(
                 self.memory.functions.pair_tree_scratch(
-                    self.address, cache.address, num_rows, num_rows * width, view, threads
+                    self.address, cache.address, num_rows, *_asked(ids, limits), view, threads
                 )
             )
             problem = self.memory.functions.pair_tree(
@@ -235,12 +235,17 @@ class NativePair:
         tokens, parent, drawn_by = found[:, :, : max(num_nodes)].unbind()
         return TokenTree(tokens, parent, drawn_by)
 
-    def _scratch(self, cache: BoundCache | None, num_rows: int, rows: int, every: bool) -> int:
-        chosen = rows if every else num_rows
+    def _scratch(self, cache: BoundCache | None, num_rows: int, chosen: int, rows: int) -> int:
         need = self.memory.functions.pair_scratch(
             self.address, None if cache is None else cache.address, num_rows, rows, chosen, torch.get_num_threads()
         )
         return self.memory.scratch(need)
+
+
+def _asked(ids: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, int]:
+    """How many rows guess, and how many pairs they read first."""
+    pairs = [max(len(row), 1) for row, limit in zip(ids, limits, strict=True) if limit > 0]
+    return len(pairs), sum(pairs)
 
 
 def native_pair(head: PairHead, model: CausalModel, weights: str = "auto") -> tuple[NativePair | None, str | None]:

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -227,32 +228,35 @@ class NativeModel(CausalModel):
         first, stop = options.range(self.shape.num_layers)
         slots, positions, ancestry, length, known = plan.slots, plan.positions, plan.ancestry, plan.length, plan.known
         num_rows, num_nodes = slots.shape
+        real = None if plan.real is None else plan.real.contiguous()
+        num_run = num_rows * num_nodes if real is None else len(real)
         assert num_rows == cache.num_rows
         size = self.shape.hidden_size
         if hidden is None:
             assert (tokens.shape, tokens.dtype) == (slots.shape, torch.int64)
-            residual = torch.empty(num_rows, num_nodes, size)
+            residual = _blank(real is not None, num_rows, num_nodes, size)
         else:
             assert hidden.shape == (num_rows, num_nodes, size)
             residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
+        tapped = _blank(real is not None, num_rows, num_nodes, len(taps) * size) if taps else None
         head = options.head and stop == self.shape.num_layers
-        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size) if head else None
+        logits = _blank(real is not None, num_rows, num_nodes, self.shape.vocab_size) if head else None
         # Kept in names until the call returns: a contiguous copy must outlive the use of its address.
         tokens, slots, positions, length = (
             tokens.contiguous(), slots.contiguous(), positions.contiguous(), length.contiguous(),
         )  # fmt: skip
-        threads = self._threads(num_rows * num_nodes)
+        threads = self._threads(num_run)
 
         def run() -> int:
             return self.native.forward(
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
                 tokens.data_ptr(), length.data_ptr(), slots.data_ptr(), positions.data_ptr(),
-                ancestry.data_ptr(), *ancestry.stride(), None if known is None else known.data_ptr(), first, stop,
-                residual.data_ptr(),
+                ancestry.data_ptr(), *ancestry.stride(),
+                None if real is None else real.data_ptr(), num_run, None if known is None else known.data_ptr(),
+                first, stop, residual.data_ptr(),
                 _numbers(tuple(taps)) if taps else None, len(taps),
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
-                self._scratch_address(num_rows * num_nodes, threads, cache),
+                self._scratch_address(num_rows, num_run, threads, cache),
                 _numbers(tuple(cache.loras)) if any(cache.loras) else None,
                 _numbers(_flat(cache.shared)) if cache.shared else None,
             )  # fmt: skip
@@ -289,7 +293,7 @@ class NativeModel(CausalModel):
                 min(vocab_size, processors.vocab_size), seeds.data_ptr(), int(Stream.COUPLED), _numbers(ends), len(ends),
                 drawn, _numbers(tuple(taps)) if taps else None, len(taps), None if tapped is None else tapped.data_ptr(),
                 residual.data_ptr(), logits.data_ptr(),
-                self._scratch_address(num_rows, threads, cache),
+                self._scratch_address(num_rows, num_rows, threads, cache),
                 _numbers(tuple(cache.loras)) if any(cache.loras) else None,
                 _numbers(_flat(cache.shared)) if cache.shared else None,
             )  # fmt: skip
@@ -308,9 +312,10 @@ class NativeModel(CausalModel):
         threads = self._threads(num_rows * num_nodes)
         with self._lock:
             self.native.forward(
-                self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, None, 0, 0,
+                self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, None, 0, None,
+                0, 0,
                 residual.data_ptr(), None, 0, None, logits.data_ptr(),
-                self._scratch_address(num_rows * num_nodes, threads, None), None, None,
+                self._scratch_address(num_rows, num_rows * num_nodes, threads, None), None, None,
             )  # fmt: skip
         return logits
 
@@ -448,9 +453,10 @@ class NativeModel(CausalModel):
             self._threads_for[most] = fewest_threads(run, most, keep)
         return self._threads_for[most]
 
-    def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
+    def _scratch_address(self, num_rows: int, num_run: int, threads: int, cache: NativeCache | None) -> int:
         # Asked for each pass: fewer rows may need more, for of few rows every thread keeps copies.
-        need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads) + 64
+        cache_address = None if cache is None else cache.address
+        need = self.native.scratch(self.address, cache_address, num_rows, num_run, threads) + 64
         if need > self._scratch.numel():
             self._scratch = huge_pages(need)
         address = self._scratch.data_ptr()
@@ -539,3 +545,9 @@ class NativeModel(CausalModel):
             traits.is_gated, *mixers.sizes_of(shape.mixers),
             *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
         )  # fmt: skip
+
+
+def _blank(has_padding: bool, *shape: int) -> Tensor:
+    """Room for what a pass writes: numbers also where it writes none. Pages of a large one that nobody touches cost nothing,
+    as they come from the system with zeros in them."""
+    return torch.from_numpy(np.zeros(shape, np.float32)) if has_padding else torch.empty(shape)
