@@ -100,6 +100,7 @@ class PromptChunk:
     count: list[int]  # of each row: how many of its tokens the chunk holds; the rest is padding
     taps: Tensor  # [B, n, T * H], n = max(count)
     stored: bool = False  # the prefix store holds the taps too: a drafter may keep them without memory of its own
+    kept: bool = False  # the prefix store will ask for those of the tokens after the prompt (``Drafter.taps_of``)
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,12 @@ class Drafter(ABC):
         returns how many are still unread (0: nothing to do). It keeps a long prompt, or a long time without guessing,
         from delaying a step. Other rows are not changed."""
         return 0
+
+    def taps_of(self, row: int) -> Tensor | None:
+        """[n, T * H] hidden states of the tokens that were committed after a row's prompt, of the layers and in the form of
+        ``PromptChunk.taps``, where its chunks said ``kept``. None: they are not kept, and its answer is read again where
+        another text goes on with it."""
+        return None
 
     def adopt(self, method: "Method") -> None:
         """Go on with the weights of another method, made by ``Method.rebuilt`` from the one that opened this drafter.

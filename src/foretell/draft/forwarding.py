@@ -91,6 +91,10 @@ class Forwarding(Drafter):
         """See ``Drafter``."""
         return self._call(lambda inner: inner.catch_up(context, row, most), 0)
 
+    def taps_of(self, row: int) -> Tensor | None:
+        """See ``Drafter``."""
+        return self._call(lambda inner: inner.taps_of(row), None)
+
     def adopt(self, method: Method) -> None:
         """See ``Drafter``."""
         self._call(lambda inner: inner.adopt(method), None)

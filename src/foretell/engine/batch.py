@@ -31,7 +31,6 @@ from foretell.engine.seats import seated
 from foretell.engine.state import State
 from foretell.engine.step import step
 from foretell.model.cache import KVCache
-from foretell.model.recurrent import RecurrentCache
 from foretell.model.target import CausalModel, Target
 
 
@@ -178,15 +177,15 @@ class Batch:
         """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
         gone = {id(row) for row in rows}
         self.tell_worked(rows)
-        for index, row in enumerate(self.members):
-            # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
-            if remember and not self.width and id(row) in gone and not row.choice.method.prompt_taps:
-                known = row.known
-                # The last token is pending: it was emitted, and its KV never computed.
-                taken = self.pool.rows(index, index + 1)
-                saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
-                states = {} if saved is None else {saved.position: saved}
-                self.prompts.remember(known[:-1], taken, (), [], row.submission, states)
+        # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
+        for group in self.groups if remember and not self.width else ():
+            for place, row in enumerate(group.rows):
+                if id(row) in gone:
+                    index = group.start + place
+                    self.prompts.keep_answer(row, self.pool.rows(index, index + 1), group.drafter, place)
+        for index, arrival in enumerate(self.arrivals, len(self.members)):
+            if remember and arrival.filled and id(arrival.row) in gone:
+                self.prompts.keep(arrival, self.pool.rows(index, index + 1))
         failed = [index for index, row in enumerate(self.members) if id(row) in gone and row.error is not None]
         for place in failed:
             self.pool.scrub(place)

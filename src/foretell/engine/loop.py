@@ -269,7 +269,7 @@ class Loop:
         while len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens:
             latest = max(self.running.values(), key=_age)
             self._doing = "leaving"
-            self.batch.leave([latest.row], remember=False)
+            self.batch.leave([latest.row], remember=True)
             self._put_back(latest)
 
     def _put_back(self, job: Job) -> None:
@@ -412,8 +412,8 @@ class Loop:
         rows = [job.row for job in jobs if job.has_row]
         self._doing = "leaving"
         try:
-            if rows:
-                self.batch.leave(rows, remember=False)
+            if rows:  # what was read is kept: who was cancelled or timed out is often sent again
+                self.batch.leave(rows, remember=True)
         finally:
             for job in jobs:
                 self._cut_off(job, reason)

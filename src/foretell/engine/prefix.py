@@ -87,7 +87,7 @@ class PrefixStore:
         layers: target layers whose outputs the caller needs too; prefixes without them are skipped.
         """
         self.num_queries += len(ids)
-        found = self._held(ids, layers, owner)
+        found = self.held(ids, layers, owner)
         if self.further is not None:
             prefix = self.further.find(ids, layers, owner, 0 if found is None else found[1])
             if prefix is not None:
@@ -96,7 +96,8 @@ class PrefixStore:
         self.num_hits += 0 if found is None else found[1]
         return found
 
-    def _held(self, ids: list[int], layers: tuple[int, ...], owner: Owner) -> tuple[Prefix, int] | None:
+    def held(self, ids: list[int], layers: tuple[int, ...], owner: Owner = None) -> tuple[Prefix, int] | None:
+        """``find`` among those in memory."""
         for key in reversed(block_hashes(ids, owner)):
             number = self._blocks.get(key)
             prefix = None if number is None else self._prefixes[number]

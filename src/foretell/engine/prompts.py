@@ -93,10 +93,28 @@ class PromptReader:
         return sum(counts), [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
 
     def keep(self, arrival: Arrival, row: KVCache) -> None:
-        """Give the KV of a text that has been read to the prefix store, if all is known that its method reads."""
-        layers, known = arrival.row.choice.method.prompt_taps, arrival.row.known[:-1]
+        """Give the KV of a text, as far as it has been read, to the prefix store, if all is known that its method reads."""
+        layers, known = arrival.row.choice.method.prompt_taps, arrival.row.known[:-1][: arrival.filled]
         if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
             self.remember(known, row, layers, arrival.taps, arrival.row.submission, arrival.states)
+
+    def keep_answer(self, row: Row, cache: KVCache, drafter: Drafter, place: int) -> None:
+        """The same of a row that has decoded: its prompt and what it has written. place: among the drafter's rows."""
+        method, known = row.choice.method, row.known[:-1]  # the last token is pending: its KV was never computed
+        layers, owner, taps = method.prompt_taps, row.submission.owner, list[Tensor]()
+        if self.prefixes is None:
+            return
+        if layers:  # those of the prompt are the store's
+            after = drafter.taps_of(place) if method.taps == layers else None
+            if after is None:
+                return
+            before = len(known) - len(after)
+            found = self._failures.run("prefixes", None, self.prefixes.held, known, layers, owner)
+            if found is None or found[0].taps is None or found[1] < before:
+                return
+            taps = [found[0].taps[:, :before], after[None]]
+        saved = cache.save(len(known)) if isinstance(cache, RecurrentCache) else None
+        self.remember(known, cache, layers, taps, row.submission, {} if saved is None else {saved.position: saved})
 
     def remember(
         self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], asked: Submission,
@@ -174,6 +192,6 @@ class PromptReader:
 
     def _tell(self, arrival: Arrival, start: int, count: int, taps: Tensor, *, stored: bool = False) -> None:
         """Hidden states of known text, for its drafter and whoever learns from them."""
-        arrival.drafter.read_prompt(PromptChunk([start], [count], taps, stored))
+        arrival.drafter.read_prompt(PromptChunk([start], [count], taps, stored, self.prefixes is not None))
         if self.on_prompt is not None:
             self.on_prompt(arrival.row, start, taps[0])

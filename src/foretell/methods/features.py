@@ -26,6 +26,7 @@ class Unread:
     made: list[Tensor] = field(default_factory=list)  # each [n, F]
     taps: list[Tensor] = field(default_factory=list)  # each [n, T * H], of the positions after those
     num_taps: int = 0  # positions that there are taps of, here or for all rows
+    kept: list[Tensor] | None = None  # taps after the prompt, each [n, T * H], where the prefix store will ask for them
 
 
 class FeatureBuffer:
@@ -60,6 +61,9 @@ class FeatureBuffer:
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Take in a chunk of each row's prompt. It must begin where the row's known features end."""
+        if chunk.kept:
+            for row in self.rows:
+                row.kept = row.kept or []
         if chunk.stored and self.prepare is not None and not any(self.ends):
             # Their features are made when they are asked for, however many they are: waiting costs no memory.
             for row, taps, count in zip(self.rows, chunk.taps.unbind(), chunk.count, strict=True):
@@ -76,6 +80,8 @@ class FeatureBuffer:
             # Two calls: each is slow after a pass that has emptied the caches.
             for row, piece, path in zip(self.rows, taps.clone().unbind(), paths, strict=True):
                 self._wait(row, piece, len(path))
+                if row.kept is not None:
+                    row.kept.append(piece)
             return
         counts = [len(path) for path in paths]
         width = max(counts)
@@ -87,6 +93,10 @@ class FeatureBuffer:
         else:
             nodes = tensor_on(taps.device, [path + [0] * (width - len(path)) for path in paths])
             block = taps[torch.arange(len(paths), device=taps.device)[:, None], nodes]
+        self._gather()
+        for row, piece, count in zip(self.rows, block, counts, strict=True):
+            if row.kept is not None:
+                row.kept.append(piece[:count])
         self._add(block, counts)
 
     def observe_all(self, commits: Sequence[Commit]) -> None:
@@ -110,6 +120,8 @@ class FeatureBuffer:
             self._later = []
             for row, piece in zip(self.rows, pieces, strict=True):
                 row.taps.append(piece)
+                if row.kept is not None:
+                    row.kept.append(piece)
 
     def _wait(self, row: Unread, taps: Tensor, count: int) -> None:
         """Taps [n, T * H] of a row's next ``count`` positions, of which features are made when they are asked for."""
@@ -222,6 +234,12 @@ class FeatureBuffer:
         held.count -= num_taken
         self._block = None
         return torch.cat(taken)
+
+    def taps_of(self, row: int) -> Tensor | None:
+        """See ``Drafter.taps_of``."""
+        self._gather()
+        kept = self.rows[row].kept
+        return torch.cat(kept) if kept else None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order."""

@@ -88,6 +88,10 @@ class DFlashDrafter(Drafter):
         """Features that are not in the memory."""
         return [row.count for row in self.features.rows]
 
+    def taps_of(self, row: int) -> Tensor | None:
+        """See ``Drafter``."""
+        return self.features.taps_of(row)
+
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """Take features of one row into its memory. One masked row of a block goes with them, since no layer runs without;
         it is written to the spare slot."""

@@ -266,6 +266,10 @@ class EagleDrafter(Drafter):
         """Number of pairs that ``begin`` would read before the pending token's pair."""
         return [max(0, row.count - 1) for row in self.buffer.rows]
 
+    def taps_of(self, row: int) -> Tensor | None:
+        """See ``Drafter``."""
+        return self.buffer.taps_of(row)
+
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """Read pairs of one row by itself; never the pending token's, whose output ``begin`` needs."""
         unread, start = self.num_unread(context)[row], self.filled[row]

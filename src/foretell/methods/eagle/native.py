@@ -160,7 +160,7 @@ class NativePair:
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2], tokens.data_ptr(),
                 length.data_ptr(), slots.data_ptr(), positions.data_ptr(), ancestry.data_ptr(), *ancestry.stride(),
                 address(features), address(outputs), 0 if outputs is None else outputs.shape[1], hidden.data_ptr(),
-                address(logits), self.vocab_size, self._scratch(cache, num_rows, num_rows * num_nodes, num_rows * num_nodes),
+                address(logits), self.vocab_size, self._scratch(cache, num_rows, tokens.numel(), tokens.numel()),
             )  # fmt: skip
         check(problem)
         return hidden

@@ -189,6 +189,10 @@ class HybridDrafter(Drafter):
         """See ``Drafter``."""
         return self.second.num_unread(context)
 
+    def taps_of(self, row: int) -> Tensor | None:
+        """See ``Drafter``."""
+        return self.second.taps_of(row)
+
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """See ``Drafter``."""
         return self.second.catch_up(context, row, most)

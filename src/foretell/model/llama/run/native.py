@@ -548,6 +548,6 @@ class NativeModel(CausalModel):
 
 
 def _blank(has_padding: bool, *shape: int) -> Tensor:
-    """Room for what a pass writes: numbers also where it writes none. Pages of a large one that nobody touches cost nothing,
-    as they come from the system with zeros in them."""
+    """Room for what a pass writes, with numbers also where it writes none: pages of a large tensor that nobody touches cost
+    nothing, as they come from the system with zeros in them."""
     return torch.from_numpy(np.zeros(shape, np.float32)) if has_padding else torch.empty(shape)

@@ -1,0 +1,113 @@
+"""What was read stays known, however a request ends: the next that begins so takes it from the prefix store."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from foretell import Engine, Request, SamplingParams
+from foretell.draft.base import Method
+from foretell.engine.prefix import BLOCK, PrefixStore
+from foretell.methods.eagle.drafter import Eagle1, Eagle3
+from foretell.model.llama.run.lean import LeanModel
+from tests.engine.harness import ToyTokenizer
+from tests.engine.test_scheduling_rules import Stage
+from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
+from tests.model.tiny import VOCAB, tiny_module
+
+TOKENIZER = ToyTokenizer([b"%d " % token for token in range(VOCAB)], special=())
+LONG = [1 + index % 6 for index in range(150)]
+
+
+def cut_while_reading(ending: str) -> Stage:
+    """A request beside one that decodes, so that its prompt comes in small pieces, ends before it has been read."""
+    stage = Stage(prefixes=PrefixStore(1 << 20), max_rows=2)
+    stage.submit("first", [5, 4], max_new_tokens=90, ignore_eos=True)
+    stage.tick()
+    stage.loop._seconds_per_token = 1.0  # the smallest pieces
+    stage.submit("long", LONG, max_new_tokens=4, ignore_eos=True, timeout_s=1.5 if ending == "timeout" else None)
+    stage.tick()
+    if ending == "cancelled":
+        stage.loop.cancel("long")
+    return stage
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "timeout"])
+def test_of_a_prompt_what_was_read_is_kept(ending: str) -> None:
+    stage = cut_while_reading(ending)
+    stage.finish()
+    assert stage.completion("long").finish_reason == ending
+    assert not stage.completion("long").token_ids
+    stage.submit("again", LONG, max_new_tokens=4, ignore_eos=True)
+    stage.finish()
+    again = stage.completion("again")
+    assert BLOCK <= again.num_cached_tokens < len(LONG) - 1
+    assert again.token_ids == alone(again, LONG)
+
+
+def alone(completion: Any, prompt: list[int]) -> list[int]:
+    """What a loop that has read nothing before writes."""
+    stage = Stage()
+    params = SamplingParams(seed=completion.seed, max_new_tokens=completion.num_tokens, ignore_eos=True)
+    return stage.engine.generate(prompt, params).token_ids
+
+
+def test_who_is_preempted_goes_on_from_what_it_had() -> None:
+    stage = Stage(prefixes=PrefixStore(1 << 20), max_rows=2, kv_tokens=200)
+    for name, prompt in (("first", LONG[:60]), ("later", LONG[10:70])):
+        stage.submit(name, prompt, max_new_tokens=60, ignore_eos=True)
+        stage.tick()
+    stage.finish()
+    later, store = stage.completion("later"), stage.loop.batch.prefixes
+    assert later.num_preemptions > 0
+    assert store is not None
+    assert store.num_hits > 60, "its prompt, and some of its own tokens"
+    assert later.token_ids == alone(later, LONG[10:70])
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_answers_are_kept_with_the_hidden_states_that_a_head_reads(kind: str, batch_size: int) -> None:
+    model = LeanModel.from_hf(tiny_module("llama"))
+    config = EAGLE3 if kind == "eagle3" else EAGLE1
+    method: Method = (Eagle3 if kind == "eagle3" else Eagle1)(random_head(config), model)  # type: ignore[arg-type]
+    speculative = {"method": "draft_model", "num_speculative_tokens": 3}
+
+    def made(**options: Any) -> Engine:
+        return Engine(model, TOKENIZER, speculative=speculative, method=method, **options)
+
+    engine, fresh = made(prefix_memory_gib=0.05), made()
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=0.8, seed=3)
+    asked = [Request([2 + row, *range(3, 40)], params) for row in range(3)]
+    for turn in range(3):
+        found = engine.generate_batch(asked, batch_size=batch_size)
+        expected = fresh.generate_batch(asked, batch_size=batch_size)
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        for request, one in zip(asked, found, strict=True):
+            assert one.num_cached_tokens == (len(request.prompt) - 4 if turn else 0), (
+                "all but the turn and what was pending"
+            )
+        asked = [
+            Request([*one.prompt, *made_.token_ids, 7, 8, 9], params) for one, made_ in zip(asked, found, strict=True)
+        ]
+
+
+def test_hidden_states_that_are_kept_are_those_of_the_text() -> None:
+    """The head's own figures: what is found again is what reading the whole text would have tapped."""
+    model = LeanModel.from_hf(tiny_module("llama"))
+    method = Eagle3(random_head(EAGLE3), model)
+    engines = [
+        Engine(model, TOKENIZER, speculative={"method": "draft_model"}, method=method, prefix_memory_gib=0.05)
+        for _ in range(2)
+    ]
+    prompt = list(range(3, 40))
+    made = engines[0].generate(prompt, SamplingParams(max_new_tokens=30, ignore_eos=True, seed=1))
+    text = [*prompt, *made.token_ids]
+    engines[1].generate(text, SamplingParams(max_new_tokens=2, ignore_eos=True))
+    stores = [engine._prefixes for engine in engines]
+    found = [store.held(text[:-1], method.prompt_taps, (None, None)) for store in stores if store is not None]
+    assert all(one is not None and one[1] == len(text) - 1 for one in found)
+    kept, read = (one[0].taps for one in found if one is not None)
+    assert kept is not None
+    assert read is not None
+    assert torch.allclose(kept, read[:, : kept.shape[1]], atol=1e-4)
