@@ -41,8 +41,8 @@ SPREAD = 1 / 16
 FIRST_CHUNK = 128
 """Tokens of a service's prefill pass while nothing is known of its speed."""
 ALONE_S = 0.5
-"""Seconds of a service's prefill pass beside which nothing decodes: a client's leaving and a shorter prompt are seen after it.
-Passes over 64 tokens take as long a token as those over 512 (0.5B in 4 bits, at 0 and 3,072 tokens of text)."""
+"""Seconds of a service's prefill pass beside which nothing decodes: that a client has left is seen after it. Passes over 64
+tokens take as long a token as those over 512 (0.5B in 4 bits, after 0 and 3,072 tokens of text)."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,10 @@ class ServerOptions:
         "auto", "How the model marks its thoughts, so that replies tell them apart from the answer: "
         f"{', '.join(NAMES)}; none: not at all; auto: found from its chat template.", metavar="NAME",
     )  # fmt: skip
+    marked_calls_only: bool = setting(
+        False, "Leave an answer that is a JSON object with a tool's name and fitting arguments a text, where the marks of "
+        "calls are missing. Left out, it is a call.",
+    )  # fmt: skip
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
 
     def __post_init__(self) -> None:

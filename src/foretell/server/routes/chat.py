@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -240,6 +240,7 @@ def _constrained(backend: Backend, body: ChatRequest, format: OutputFormat | Non
     try:
         use = _tools(body)
         if use is not None:
+            use = replace(use, bare=not backend.options.marked_calls_only)
             # Calls that must come leave no text that a format could be of.
             beside = format if use.mode == "auto" else None
             text = None if beside is None else _term(backend, beside)

@@ -109,7 +109,9 @@ class TextReading:
     ) -> None:
         """thinking, calls: None where there are none. new_id makes the calls' ids."""
         self._thoughts = None if thinking is None else ThoughtStream(thinking)
-        self._calls = None if calls is None else ToolCallStream(new_id, only_calls=calls.only_calls)
+        self._calls = (
+            None if calls is None else ToolCallStream(new_id, only_calls=calls.only_calls, bare=calls.bare_tools)
+        )
 
     @property
     def num_calls(self) -> int:

@@ -24,6 +24,8 @@ from foretell.core.errors import ConfigError
 from foretell.engine.request.calls import CLOSE, OPEN
 from foretell.engine.structured.constraint import CULPRIT_S, Constraint, Constraints, json_options
 from foretell.engine.structured.enforceable import Reduced
+from foretell.server.logs import log
+from foretell.server.texts.bare_calls import Tools, call_of, may_begin, takes_nothing
 
 BLANK = r"/[ \t\r\n]{1,16}/"
 """White space between calls and after the last one. Where it may be, the model may end; it is bounded, as an uncertain
@@ -61,9 +63,11 @@ class CallableTool:
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"tool name {_short(name)} must be 1 to 64 of letters, digits, '_', '-' and '.'")
-        parameters = parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        parameters = {} if parameters is None else parameters
         if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
             raise ConfigError(f"tool {name!r}: parameters must be a JSON schema of an object; got {_short(parameters)}")
+        if takes_nothing(parameters):
+            parameters = {"properties": {}, "additionalProperties": False}
         return cls(name, {**parameters, "type": "object"}, function.get("strict") is True, given)
 
     def reduced(self, constraints: Constraints) -> Reduced:
@@ -82,6 +86,7 @@ class ToolUse:
     mode: Literal["none", "auto", "required", "named"]
     parallel: bool  # more than one call
     rendered: tuple[Mapping[str, Any], ...]  # those that the prompt lists; none where none may be called
+    bare: bool = False  # an answer that is a call but for its marks is one, too
 
     @classmethod
     def of(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> "ToolUse":
@@ -151,6 +156,11 @@ class ToolUse:
             if found is not None:
                 raise ConfigError(f"tool {found[0]!r}: {found[1]}") from error
             raise
+
+    @property
+    def bare_tools(self) -> Tools | None:
+        """Those of which an answer may be a call without marks."""
+        return {tool.name: tool.parameters for tool in self.tools} if self.bare and self.mode == "auto" else None
 
     @property
     def only_calls(self) -> bool:
@@ -264,13 +274,16 @@ class ToolCallStream:
     it is nothing, with its name a call with as much of its arguments as there is.
     """
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id, *, only_calls: bool = False) -> None:
-        """new_id makes the calls' ids. only_calls: there is no text outside calls."""
-        self._new_id, self._only_calls = new_id, only_calls
+    def __init__(
+        self, new_id: Callable[[], str] = new_call_id, *, only_calls: bool = False, bare: Tools | None = None
+    ) -> None:
+        """new_id makes the calls' ids. only_calls: there is no text outside calls. bare: tools of which a whole answer may
+        be a call without marks; it is held back as long as it may."""
+        self._new_id, self._only_calls, self._bare_tools = new_id, only_calls, bare or {}
         self._rest = ""
         self._blanks = ""  # before the opener that was read last
         self._follows_call = False  # nothing but blanks since a call
-        self._read: Callable[[list[ContentDelta | CallDelta], bool], bool] = self._content
+        self._read: Callable[[list[ContentDelta | CallDelta], bool], bool] = self._bare if bare else self._content
         self._depth, self._quoted, self._escaped = 0, False, False
         # Calls begun so far; "tool_calls" is the finish_reason where the text ended by itself and this is not 0.
         self.num_calls = 0
@@ -281,6 +294,8 @@ class ToolCallStream:
 
     def finish(self, *, cut: bool = False) -> list[ContentDelta | CallDelta]:
         """The end of the text: the deltas that were held back. cut: a limit ended it."""
+        if self._read == self._bare and (cut or call_of(self._rest, self._bare_tools) is None):
+            self._read = self._content
         if self._read == self._content:
             size = _begun(self._rest)
             if size and (self._only_calls or self._follows_call or (cut and size >= LIKELY)):
@@ -295,6 +310,19 @@ class ToolCallStream:
         return made
 
     # Each reader consumes what it can of the rest and returns whether another one (or itself) may continue.
+
+    def _bare(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
+        if not final and may_begin(self._rest, self._bare_tools):
+            return False
+        call = call_of(self._rest, self._bare_tools) if final else None
+        self._read = self._content
+        if call is None:
+            return True
+        log("a call without marks", tool=call[0])
+        self._begin(made, call[0])
+        made.append(CallDelta(self.num_calls - 1, arguments=call[1]))
+        self._rest = ""
+        return False
 
     def _content(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
         at = self._rest.find(OPEN)
