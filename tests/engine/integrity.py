@@ -1,5 +1,7 @@
 """The books of the engine, added up between two steps."""
 
+from collections import Counter
+
 import torch
 
 from foretell.engine.batch import Batch
@@ -132,7 +134,15 @@ def check_blocks(cache: BlockCache) -> None:
 
 def check_prefixes(store: PrefixStore) -> None:
     """Check the invariants. Raises RuntimeError where one is violated."""
-    held = sum(prefix.num_bytes for prefix in store._prefixes.values())
+    users = Counter(id(piece) for prefix in store._prefixes.values() for piece, _ in prefix.pieces)
+    pieces = {id(piece): piece for prefix in store._prefixes.values() for piece, _ in prefix.pieces}
+    held = sum(piece.num_bytes for piece in pieces.values())
+    for prefix in store._prefixes.values():
+        held += sum(saved.num_bytes for saved in (prefix.states or {}).values())
+        if sum(used for _, used in prefix.pieces) != len(prefix.ids):
+            raise RuntimeError("the pieces of a prefix do not hold its text")
+    if any(piece.users != users[key] for key, piece in pieces.items()):
+        raise RuntimeError("a piece counts other users than it has")
     if held != store.num_bytes or held > store.max_bytes:
         raise RuntimeError(f"prefixes hold {held} bytes, {store.num_bytes} are counted, {store.max_bytes} allowed")
     if store.num_tokens != sum(len(prefix.ids) for prefix in store._prefixes.values()):

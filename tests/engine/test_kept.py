@@ -107,7 +107,7 @@ def test_hidden_states_that_are_kept_are_those_of_the_text() -> None:
     stores = [engine._prefixes for engine in engines]
     found = [store.held(text[:-1], method.prompt_taps, (None, None)) for store in stores if store is not None]
     assert all(one is not None and one[1] == len(text) - 1 for one in found)
-    kept, read = (one[0].taps for one in found if one is not None)
+    kept, read = (one[0].whole().taps for one in found if one is not None)
     assert kept is not None
     assert read is not None
     assert torch.allclose(kept, read[:, : kept.shape[1]], atol=1e-4)

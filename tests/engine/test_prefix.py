@@ -1,12 +1,13 @@
 """The prefix store: what it finds, what it forgets, and that a copy is what was computed."""
 
+import random
 import sys
 import threading
 
 import pytest
 import torch
 
-from foretell.engine.prefix import BLOCK, PrefixStore
+from foretell.engine.prefix import BLOCK, MERGED, PrefixStore
 from foretell.model.cache import KVCache
 from tests.engine.integrity import check_prefixes
 
@@ -85,10 +86,73 @@ def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
     store.add(ids, row(1.0), (0, 2), taps)
     found = store.find(ids, (0, 2))
     assert found is not None
-    assert found[0].taps is taps
+    assert torch.equal(found[0].whole().taps, taps)  # type: ignore[arg-type]
     assert store.find(ids, (1,)) is None
     assert store.find(ids, ()) is not None
     check_prefixes(store)
+
+
+def of_text(ids: list[int]) -> KVCache:
+    """A row in which a slot's keys and values tell the whole text up to it, as a model's would."""
+    made, known = row(0.0, 2048), 0
+    for at, token in enumerate(ids):
+        known = hash((known, token)) % 9973
+        for layer, memory in enumerate((*made.keys, *made.values)):
+            memory[0, :, at] = known + layer / 8
+    return made
+
+
+def taps_of(ids: list[int], first: int) -> torch.Tensor:
+    return of_text(ids).keys[0][0, 0, first : len(ids)].clone()[None]
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_texts_share_the_memory_of_what_they_have_in_common(tapped: bool) -> None:
+    """Conversations at random, with branches: what is found is what was read, and only what is new takes memory."""
+    rng, store, layers = random.Random(4), PrefixStore(1 << 26), (0,) if tapped else ()
+    texts = [[rng.randrange(50) for _ in range(700)]]
+    for number in range(40):
+        begin = rng.choice(texts)
+        ids = begin[: rng.choice((len(begin), rng.randrange(16, len(begin) + 1)))]
+        found = store.find(ids, layers)
+        first = 0 if found is None else found[1]
+        if found is not None:
+            target, expected = row(0.0, 2048), of_text(ids)
+            found[0].copy_into(target, first)
+            for memory, source in zip((*target.keys, *target.values), (*expected.keys, *expected.values), strict=True):
+                assert torch.equal(memory[0, :, :first], source[0, :, :first])
+            for piece, start, used in found[0].parts(first) if tapped else ():
+                assert piece.taps is not None
+                assert torch.equal(piece.taps[0, :used], taps_of(ids, 0)[0, start : start + used])
+        ids = [*ids, *(rng.randrange(50) for _ in range(rng.randrange(200)))][:2000]
+        before = store.num_bytes
+        store.add(ids, of_text(ids), layers, taps_of(ids, first) if tapped else None, first=first)
+        check_prefixes(store)
+        texts.append(ids)
+        each = (2 * 2 * 2 * 4 + (4 if tapped else 0)) * 4
+        assert store.num_bytes - before <= each * (len(ids) - first + MERGED), (number, "what was known takes none")
+        assert all(len(prefix.pieces) <= 2 + len(prefix.ids) // (MERGED // 2) for prefix in store._prefixes.values())
+    store.clear()
+    assert store.num_bytes == 0
+
+
+def test_what_goes_takes_its_memory_with_it() -> None:
+    """A text that shares little of another one's piece does not hold the rest of it."""
+    store, ids = PrefixStore(1 << 22), [number % 50 for number in range(1000)]
+    store.add(ids, of_text(ids), (), None)
+    whole = store.num_bytes
+    store.add([*ids[:32], 99, 98], of_text([*ids[:32], 99, 98]), (), None)
+    store.max_bytes = whole
+    store.shrink(whole - 1)
+    assert store.find([*ids[:32], 99, 98, 1], ()) is not None
+    assert store.num_bytes < whole / 20
+    check_prefixes(store)
+
+
+def test_hidden_states_after_a_beginning_that_has_gone_are_not_kept() -> None:
+    store, ids = PrefixStore(1 << 22), list(range(64))
+    store.add(ids, of_text(ids), (0,), taps_of(ids, 40), first=40)
+    assert store.find(ids, ()) is None
 
 
 def test_a_violated_invariant_is_found() -> None:

@@ -128,7 +128,8 @@ def keeps_in_order(self: KVCache, rows: Tensor, used: int | None = None, *, was:
 
 
 def copies_too_few(self: Prefix, row: KVCache, count: int) -> None:
-    for memory, mine in zip((*row.keys, *row.values), (*self.keys, *self.values), strict=True):
+    whole = self.whole()
+    for memory, mine in zip((*row.keys, *row.values), (*whole.keys, *whole.values), strict=True):
         memory[0, :, : count - 1] = mine[:, : count - 1]
 
 

@@ -1,17 +1,20 @@
 """Keys and values of texts that later requests may begin with: system prompts, and the turns of a conversation.
 
 A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
-begins with it; so it is copied instead of computed again. Recurrent states are sums of a whole text, and are kept at
-some of its positions: such a text can be taken up at those alone. Only the tenant that sent a text can match it: clients
-see the number of matched tokens (``cached_tokens``), which would reveal what others have sent. And only by the adapter that
-it was read with, whose keys and values they are.
+begins with it; so it is copied instead of computed again. Texts that begin alike share the memory of what they have in
+common (``Piece``): of a conversation only what a turn adds is copied. Recurrent states are sums of a whole text, and are
+kept at some of its positions: such a text can be taken up at those alone. Only the tenant that sent a text can match it:
+clients see the number of matched tokens (``cached_tokens``), which would reveal what others have sent. And only by the
+adapter that it was read with, whose keys and values they are.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from foretell.model.cache import KVCache
@@ -28,15 +31,42 @@ def adapter_of(owner: Owner) -> str | None:
     return None if owner is None else owner[1]
 
 
+MERGED = 512
+"""Tokens up to which two pieces become one: few pieces are copied faster than many."""
+
+
+@dataclass(eq=False)
+class Piece:
+    """Memory of some tokens of a text, one after the other. It does not change."""
+
+    keys: list[Tensor]  # of each layer [heads, n, head_dim]
+    values: list[Tensor]
+    taps: Tensor | None  # [1, n, T * H] of ``Prefix.layers``
+    users: int = 0  # prefixes of a store that have it
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes that it takes."""
+        taps = [] if self.taps is None else [self.taps]
+        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps))
+
+    def and_then(self, count: int, other: "Piece") -> "Piece":
+        """Its first count tokens, and another one's after them, in one."""
+        taps = None if self.taps is None or other.taps is None else torch.cat((self.taps[:, :count], other.taps), 1)
+        keys, values = (
+            [torch.cat((mine[:, :count], more), 1) for mine, more in zip(own, theirs, strict=True)]
+            for own, theirs in ((self.keys, other.keys), (self.values, other.values))
+        )
+        return Piece(keys, values, taps)
+
+
 @dataclass
 class Prefix:
     """One text and its memory."""
 
     ids: list[int]
-    keys: list[Tensor]  # of each layer [heads, n, head_dim]
-    values: list[Tensor]
-    layers: tuple[int, ...]  # tapped when the text was read ...
-    taps: Tensor | None  # ... [1, n, T * H]
+    pieces: list[tuple[Piece, int]]  # and how many of its tokens, the first ones, are this text's
+    layers: tuple[int, ...]  # tapped when the text was read: all pieces have taps, where there are any
     owner: Owner = None
     states: dict[int, Saved] | None = None  # recurrent ones, by position; None: the model has none
     store: bool = True  # whether a request that is to be stored had this text: others' are not written to disk
@@ -48,17 +78,32 @@ class Prefix:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes."""
-        taps = [] if self.taps is None else [self.taps]
-        states = _num_bytes(self.states or {})
-        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps)) + states
+        """Bytes that it takes, those that it shares too."""
+        return sum(piece.num_bytes for piece, _ in self.pieces) + _num_bytes(self.states or {})
+
+    def parts(self, count: int) -> Iterator[tuple[Piece, int, int]]:
+        """Pieces of the first count tokens: each, where it begins, and how many of its tokens are among them."""
+        start = 0
+        for piece, used in self.pieces:
+            if start < count:
+                yield piece, start, min(used, count - start)
+            start += used
+
+    def whole(self) -> Piece:
+        """All of it in one piece: a copy."""
+        first, *others = self.pieces
+        made, count = first
+        for piece, used in others:
+            made, count = made.and_then(count, piece), count + used
+        return made
 
     def copy_into(self, row: KVCache, count: int) -> None:
         """Write the first count tokens into slots [0, count) of a cache of one row; count as ``reach`` returns it."""
         if self.states is not None:
             assert isinstance(row, RecurrentCache)
             row.load(self.states[count])
-        row.restore(self.keys, self.values, count)
+        for piece, start, used in self.parts(count):
+            row.restore(piece.keys, piece.values, used, start)
 
 
 class Further(Protocol):
@@ -98,19 +143,22 @@ class PrefixStore:
 
     def held(self, ids: list[int], layers: tuple[int, ...], owner: Owner = None) -> tuple[Prefix, int] | None:
         """``find`` among those in memory."""
+        for number, prefix, same in self._alike(ids, layers, owner):
+            if count := prefix.reach(same):  # else no state is kept so early
+                self._prefixes.move_to_end(number)
+                return prefix, count
+        return None
+
+    def _alike(self, ids: list[int], layers: tuple[int, ...], owner: Owner) -> Iterator[tuple[int, Prefix, int]]:
+        """Numbers and prefixes that share blocks with ids, and how many tokens: the most blocks first."""
         for key in reversed(block_hashes(ids, owner)):
             number = self._blocks.get(key)
             prefix = None if number is None else self._prefixes[number]
             # The owner is part of the key; it is compared too, since hashes can be made to collide.
-            if prefix is None or prefix.owner != owner or (layers and prefix.layers != layers):
+            if number is None or prefix is None or prefix.owner != owner or (layers and prefix.layers != layers):
                 continue
-            count = prefix.reach(shared(ids, prefix.ids))
-            if not count:
-                continue  # a collision of hashes, or no state is kept so early
-            assert number is not None
-            self._prefixes.move_to_end(number)
-            return prefix, count
-        return None
+            if same := shared(ids, prefix.ids):  # else a collision
+                yield number, prefix, same
 
     def add(
         self,
@@ -122,10 +170,12 @@ class PrefixStore:
         states: Mapping[int, Saved] | None = None,
         *,
         store: bool = True,
+        first: int = 0,
     ) -> None:
-        """Keep a copy of slots [0, len(ids)) of a cache of one row. A text that is stored already is not copied again.
-        A stored text that this one continues is replaced. states: recurrent ones at some positions, of a model that has
-        them; those of a text that is replaced are kept. store: see ``Submission``."""
+        """Keep a copy of slots [0, len(ids)) of a cache of one row: of what no stored text has. A stored text that this
+        one continues is replaced. taps: of the tokens from ``first`` on; those before must be stored. states: recurrent
+        ones at some positions, of a model that has them; those of a text that is replaced are kept. store: see
+        ``Submission``."""
         keys = block_hashes(ids, owner)
         if not keys:
             return
@@ -143,11 +193,12 @@ class PrefixStore:
             states = {**self._states_of(ids, keys, owner), **states}
             if not states:
                 return
-        size = (
-            _num_bytes(states or {})
-            + count * row.bytes_per_slot
-            + (0 if taps is None else taps.numel() * taps.element_size())
-        )
+        layers = layers if taps is not None else ()
+        base, common = next(((base, same) for _, base, same in self._alike(ids, layers, owner)), (None, 0))
+        if layers and common < first:
+            return
+        more = 0 if taps is None else taps[:, common - first :].numel() * taps.element_size()
+        size = _num_bytes(states or {}) + (count - common) * row.bytes_per_slot + more
         if size > self.max_bytes:
             return
         for key in keys:
@@ -158,24 +209,25 @@ class PrefixStore:
             mine = known.owner == owner and len(known.ids) < count and known.ids == ids[: len(known.ids)]
             if mine and (layers or not known.layers) and (store or not known.store):
                 self._drop(older)
-        self.shrink(self.max_bytes - size)
-        prefix = Prefix(
-            list(ids),
-            *row.saved(count),
-            layers if taps is not None else (),
-            taps,
-            owner,
-            None if states is None else dict(states),
-            store,
-        )
-        self._take(prefix, keys)
+        pieces = [] if base is None else _clipped(base, common, mixed=not layers)
+        if common < count:
+            new = Piece(*row.saved(count, common), None if taps is None else taps[:, common - first :].clone())
+            if pieces and pieces[-1][1] + count - common <= MERGED:
+                last, used = pieces.pop()
+                pieces.append((last.and_then(used, new), used + count - common))
+            else:
+                pieces.append((new, count - common))
+        self._take(Prefix(list(ids), pieces, layers, owner, None if states is None else dict(states), store), keys)
 
     def _take(self, prefix: Prefix, keys: list[int]) -> None:
         if prefix.num_bytes > self.max_bytes:
             return
-        self.shrink(self.max_bytes - prefix.num_bytes)
+        for piece, _ in prefix.pieces:
+            self.num_bytes += 0 if piece.users else piece.num_bytes
+            piece.users += 1
+        self.num_bytes += _num_bytes(prefix.states or {})
+        self.shrink(self.max_bytes)
         self._prefixes[self._next] = prefix
-        self.num_bytes += prefix.num_bytes
         self.num_tokens += len(prefix.ids)
         self._blocks |= dict.fromkeys(keys, self._next)
         self._next += 1
@@ -198,9 +250,8 @@ class PrefixStore:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._prefixes.clear()
+        self.shrink(-1)
         self._blocks.clear()
-        self.num_bytes = self.num_tokens = 0
 
     def shrink(self, max_bytes: int) -> None:
         """Drop the least recently used prefixes until at most max_bytes are held."""
@@ -209,12 +260,29 @@ class PrefixStore:
 
     def _drop(self, number: int) -> None:
         prefix = self._prefixes.pop(number)
-        self.num_bytes -= prefix.num_bytes
+        for piece, _ in prefix.pieces:
+            piece.users -= 1
+            self.num_bytes -= 0 if piece.users else piece.num_bytes
+        self.num_bytes -= _num_bytes(prefix.states or {})
         self.num_tokens -= len(prefix.ids)
         for key in block_hashes(prefix.ids, prefix.owner):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
                 # A block shared with another prefix is indexed again when that prefix is next added.
+
+
+def _clipped(base: Prefix, count: int, *, mixed: bool) -> list[tuple[Piece, int]]:
+    """Pieces of the first count tokens of a text. One that is little used is copied: a text does not hold memory of others
+    that have gone. mixed: pieces may lack taps."""
+    made = []
+    for piece, _, used in base.parts(count):
+        whole = piece.keys[0].shape[1] if piece.keys else used
+        if 2 * used < whole:
+            keys, values = ([each[:, :used].clone() for each in memory] for memory in (piece.keys, piece.values))
+            taps = None if mixed or piece.taps is None else piece.taps[:, :used].clone()
+            piece = Piece(keys, values, taps)
+        made.append((piece, used))
+    return made
 
 
 def _num_bytes(states: Mapping[int, Saved]) -> int:

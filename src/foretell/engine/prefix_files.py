@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.shelf import Shelf
-from foretell.engine.prefix import Owner, Prefix, adapter_of, block_hashes, reach, shared
+from foretell.engine.prefix import Owner, Piece, Prefix, adapter_of, block_hashes, reach, shared
 from foretell.model.recurrent import Saved
 
 log = logging.getLogger(__name__)
@@ -122,10 +122,11 @@ class PrefixFiles:
 
 def _tensors(prefix: Prefix) -> dict[str, Tensor]:
     found = {"ids": torch.tensor(prefix.ids, dtype=torch.int32)}
-    for kind, memory in (("keys", prefix.keys), ("values", prefix.values)):
-        found |= {f"{kind} {layer}": each for layer, each in enumerate(memory)}
-    if prefix.taps is not None:
-        found["taps"] = prefix.taps
+    whole, count = prefix.whole(), len(prefix.ids)
+    for kind, memory in (("keys", whole.keys), ("values", whole.values)):
+        found |= {f"{kind} {layer}": each[:, :count] for layer, each in enumerate(memory)}
+    if prefix.layers and whole.taps is not None:
+        found["taps"] = whole.taps[:, :count]
     for at, saved in (prefix.states or {}).items():
         for mixer, states in enumerate(saved.tensors):
             found |= {f"state {at} {mixer} {kind} {number}": each for (kind, number), each in states.items()}
@@ -142,4 +143,5 @@ def _prefix(text: _Text, found: Mapping[str, Tensor], owner: Owner) -> Prefix:
         tensors = (states or {})[int(at)].tensors
         tensors.extend({} for _ in range(int(mixer) + 1 - len(tensors)))
         tensors[int(mixer)][kind, int(number)] = found[key]
-    return Prefix(list(text.ids), of("keys"), of("values"), text.layers, found.get("taps"), owner, states, settled=True)
+    pieces = [(Piece(of("keys"), of("values"), found.get("taps")), len(text.ids))]
+    return Prefix(list(text.ids), pieces, text.layers, owner, states, settled=True)

@@ -30,7 +30,8 @@ class Arrival:
     drafter: Drafter
     filled: int = 0  # of ``state.lengths[0]`` tokens
     unread: int = 0  # known tokens that its drafter would read in its next proposal
-    taps: list[Tensor] = field(default_factory=list)  # of what has been read, for the prefix store ...
+    first: int = 0  # tokens that were found in the prefix store, with the taps of its method
+    taps: list[Tensor] = field(default_factory=list)  # of what has been read after those, for the prefix store ...
     states: dict[int, Saved] = field(default_factory=dict)  # ... and recurrent states at some positions of it
 
     @property
@@ -73,10 +74,10 @@ class PromptReader:
         if not arrival.row.num_preemptions:  # a resumed text may be found beyond its prompt, by itself
             arrival.row.num_cached_tokens = count
         arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
-        if prefix.taps is not None and layers:
-            taps = prefix.taps[:, :count]
-            self._tell(arrival, 0, count, taps, stored=True)
-            arrival.taps.append(taps)
+        arrival.first = count
+        for piece, start, used in prefix.parts(count) if layers else ():
+            assert piece.taps is not None
+            self._tell(arrival, start, used, piece.taps[:, :used], stored=True)
 
     def read(
         self, chosen: Sequence[Arrival], counts: Sequence[int], place: int, most: int, *, catch_up: bool
@@ -95,37 +96,35 @@ class PromptReader:
     def keep(self, arrival: Arrival, row: KVCache) -> None:
         """Give the KV of a text, as far as it has been read, to the prefix store, if all is known that its method reads."""
         layers, known = arrival.row.choice.method.prompt_taps, arrival.row.known[:-1][: arrival.filled]
-        if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
-            self.remember(known, row, layers, arrival.taps, arrival.row.submission, arrival.states)
+        if not layers or arrival.first + sum(taps.shape[1] for taps in arrival.taps) == len(known):
+            self.remember(known, row, layers, arrival.taps, arrival.row.submission, arrival.states, arrival.first)
 
     def keep_answer(self, row: Row, cache: KVCache, drafter: Drafter, place: int) -> None:
         """The same of a row that has decoded: its prompt and what it has written. place: among the drafter's rows."""
         method, known = row.choice.method, row.known[:-1]  # the last token is pending: its KV was never computed
-        layers, owner, taps = method.prompt_taps, row.submission.owner, list[Tensor]()
-        if self.prefixes is None:
+        layers = method.prompt_taps
+        if self.prefixes is None or (layers and method.taps != layers):
             return
-        if layers:  # those of the prompt are the store's
-            after = drafter.taps_of(place) if method.taps == layers else None
-            if after is None:
-                return
-            before = len(known) - len(after)
-            found = self._failures.run("prefixes", None, self.prefixes.held, known, layers, owner)
-            if found is None or found[0].taps is None or found[1] < before:
-                return
-            taps = [found[0].taps[:, :before], after[None]]
+        after = drafter.taps_of(place) if layers else None
+        if layers and after is None:
+            return
+        first, taps = (0, []) if after is None else (len(known) - len(after), [after[None]])
         saved = cache.save(len(known)) if isinstance(cache, RecurrentCache) else None
-        self.remember(known, cache, layers, taps, row.submission, {} if saved is None else {saved.position: saved})
+        states = {} if saved is None else {saved.position: saved}
+        self.remember(known, cache, layers, taps, row.submission, states, first)
 
     def remember(
         self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], asked: Submission,
-        states: Mapping[int, Saved],
+        states: Mapping[int, Saved], first: int,
     ) -> None:  # fmt: skip
-        """Give a text's KV to the prefix store: ids, the row that holds it, hidden states of layers and saved states.
-        asked: whose text it is."""
+        """Give a text's KV to the prefix store: ids, the row that holds it, hidden states of layers from the token
+        ``first`` on, and saved states. asked: whose text it is."""
         if self.prefixes is not None:
             known = states if isinstance(row, RecurrentCache) else None
             joined = torch.cat(taps, 1) if taps else None
-            add = partial(self.prefixes.add, ids, row, layers, joined, asked.owner, known, store=asked.store)
+            add = partial(
+                self.prefixes.add, ids, row, layers, joined, asked.owner, known, store=asked.store, first=first
+            )
             self._failures.run("prefixes", None, add)
 
     def next(

@@ -64,10 +64,12 @@ class FeatureBuffer:
         if chunk.kept:
             for row in self.rows:
                 row.kept = row.kept or []
-        if chunk.stored and self.prepare is not None and not any(self.ends):
+        only_stored = not any(row.start or row.made or row.num_taps for row in self.rows)
+        if chunk.stored and self.prepare is not None and only_stored and chunk.start == self.ends:
             # Their features are made when they are asked for, however many they are: waiting costs no memory.
             for row, taps, count in zip(self.rows, chunk.taps.unbind(), chunk.count, strict=True):
-                row.stored, row.count = [taps[:count]] if count else [], count
+                row.stored += [taps[:count]] if count else []
+                row.count += count
             return
         taps = chunk.taps if chunk.taps.is_cpu else chunk.taps.clone()  # a captured graph writes them over
         self._add(taps, chunk.count, chunk.start, wait=True)
@@ -169,7 +171,7 @@ class FeatureBuffer:
         self._gather()
         for row in rows if stored else ():
             if row.stored and self.prepare is not None:
-                row.made = [self.prepare(row.stored[0][None])[0], *row.made]
+                row.made = [*(self.prepare(piece[None])[0] for piece in row.stored), *row.made]
                 row.stored = []
         waiting = [piece for row in rows for piece in row.taps]
         if not waiting:

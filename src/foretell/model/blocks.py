@@ -201,14 +201,14 @@ class BlockCache(KVCache):
         for memory in (*self._all_keys, *self._all_values):
             memory.index_copy_(1, target, memory.index_select(1, source))
 
-    def saved(self, count: int) -> tuple[list[Tensor], list[Tensor]]:
+    def saved(self, stop: int, start: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """See ``KVCache.saved``."""
-        places = self.sight(count)[:count]
+        places = self.sight(stop)[start:stop]
         keys, values = ([each.index_select(1, places) for each in all_] for all_ in (self._all_keys, self._all_values))
         return keys, values
 
-    def restore(self, keys: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
+    def restore(self, keys: Sequence[Tensor], values: Sequence[Tensor], count: int, start: int = 0) -> None:
         """See ``KVCache.restore``."""
-        places = self.sight(count)[:count]
+        places = self.sight(start + count)[start : start + count]
         for memory, known in zip((*self._all_keys, *self._all_values), (*keys, *values), strict=True):
             memory.index_copy_(1, places, known[:, :count])

@@ -123,15 +123,15 @@ class KVCache:
         keys, values = self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
         return (from_codes(keys, dtype), from_codes(values, dtype)) if self._dtype == torch.int8 else (keys, values)
 
-    def saved(self, count: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of each layer's keys and values [heads, count, head_dim], the first count slots of a cache of one row."""
-        keys, values = ([each[0, :, :count].clone() for each in memory] for memory in (self.keys, self.values))
+    def saved(self, stop: int, start: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of each layer's keys and values [heads, n, head_dim], slots [start, stop) of a cache of one row."""
+        keys, values = ([each[0, :, start:stop].clone() for each in memory] for memory in (self.keys, self.values))
         return keys, values
 
-    def restore(self, keys: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
-        """Write the first count of those into a cache of one row."""
+    def restore(self, keys: Sequence[Tensor], values: Sequence[Tensor], count: int, start: int = 0) -> None:
+        """Write the first count of those into slots [start, start + count) of a cache of one row."""
         for memory, known in zip((*self.keys, *self.values), (*keys, *values), strict=True):
-            memory[0, :, :count] = known[:, :count]
+            memory[0, :, start : start + count] = known[:, :count]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
