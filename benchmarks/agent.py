@@ -4,8 +4,8 @@
                                [--turns 20] [--tokens 16000] [--agents 1] [--out FILE]
 
 A coding agent's conversation over OpenAI's /v1/chat/completions: a system text and a list of tools, a task, and then turns
-in which the model must call a tool and gets a file's text as its result, until the prompt has about ``--tokens`` tokens. The
-model's own calls go back as the client would send them, so each server has the session that its model makes; a tool's
+in which the model must call a tool and gets a file's text as its result, until the prompt has about ``--tokens`` tokens.
+The model's own calls go back as the client would send them, so each server has the session that its model makes; a tool's
 parameters keep calls short. ``--agents`` sessions run at once, with one system text and tasks of their own.
 
 Of each turn: tokens of the prompt, tokens that the server says it did not read (OpenAI's ``cached_tokens``, llama.cpp's

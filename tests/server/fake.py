@@ -100,6 +100,8 @@ class FakeService:
         self.resting: dict[str, float] = {}
         self.ready = self.healthy = True
         self.submitted: list[Submission] = []
+        self.prepared: list[Submission] = []
+        self.was_prepared = threading.Event()
         self.cancelled: list[str] = []
         self.ended = threading.Semaphore(0)  # one for each request that has ended
         self.begun = threading.Semaphore(0)  # one for each that has told its first step
@@ -117,6 +119,14 @@ class FakeService:
         self.submitted.append(submission)
         self._stops[submission.request_id] = threading.Event()
         threading.Thread(target=self._run, args=(submission, sink), daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._stops
+
+    def prepare(self, submission: Submission) -> None:
+        self.prepared.append(submission)
+        self.was_prepared.set()
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
@@ -144,6 +154,7 @@ class FakeService:
     def _run(self, submission: Submission, sink: Sink) -> None:
         name = submission.request_id
         if self.failure is not None:
+            self._stops.pop(name, None)
             sink(Update(name, error=self.failure))
             self.ended.release()
             return
@@ -195,9 +206,11 @@ class FakeService:
                 last = Update(
                     name, tuple(row.pieces[at:]), trace if submission.trace else None, self._completion(row, method)
                 )
+                self._stops.pop(name, None)
                 sink(last)
                 self.ended.release()
                 return
+        self._stops.pop(name, None)
         sink(Update(name, completion=self._completion(row, method)))
         self.ended.release()
 

@@ -398,3 +398,35 @@ def test_costs_that_cannot_be_measured_again_stay_as_they_are(monkeypatch: pytes
     assert planning.planner.costs is costs
     assert planning._next_measuring > time.monotonic() + 100
     made.close()
+
+
+def test_what_is_expected_is_read_while_nobody_is_there() -> None:
+    made, box = service(prefix_reuse=True), Mailbox()
+    text = [1 + index % 6 for index in range(120)]
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True, seed=1)
+    made.prepare(Submission("ahead", text[:100], SamplingParams(max_new_tokens=1)))
+    deadline = time.monotonic() + 30
+    while not made.is_idle and time.monotonic() < deadline:
+        time.sleep(0.01)
+    before = made.snapshot()
+    assert (dict(before.num_finished), before.num_prompt_tokens, before.num_running) == ({}, 0, 0)
+    made.submit(Submission("asked", text, params), box.hear)
+    completion = box.last("asked").completion
+    assert completion is not None
+    assert completion.num_cached_tokens == 99
+    assert sum(made.snapshot().num_finished.values()) == 1
+    check_service(made)
+    made.close()
+
+
+def test_who_comes_ends_what_is_read_ahead_and_is_not_held_up_by_it() -> None:
+    made, box = service(prefix_reuse=True, max_model_len=2000, kv_memory_gib=0.1), Mailbox()
+    text = [1 + index % 6 for index in range(1800)]
+    for number in range(3):
+        made.prepare(Submission(f"ahead {number}", text, SamplingParams(max_new_tokens=1)))
+        made.submit(Submission(f"asked {number}", [2, 3], SamplingParams(max_new_tokens=4, seed=1)), box.hear)
+        made.prepare(Submission(f"busy {number}", text, SamplingParams(max_new_tokens=1)))
+        assert box.last(f"asked {number}").completion is not None
+    check_service(made)
+    assert sum(made.snapshot().num_finished.values()) == 3
+    made.close()

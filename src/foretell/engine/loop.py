@@ -134,12 +134,17 @@ class Loop:
 
     def submit(self, row: Row, sink: Sink | None, scoring: Scoring | None = None) -> None:
         """Queue a request. scoring: of its prompt, which is done first. The caller must check the queue's length before."""
+        self.stop_preparing()
         now, submission = self.clock(), row.submission
         self.jobs[submission.request_id] = job = Job(row, sink, now, now, scoring=scoring)
         if submission.timeout_s is not None:
             self._timed[submission.request_id] = now + submission.timeout_s
         self._move(job, "waiting" if scoring is None and submission.write else "scoring", now)
-        self.recorder.num_submitted += 1
+        self.recorder.num_submitted += not submission.prepares
+
+    def stop_preparing(self) -> None:
+        """End what is read ahead: it may be the beginning of a request that has come."""
+        self._cut([job for job in self.jobs.values() if job.row.submission.prepares], "cancelled")
 
     def cancel(self, request_id: str) -> None:
         """End a request in any state. An ended request is ignored."""
@@ -240,7 +245,7 @@ class Loop:
             job.row.seconds_prefill += self.clock() - now
             self._move(job, "reading", now)
             others += self._slots(job)
-            if job.row.num_preemptions == 0:
+            if job.row.num_preemptions == 0 and not job.row.submission.prepares:
                 self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
                 self.recorder.num_cached_prompt_tokens += job.row.num_cached_tokens
 
@@ -267,6 +272,7 @@ class Loop:
         for job in self._members():
             if job.phase == "reading":
                 self._move(job, "decoding", now)
+        self._cut([job for job in self._members() if job.row.submission.prepares], "length")
 
     def _make_room(self) -> None:
         """Preempt the latest requests until the slots of all others fit. A single request always fits."""
@@ -413,6 +419,8 @@ class Loop:
 
     def _cut(self, jobs: Sequence[Job], reason: str) -> None:
         """End requests that are in the middle of something."""
+        if not jobs:
+            return
         rows = [job.row for job in jobs if job.has_row]
         self._doing = "leaving"
         try:
@@ -452,7 +460,8 @@ class Loop:
         self._move(job, "ended", now)
         if self.planner is not None:
             self.planner.forget(request_id)
-        self._failures.run("recorder", None, self.recorder.finish, row, now - job.arrived)
+        if not row.submission.prepares:
+            self._failures.run("recorder", None, self.recorder.finish, row, now - job.arrived)
         if job.sink is not None:
             instead = Update(request_id, error=_failed("output"))
             job.sink(self._failures.run("output", instead, self._last_update, job, error))

@@ -96,9 +96,10 @@ class Answer:
         max_tokens: int | None,
         num_predicted: int = 0,
         thinking: Thinking | None = None,
+        after: Callable[[Submission, Completion], None] | None = None,
     ) -> None:
-        """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it. Raises ApiError where
-        the job cannot be started."""
+        """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it; after: see
+        ``ServerJob``. Raises ApiError where the job cannot be started."""
         self.max_tokens = max_tokens
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
         self.thinking = thinking
@@ -115,6 +116,7 @@ class Answer:
         self.model, lora = backend.served(body.model)
         submissions = [replace(submission, tenant=tenant, store=kept, lora=lora) for submission in submissions]
         self.job = ServerJob(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
+        self.job.after = after
         self.job.start()
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from time import perf_counter
@@ -40,6 +40,8 @@ class ServerJob:
         self._news = asyncio.Event()
         self._running: set[int] = set()
         self._last: list[float | None] = [None] * len(self.submissions)  # when a choice last had tokens
+        self.after: Callable[[Submission, Completion], None] | None = None
+        """Called on the worker's thread once a request for one text has ended well."""
 
     def start(self) -> None:
         """Submit all or none. Raises ApiError."""
@@ -109,7 +111,14 @@ class ServerJob:
                 if update.is_last:
                     self.completions[index] = update.completion
                     self._running.discard(index)
+                    self._go_on(update.completion)
         self._news.set()
+
+    def _go_on(self, completion: Completion | None) -> None:
+        if completion is None or completion.finish_reason != "stop" or self.after is None or len(self.submissions) > 1:
+            return
+        if self.backend.service.is_idle:
+            self.backend.worker.submit(self.after, self.submissions[0], completion)
 
     def _note(self, index: int, update: Update) -> None:
         """Record times and the log line, also of a choice whose client has left."""

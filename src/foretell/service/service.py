@@ -107,6 +107,7 @@ class Service:
         self._number = 0
         self._kept = 0, 0  # steps and tokens of prompts, when what is kept was last taken
         self._known: set[str] = set()  # request ids that have not ended
+        self._prepared = ""  # the last of ``prepare``
         self._draining = self._closed = False
         self.failure = ""  # why the engine's thread has ended by itself
         self.on_failure: Callable[[], None] = lambda: None
@@ -237,6 +238,7 @@ class Service:
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait until all others have ended. False on a timeout."""
+        self.cancel(self._prepared)
         with self._news:
             self._draining = True
             return self._news.wait_for(lambda: not self._known or not self.healthy, timeout_s)
@@ -285,7 +287,7 @@ class Service:
         submission = replace(submission, lora=submission.lora or self.engine.lora)
         choice = self._tenants.choice(choice, *submission.owner, store=submission.store)
         capture: object | None = None
-        if self._learning is not None:
+        if self._learning is not None and not submission.prepares:
             choice, capture = self._failures.run(
                 "learner", (choice, capture), self._learning.assign, choice, submission
             )
@@ -311,6 +313,18 @@ class Service:
             wire = ("submit", number, submission)
             self._inbox.append(Command(lambda: self._enter(row, sink), wire))
             self._news.notify_all()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has not ended."""
+        return not self._known
+
+    def prepare(self, submission: Submission) -> None:
+        """Read a prompt that is expected into the prefix store while no other request is there; one that comes ends it, and
+        goes on from what was read."""
+        if self.is_idle and self.options.prefix_reuse:
+            self._prepared = submission.request_id
+            self.submit(replace(submission, prepares=True), _ignore)
 
     def _row(self, number: int, submission: Submission, choice: Speculation) -> Row:
         row = self.engine.row_of(number, submission, choice)
@@ -375,6 +389,9 @@ class Service:
                     self._news.notify_all()
             self._failures.run("sink", None, sink, update)
 
+        if row.submission.prepares and self._loop.has_work:
+            deliver(Update(row.request_id, error=EngineError("others came first")))
+            return
         try:
             scoring = self._scoring(row.submission)
         except Exception as error:

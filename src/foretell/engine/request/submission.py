@@ -29,6 +29,7 @@ class Submission:
         None  # ``params.logprobs`` of the prompt's tokens, in ``Completion.prompt_pieces``
     )
     write: bool = True  # False: nothing is written, whatever ``params`` allow: the prompt is only scored
+    prepares: bool = False  # its prompt is read for the prefix store, while nobody else is there; nothing is written
     trace: bool = False  # updates carry the tree of each step
     watch: Watcher | None = None  # told every step; with the draft's logits in those that no other request shares
     timeout_s: float | None = None  # from submission on; the output until then is returned

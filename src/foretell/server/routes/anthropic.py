@@ -32,6 +32,7 @@ async def messages(request: Request) -> Response:
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="message", prefix="msg", max_tokens=plan.max_tokens,
         thinking=plan.thinking,
+        after=plan.after,
     )  # fmt: skip
     headers = effect_headers(plan.without_effect)
     if body.stream:

@@ -1,15 +1,18 @@
 """``POST /v1/chat/completions``."""
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretell.core.errors import ConfigError
-from foretell.core.params import LogitsProcessor
+from foretell.core.errors import ConfigError, ForetellError
+from foretell.core.params import LogitsProcessor, SamplingParams
+from foretell.engine.prefix import shared
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
@@ -18,9 +21,10 @@ from foretell.engine.structured.thinking import ThinkingProcessor, of_answer
 from foretell.engine.structured.thoughts import Thinking, Thoughts, ThoughtState, reads
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
-from foretell.server.errors import bad, of_engine
+from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.job import finish
-from foretell.server.protocol.messages import AssistantTurn
+from foretell.server.logs import log
+from foretell.server.protocol.messages import AssistantTurn, Message
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
@@ -30,6 +34,8 @@ from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
 from foretell.server.texts.turns import form_of, text_of, turns
 
 OBJECT = "chat.completion"
+LEAST_AHEAD = 16  # tokens that are worth reading ahead
+TURNS: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # of a template's values, as a header names them
 
 
@@ -43,6 +49,7 @@ class ChatPlan:
     calls: ToolUse | None  # the tools that the output may call; None: none
     thinking: Thinking | None = None  # how the output thinks; None: not at all, or it is not told apart
     without_effect: tuple[str, ...] = ()  # what the model's template does not read, or no grammar enforces
+    after: Callable[[Submission, Completion], None] | None = None  # see ``ServerJob``
 
 
 async def chat_completions(request: Request) -> Response:
@@ -53,7 +60,7 @@ async def chat_completions(request: Request) -> Response:
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(
         backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
-        max_tokens=plan.max_tokens, thinking=plan.thinking,
+        max_tokens=plan.max_tokens, thinking=plan.thinking, after=plan.after,
     )  # fmt: skip
     headers = effect_headers(plan.without_effect)
     if body.stream:
@@ -119,10 +126,42 @@ def _plan(
         processor=processor,
         thinking=thinking,
     )
+    calls = use if use is not None and use.calls else None
+    after = None if body.continue_final_message else partial(_prepare, backend, body, calls, thinking)
     return ChatPlan(
-        made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, thinking,
-        (*unread, *left_out),
-    )  # fmt: skip
+        made, len(prediction or ()), given[0] if given else None, calls, thinking, (*unread, *left_out), after
+    )
+
+
+def _prepare(
+    backend: Backend, body: ChatRequest, use: ToolUse | None, thinking: Thinking | None, asked: Submission, done: Completion
+) -> None:  # fmt: skip
+    """Have the engine read, while the client runs its tool or its user thinks, what every next prompt of a conversation
+    begins with: templates write an answer otherwise than the model did, close it, and leave thoughts out. Certain is what
+    two conversations have in common that go on differently."""
+    reader = TextReading(thinking, use)
+    thought, content, calls = whole([*reader.push(done.pieces, done.text), *reader.finish()])
+    said: dict[str, Any] = {"role": "assistant", "content": content}
+    if thought and any(isinstance(one, AssistantTurn) and one.reasoning_content for one in body.messages):
+        said["reasoning_content"] = thought
+    if calls:
+        said["tool_calls"] = [call.as_openai() for call in calls]
+    tells = {"role": "tool", "tool_call_id": calls[0].id} if calls else {"role": "user"}
+    try:
+        ways = [TURNS.validate_python([said, {**tells, "content": letter}], strict=False) for letter in "AB"]
+        one, other = (
+            _prompted(backend, body.model_copy(update={"messages": [*body.messages, *way]}), use, None)[0]
+            for way in ways
+        )
+        certain = one[: shared(one, other)]
+        if len(certain) - shared(certain, [*asked.prompt_ids, *done.token_ids[:-1]]) >= LEAST_AHEAD:
+            params = SamplingParams(max_new_tokens=1)
+            backend.service.prepare(Submission(
+                f"prepare-{asked.request_id}", certain, params, store=asked.store, lora=asked.lora, tenant=asked.tenant,
+                speculative=asked.speculative,
+            ))  # fmt: skip
+    except (ApiError, ForetellError, ValidationError):
+        log("nothing is prepared", level="debug")
 
 
 def _prompted(

@@ -144,6 +144,7 @@ async def _answered(
     answer = Answer(
         backend, asked, plan.submissions, request=request, kind="", prefix="ollama", max_tokens=plan.max_tokens,
         thinking=plan.thinking,
+        after=plan.after,
     )  # fmt: skip
     headers = effect_headers(plan.without_effect)
     reading = TextReading(plan.thinking, plan.calls)

@@ -40,6 +40,7 @@ async def responses(request: Request) -> Response:
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens,
         thinking=plan.thinking,
+        after=plan.after,
     )  # fmt: skip
     headers = effect_headers(plan.without_effect)
     if body.stream:
