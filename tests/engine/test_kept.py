@@ -93,21 +93,39 @@ def test_answers_are_kept_with_the_hidden_states_that_a_head_reads(kind: str, ba
 
 
 def test_hidden_states_that_are_kept_are_those_of_the_text() -> None:
-    """The head's own figures: what is found again is what reading the whole text would have tapped."""
+    """What is found again is what reading the whole text would have tapped: of rows that accept different numbers."""
     model = LeanModel.from_hf(tiny_module("llama"))
     method = Eagle3(random_head(EAGLE3), model)
     engines = [
         Engine(model, TOKENIZER, speculative={"method": "draft_model"}, method=method, prefix_memory_gib=0.05)
         for _ in range(2)
     ]
-    prompt = list(range(3, 40))
-    made = engines[0].generate(prompt, SamplingParams(max_new_tokens=30, ignore_eos=True, seed=1))
-    text = [*prompt, *made.token_ids]
-    engines[1].generate(text, SamplingParams(max_new_tokens=2, ignore_eos=True))
-    stores = [engine._prefixes for engine in engines]
-    found = [store.held(text[:-1], method.prompt_taps, (None, None)) for store in stores if store is not None]
-    assert all(one is not None and one[1] == len(text) - 1 for one in found)
-    kept, read = (one[0].whole().taps for one in found if one is not None)
-    assert kept is not None
-    assert read is not None
-    assert torch.allclose(kept, read[:, : kept.shape[1]], atol=1e-4)
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=0.5, seed=1)
+    asked = [Request([2 + row, *range(3, 40)], params) for row in range(4)]
+    answers = engines[0].generate_batch(asked, batch_size=4)
+    for request, answer in zip(asked, answers, strict=True):
+        text = [*request.prompt, *answer.token_ids]
+        engines[1].generate(text, SamplingParams(max_new_tokens=2, ignore_eos=True))
+        stores = [engine._prefixes for engine in engines]
+        found = [store.held(text[:-1], method.prompt_taps, (None, None)) for store in stores if store is not None]
+        assert all(one is not None and one[1] == len(text) - 1 for one in found)
+        kept, read = (one[0].whole().taps for one in found if one is not None)
+        assert kept is not None
+        assert read is not None
+        assert torch.allclose(kept, read[:, : kept.shape[1]], atol=1e-4)
+
+
+def test_who_comes_ends_what_is_read_ahead_at_once() -> None:
+    stage = Stage(prefixes=PrefixStore(1 << 20))
+    stage.submit("ahead", LONG, max_new_tokens=1, prepares=True)
+    stage.submit("asked", LONG, max_new_tokens=4)
+    assert set(stage.loop.jobs) == {"asked"}
+    assert stage.loop.recorder.num_submitted == 1
+    stage.finish()
+    stage.submit("ahead of nobody", LONG[::-1], max_new_tokens=1, prepares=True)
+    stage.finish()
+    assert not stage.completion("ahead of nobody").token_ids
+    assert sum(stage.loop.recorder.num_finished.values()) == 1
+    stage.submit("asked then", LONG[::-1], max_new_tokens=4)
+    stage.finish()
+    assert stage.completion("asked then").num_cached_tokens == len(LONG) - 1

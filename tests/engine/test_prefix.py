@@ -94,7 +94,7 @@ def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
 
 def of_text(ids: list[int]) -> KVCache:
     """A row in which a slot's keys and values tell the whole text up to it, as a model's would."""
-    made, known = row(0.0, 2048), 0
+    made, known = row(0.0, 4096), 0
     for at, token in enumerate(ids):
         known = hash((known, token)) % 9973
         for layer, memory in enumerate((*made.keys, *made.values)):
@@ -117,7 +117,7 @@ def test_texts_share_the_memory_of_what_they_have_in_common(tapped: bool) -> Non
         found = store.find(ids, layers)
         first = 0 if found is None else found[1]
         if found is not None:
-            target, expected = row(0.0, 2048), of_text(ids)
+            target, expected = row(0.0, 4096), of_text(ids)
             found[0].copy_into(target, first)
             for memory, source in zip((*target.keys, *target.values), (*expected.keys, *expected.values), strict=True):
                 assert torch.equal(memory[0, :, :first], source[0, :, :first])
@@ -126,7 +126,8 @@ def test_texts_share_the_memory_of_what_they_have_in_common(tapped: bool) -> Non
                 assert torch.equal(piece.taps[0, :used], taps_of(ids, 0)[0, start : start + used])
         ids = [*ids, *(rng.randrange(50) for _ in range(rng.randrange(200)))][:2000]
         before = store.num_bytes
-        store.add(ids, of_text(ids), layers, taps_of(ids, first) if tapped else None, first=first)
+        given = first - rng.randrange(min(first, 20) + 1)  # some that are known already
+        store.add(ids, of_text(ids), layers, taps_of(ids, given) if tapped else None, first=given)
         check_prefixes(store)
         texts.append(ids)
         each = (2 * 2 * 2 * 4 + (4 if tapped else 0)) * 4
@@ -138,14 +139,14 @@ def test_texts_share_the_memory_of_what_they_have_in_common(tapped: bool) -> Non
 
 def test_what_goes_takes_its_memory_with_it() -> None:
     """A text that shares little of another one's piece does not hold the rest of it."""
-    store, ids = PrefixStore(1 << 22), [number % 50 for number in range(1000)]
+    store, ids = PrefixStore(1 << 24), [number % 50 for number in range(3000)]
     store.add(ids, of_text(ids), (), None)
     whole = store.num_bytes
-    store.add([*ids[:32], 99, 98], of_text([*ids[:32], 99, 98]), (), None)
-    store.max_bytes = whole
-    store.shrink(whole - 1)
-    assert store.find([*ids[:32], 99, 98, 1], ()) is not None
-    assert store.num_bytes < whole / 20
+    short = [*ids[:200], *range(60, 60 + MERGED)]
+    store.add(short, of_text(short), (), None)
+    store.shrink(whole)
+    assert store.find([*short, 1], ()) is not None
+    assert store.num_bytes == whole * len(short) // len(ids)
     check_prefixes(store)
 
 

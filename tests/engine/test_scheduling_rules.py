@@ -45,9 +45,9 @@ class Stage:
         self.told: dict[str, list[Update]] = {}
 
     def submit(self, name: str, prompt: Sequence[int], **options: Any) -> None:
-        timeout_s = options.pop("timeout_s", None)
+        timeout_s, prepares = options.pop("timeout_s", None), options.pop("prepares", False)
         params = SamplingParams(seed=len(self.told), **options)
-        submission = Submission(name, list(prompt), params, timeout_s=timeout_s)
+        submission = Submission(name, list(prompt), params, timeout_s=timeout_s, prepares=prepares)
         row = self.engine.row_of(len(self.told), submission, self.choice)
         self.told[name] = []
         self.loop.submit(row, self.told[name].append)

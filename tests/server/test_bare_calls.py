@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretell.server.texts.bare_calls import takes_nothing
+from foretell.server.texts.bare_calls import call_of, takes_nothing
 from foretell.server.texts.tools import CallableTool, ContentDelta, ToolCallStream, ToolUse
 
 READ = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": ["integer", "null"]}},
@@ -81,6 +81,12 @@ def test_an_answer_that_is_a_call_is_one_however_it_is_cut(text: str) -> None:
 def test_any_other_answer_is_the_text_that_it_was(text: str) -> None:
     for cuts in cuts_of(text):
         assert read_out(text, cuts) == (text, [])
+
+
+def test_a_call_names_a_tool() -> None:
+    assert call_of(READ_CALL, TOOLS) is not None
+    assert call_of(READ_CALL.replace("read", "write"), TOOLS) is None
+    assert call_of(READ_CALL.replace('"read"', "3"), TOOLS) is None
 
 
 def test_a_call_that_a_limit_may_have_cut_is_a_text() -> None:
