@@ -28,7 +28,7 @@ PLATFORMS = {
 }
 """The names of docs/install.md, and uv's."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-SOURCES = {"lm-eval": ("sqlitedict", "word2number", "rouge-score")}
+SOURCES: dict[str, tuple[str, ...]] = {}
 """Packages in Python alone that an extra requires and that have no wheels."""
 CONSTRAINTS = "constraints.txt"
 TABLE = re.compile(r"^\| `\[([\w-]+)\]` \| [^|]* \| ([^|]*) \|$", re.MULTILINE)

@@ -80,7 +80,7 @@ def test_every_extra_has_a_row_that_says_where_it_exists() -> None:
 
 def test_every_line_that_installs_is_found() -> None:
     found = installs.documented()
-    for extras in ("serve", "lm-eval", "ray", "plot", "docs", "dev", "dev,ray", "dev,docs"):
+    for extras in ("serve", "ray", "plot", "docs", "dev", "dev,ray", "dev,docs"):
         assert Install(True, tuple(extras.split(",")), (), True) in found, extras
     assert found[Install(False, (), ("torch",), True)] == "README.md"
     assert found[Install(True, ("vllm",), (), False)] == "docs/vllm.md"

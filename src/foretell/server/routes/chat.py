@@ -134,8 +134,13 @@ def _plan(
 
 
 def _prepare(
-    backend: Backend, body: ChatRequest, use: ToolUse | None, thinking: Thinking | None, asked: Submission, done: Completion
-) -> None:  # fmt: skip
+    backend: Backend,
+    body: ChatRequest,
+    use: ToolUse | None,
+    thinking: Thinking | None,
+    asked: Submission,
+    done: Completion,
+) -> None:
     """Have the engine read, while the client runs its tool or its user thinks, what every next prompt of a conversation
     begins with: templates write an answer otherwise than the model did, close it, and leave thoughts out. Certain is what
     two conversations have in common that go on differently."""
@@ -155,11 +160,9 @@ def _prepare(
         )
         certain = one[: shared(one, other)]
         if len(certain) - shared(certain, [*asked.prompt_ids, *done.token_ids[:-1]]) >= LEAST_AHEAD:
-            params = SamplingParams(max_new_tokens=1)
-            backend.service.prepare(Submission(
-                f"prepare-{asked.request_id}", certain, params, store=asked.store, lora=asked.lora, tenant=asked.tenant,
-                speculative=asked.speculative,
-            ))  # fmt: skip
+            given = {"prompt_ids": certain, "params": SamplingParams(max_new_tokens=1), "prediction_ids": ()}
+            plain = {"trace": False, "watch": None, "num_prompt_logprobs": None, "timeout_s": None}
+            backend.service.prepare(replace(asked, request_id=f"prepare-{asked.request_id}", **given, **plain))
     except (ApiError, ForetellError, ValidationError):
         log("nothing is prepared", level="debug")
 

@@ -17,9 +17,14 @@ _NAMED = re.compile(r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)(?P<end>"?)')
 _BEFORE = re.compile(r'\{\s*(?:"n?a?m?e?"?\s*:?\s*"?)?')
 """Beginnings of what ``_NAMED`` matches, as loose as it needs to be: what is held back is read again later."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
     "null": (type(None),),
-}  # fmt: skip
+}
 
 
 def may_begin(text: str, tools: Tools) -> bool:
