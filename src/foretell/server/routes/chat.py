@@ -160,9 +160,13 @@ def _prepare(
         )
         certain = one[: shared(one, other)]
         if len(certain) - shared(certain, [*asked.prompt_ids, *done.token_ids[:-1]]) >= LEAST_AHEAD:
-            given = {"prompt_ids": certain, "params": SamplingParams(max_new_tokens=1), "prediction_ids": ()}
-            plain = {"trace": False, "watch": None, "num_prompt_logprobs": None, "timeout_s": None}
-            backend.service.prepare(replace(asked, request_id=f"prepare-{asked.request_id}", **given, **plain))
+            more: dict[str, Any] = {
+                "prompt_ids": certain,
+                "params": SamplingParams(max_new_tokens=1),
+                "prediction_ids": (),
+            }
+            more |= {"trace": False, "watch": None, "num_prompt_logprobs": None, "timeout_s": None}
+            backend.service.prepare(replace(asked, request_id=f"prepare-{asked.request_id}", **more))
     except (ApiError, ForetellError, ValidationError):
         log("nothing is prepared", level="debug")
 
