@@ -7,6 +7,7 @@ import torch
 
 from foretell import Engine, Request, SamplingParams
 from foretell.draft.base import Method
+from foretell.engine import beginnings
 from foretell.engine.prefix import BLOCK, PrefixStore
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.model.llama.run.lean import LeanModel
@@ -129,3 +130,35 @@ def test_who_comes_ends_what_is_read_ahead_at_once() -> None:
     stage.submit("asked then", LONG[::-1], max_new_tokens=4)
     stage.finish()
     assert stage.completion("asked then").num_cached_tokens == len(LONG) - 1
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_prompts_that_begin_alike_and_come_at_once_are_read_once(reuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system text of agents that begin together. Others are not held up, nor those whose own part is long."""
+    monkeypatch.setattr(beginnings, "PIECE", 16)
+    stage = Stage(prefixes=PrefixStore(1 << 20) if reuse else None, max_rows=6, kv_tokens=2000)
+    texts = {name: [*LONG[:96], 7 + number, *LONG[: 4 * number]] for number, name in enumerate("abc")}
+    texts |= {"other": LONG[50:80], "apart": [*LONG[:16], *LONG[::-1][:120]]}
+    stage.loop._seconds_per_token = 1.0  # small pieces: they are read for some rounds
+    for name, text in texts.items():
+        stage.submit(name, text, max_new_tokens=6, ignore_eos=True)
+    stage.tick()
+    assert stage.running() == ({"a", "other", "apart"} if reuse else set(texts))
+    stage.finish()
+    for name, text in texts.items():
+        done = stage.completion(name)
+        assert done.token_ids == alone(done, text)
+        assert (done.num_cached_tokens >= 96) == (reuse and name in "bc"), name
+
+
+def test_whose_beginning_ends_early_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings, "PIECE", 16)
+    stage = Stage(prefixes=PrefixStore(1 << 20), max_rows=4)
+    stage.loop._seconds_per_token = 1.0
+    for name in "ab":
+        stage.submit(name, [*LONG, len(name)], max_new_tokens=6, ignore_eos=True)
+    stage.tick()
+    stage.loop.cancel("a")
+    stage.finish()
+    assert stage.completion("b").num_cached_tokens >= BLOCK, "what the other had read"
+    assert stage.completion("b").num_tokens == 6

@@ -67,7 +67,7 @@ class Stage:
         return self.told[name][-1].completion
 
     def running(self) -> set[str]:
-        return {job.submission.request_id for job in self.loop.running.values()}
+        return {job.row.submission.request_id for job in self.loop.running.values()}
 
 
 def test_who_came_last_is_preempted_first() -> None:

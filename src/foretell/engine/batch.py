@@ -17,7 +17,7 @@ from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
-from foretell.engine.beginnings import beginnings, shared
+from foretell.engine.beginnings import beginnings, in_common, shared
 from foretell.engine.captured import captured_steps
 from foretell.engine.drafters.groups import Group, GroupedDrafter
 from foretell.engine.drafters.guarded import GuardedDrafter
@@ -102,6 +102,24 @@ class Batch:
 
     def _open_state(self, rows: list[Row]) -> State:
         return State.open(rows, self.processors(rows), self.capacity)
+
+    def waits(self, row: Row) -> bool:
+        """Whether a row should not arrive yet: a prompt that is being read begins as its own does, and will be in the
+        prefix store sooner than both would have been read. Agents that begin at once read their system text once."""
+        if any(arrival.row is row.waits_for for arrival in self.arrivals):
+            return True
+        row.waits_for = None
+        if self.prefixes is None or self.width or not self.arrivals:
+            return False
+        taps, owner = row.choice.method.prompt_taps, row.submission.owner
+        row.beginnings = row.beginnings or beginnings(row.prompt_ids, owner)
+        held = self.prefixes.held(row.known[:-1], taps, owner)
+        known = 0 if held is None else held[1]
+        for arrival in self.arrivals:
+            more = in_common(row.beginnings, arrival.row.beginnings) - known
+            if more > 0 and arrival.missing <= 2 * more and arrival.row.choice.method.prompt_taps == taps:
+                row.waits_for = arrival.row
+        return row.waits_for is not None
 
     def arrive(self, row: Row) -> Arrival:
         """Give a request a row of the pool. Tokens found in the prefix store are not computed again.

@@ -24,6 +24,14 @@ def beginnings(ids: Sequence[int], owner: Owner) -> tuple[bytes, ...]:
     return tuple(found)
 
 
+def in_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Tokens of whole pieces with which two texts begin, given their ``beginnings``."""
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count * PIECE
+
+
 def shared(texts: Sequence[Sequence[bytes]]) -> Shared:
     """Groups of rows that share slots: those that spare the most slots, (rows - 1) * slots of each group summed. texts:
     ``beginnings`` of each row's."""

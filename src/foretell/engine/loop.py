@@ -229,8 +229,11 @@ class Loop:
 
     def _admit(self) -> None:
         others, self._doing = self.used_tokens, "admission"
-        while self.waiting and len(self.running) < self.limits.max_rows:
-            job = self.waiting[0]
+        for job in list(self.waiting):
+            if len(self.running) >= self.limits.max_rows:
+                return
+            if self.batch.waits(job.row):
+                continue
             if others and others + self._slots(job) + HEADROOM > self.limits.kv_tokens:
                 return
             now = self.clock()

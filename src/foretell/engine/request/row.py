@@ -57,6 +57,7 @@ class Row:
     num_preemptions: int = 0
     lora: int = 0  # as ``KVCache.loras`` has it
     beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``engine/beginnings.py``
+    waits_for: "Row | None" = None  # whose prompt, which begins as its own does, is being read
     answer_ends: frozenset[int] = frozenset()  # tokens that end the answer, and nothing of a thought
     state: ThoughtState | None = None  # where a thought or the answer stands, if such tokens are looked for
     capture: object | None = None  # of a service that learns: see ``Learning.assign``
