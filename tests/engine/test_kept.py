@@ -9,6 +9,7 @@ from foretell import Engine, Request, SamplingParams
 from foretell.draft.base import Method
 from foretell.engine import beginnings
 from foretell.engine.prefix import BLOCK, PrefixStore
+from foretell.methods import features
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.model.llama.run.lean import LeanModel
 from tests.engine.harness import ToyTokenizer
@@ -162,3 +163,15 @@ def test_whose_beginning_ends_early_is_not_waited_for_in_vain(monkeypatch: pytes
     stage.finish()
     assert stage.completion("b").num_cached_tokens >= BLOCK, "what the other had read"
     assert stage.completion("b").num_tokens == 6
+
+
+def test_of_long_answers_no_hidden_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "MOST_KEPT_BYTES", 20 * 3 * 32 * 4)  # of 20 positions
+    model = LeanModel.from_hf(tiny_module("llama"))
+    method = Eagle3(random_head(EAGLE3), model)
+    engine = Engine(model, TOKENIZER, speculative={"method": "draft_model"}, method=method, prefix_memory_gib=0.05)
+    for count, kept in ((12, 12), (30, 0)):
+        prompt = [count, *range(3, 40)]
+        made = engine.generate(prompt, SamplingParams(max_new_tokens=count, ignore_eos=True, seed=count))
+        again = engine.generate([*prompt, *made.token_ids, 5], SamplingParams(max_new_tokens=2, ignore_eos=True))
+        assert again.num_cached_tokens == len(prompt) - 1 + kept

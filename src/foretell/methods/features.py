@@ -14,6 +14,9 @@ TOGETHER = 32
 """Positions of a row whose features are made at once, at least, where nobody asks for them ..."""
 MOST_BYTES = 2**21
 """... and as many as have taps of that many bytes: of a row that never guesses they are mostly not made at all."""
+MOST_KEPT_BYTES = 2**25
+"""Of an answer's taps for the prefix store, which no budget counts. A longer answer (3,000 tokens of a 0.5B model) is read
+again."""
 
 
 @dataclass(slots=True)
@@ -27,6 +30,15 @@ class Unread:
     taps: list[Tensor] = field(default_factory=list)  # each [n, T * H], of the positions after those
     num_taps: int = 0  # positions that there are taps of, here or for all rows
     kept: list[Tensor] | None = None  # taps after the prompt, each [n, T * H], where the prefix store will ask for them
+    num_kept: int = 0  # of their positions
+
+    def hold(self, taps: Tensor) -> None:
+        """Keep those of further positions [n, T * H], unless they become too many."""
+        if self.kept is not None:
+            self.kept.append(taps)
+            self.num_kept += len(taps)
+            if self.num_kept * taps.shape[1] * taps.element_size() > MOST_KEPT_BYTES:
+                self.kept = None
 
 
 class FeatureBuffer:
@@ -82,8 +94,7 @@ class FeatureBuffer:
             # Two calls: each is slow after a pass that has emptied the caches.
             for row, piece, path in zip(self.rows, taps.clone().unbind(), paths, strict=True):
                 self._wait(row, piece, len(path))
-                if row.kept is not None:
-                    row.kept.append(piece)
+                row.hold(piece)
             return
         counts = [len(path) for path in paths]
         width = max(counts)
@@ -97,8 +108,7 @@ class FeatureBuffer:
             block = taps[torch.arange(len(paths), device=taps.device)[:, None], nodes]
         self._gather()
         for row, piece, count in zip(self.rows, block, counts, strict=True):
-            if row.kept is not None:
-                row.kept.append(piece[:count])
+            row.hold(piece[:count])
         self._add(block, counts)
 
     def observe_all(self, commits: Sequence[Commit]) -> None:
@@ -122,8 +132,7 @@ class FeatureBuffer:
             self._later = []
             for row, piece in zip(self.rows, pieces, strict=True):
                 row.taps.append(piece)
-                if row.kept is not None:
-                    row.kept.append(piece)
+                row.hold(piece)
 
     def _wait(self, row: Unread, taps: Tensor, count: int) -> None:
         """Taps [n, T * H] of a row's next ``count`` positions, of which features are made when they are asked for."""
