@@ -68,6 +68,9 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
         (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
     ],
     "model.llama.run.native._numbers": [((1, 2),), ((2, 1),), ((1,),)],
+    "server.unsupported.near": [
+        ("temprature", frozenset({"temperature"})), ("temprature", frozenset()), ("sede", frozenset({"seed"})),
+    ],
     "verify.selection.gauss": [(3, CPU), (5, CPU)],
 }  # fmt: skip
 """Arguments of which no two give the same."""
@@ -130,6 +133,7 @@ SEEN: dict[str, str] = {
     "planner.offers.Offers._grid:self._grids": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers._may_guess:self._able": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
+    "server.protocol.fields.names_of": "tests/server/test_fields.py",
     "server.backend.Backend.thoughts:self._thoughts": "tests/server/test_thoughts.py",
     "server.texts.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
     "server.texts.tokens.TokenTexts.__init__:self._text": "tests/server/test_echo.py",

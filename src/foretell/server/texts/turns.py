@@ -55,7 +55,8 @@ def text_of(content: str | Parts | SaidParts) -> str:
 
 
 def _turn(message: Message, form: Form) -> Turn:
-    made: Turn = {"role": message.role, "content": text_of(message.content or "")}
+    role = "tool" if isinstance(message, ToolMessage) else message.role  # also where the client calls it a function's
+    made: Turn = {"role": role, "content": text_of(message.content or "")}
     if message.name is not None:
         made["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
