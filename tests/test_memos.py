@@ -68,6 +68,9 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
         (Sequoia(depth=4, size=8), 3, 1), (Chain(4), 3, 1),
     ],
     "model.llama.run.native._numbers": [((1, 2),), ((2, 1),), ((1,),)],
+    "server.unsupported.near": [
+        ("temprature", frozenset({"temperature"})), ("temprature", frozenset()), ("sede", frozenset({"seed"})),
+    ],
     "verify.selection.gauss": [(3, CPU), (5, CPU)],
 }  # fmt: skip
 """Arguments of which no two give the same."""
@@ -88,6 +91,7 @@ SEEN: dict[str, str] = {
     "core.settings._declared": "tests/core/test_settings.py",
     "core.shelf.Shelf.put:self.entries": "tests/core/test_shelf.py",
     "costs.table.Surface.__call__:self._points": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
+    "costs.table.CostTable.verdict:self._verdicts": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
     "costs.table.Surface.curve:self._curves": "::test_costs_are_those_of_a_table_that_was_asked_nothing",
     "draft.automaton.Automaton._point:self.next[at]": "tests/draft/test_suffix.py",
     "engine.calibrate.Bench._open:self._batches": "tests/engine/test_calibrate.py",
@@ -130,6 +134,7 @@ SEEN: dict[str, str] = {
     "planner.offers.Offers._grid:self._grids": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers._may_guess:self._able": "::test_offers_are_those_of_who_was_asked_nothing",
     "planner.offers.Offers.single:self._columns": "::test_offers_are_those_of_who_was_asked_nothing",
+    "server.protocol.fields.names_of": "tests/server/test_fields.py",
     "server.backend.Backend.thoughts:self._thoughts": "tests/server/test_thoughts.py",
     "server.texts.tokens.TokenTexts.__init__:self._decodes_to_nothing": "tests/server/test_echo.py",
     "server.texts.tokens.TokenTexts.__init__:self._text": "tests/server/test_echo.py",
@@ -338,6 +343,7 @@ def test_costs_are_those_of_a_table_that_was_asked_nothing() -> None:
         assert used.verify(batch, batch + size, 50.0 * size) == fresh.verify(batch, batch + size, 50.0 * size)
         assert used.draft(method, batch, size) == fresh.draft(method, batch, size)
         assert same(used.verify_curve(batch), fresh.verify_curve(batch))
+        assert used.verdict(method) == fresh.verdict(method)
         assert surface(batch, size) == Surface(cells)(batch, size)
 
 

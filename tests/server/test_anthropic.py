@@ -250,7 +250,7 @@ def test_tokens_are_counted_as_a_message_has_them(serve: Serve) -> None:
         ({"tool_choice": {"type": "tool"}, "tools": [SUM]}, 400, "invalid_request_error", "names it"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, 400, "invalid_request_error",
          "context_management.edits.0.type"),
-        ({"container": "c"}, 400, "invalid_request_error", "'container' is not supported"),
+        ({"documents": ["c"]}, 400, "invalid_request_error", "'documents' is not supported"),
         ({"temprature": 1}, 400, "invalid_request_error", "temperature"),
         ({"model": "claude"}, 404, "not_found_error", "this server has 'fake'"),
     ],

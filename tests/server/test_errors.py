@@ -34,7 +34,7 @@ def error(response: httpx.Response) -> Any:
     ("more", "param", "says"),
     [
         ({"tempratur": 1}, "tempratur", "did you mean 'temperature'?"),
-        ({"functions": [{"name": "a"}]}, "functions", "use tools"),
+        ({"functions": [{"name": "a"}], "tools": []}, "functions", "are one setting"),
         ({"echo": True}, "echo", "/v1/completions"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'medium'"),
         ({"temperature": "hot"}, "temperature", "valid number"),

@@ -37,7 +37,8 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 MODELS: tuple[type[BaseModel], ...] = (
     requests.ChatRequest, requests.CompletionRequest, anthropic.MessagesRequest, responses.ResponsesRequest,
-    ollama.OllamaChatRequest, ollama.GenerateRequest, ollama.ShowRequest, requests.TokenizeRequest,
+    ollama.OllamaChatRequest, ollama.GenerateRequest, ollama.ShowRequest, ollama.PullRequest, ollama.EmbedRequest,
+    ollama.OldEmbedRequest, requests.TokenizeRequest,
     requests.DetokenizeRequest, requests.EmbeddingRequest, requests.ExplainRequest, requests.LearnerRequest,
 )  # fmt: skip
 THOUGHT = "<think>hm</think>"
@@ -159,6 +160,13 @@ ITEM_CALL: Any = {"type": "function_call", "call_id": "c1", "name": "look", "arg
 USE: Any = {"type": "tool_use", "id": "c1", "name": "look", "input": {"q": 1}}
 A_TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
 F_TOOL: Any = {"type": "function", "name": "look"}
+FUNCTION: Any = {"name": "look", "arguments": '{"q": 1}'}
+WRITER: Any = {
+    "type": "custom", "name": "write", "description": "Writes.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"},
+}  # fmt: skip
+SPACE: Any = {"type": "namespace", "name": "files", "description": "Of files.", "tools": [WRITER]}
+WROTE: Any = {"type": "custom_tool_call", "call_id": "c1", "name": "write", "namespace": "x", "input": "*** Begin"}
 
 
 def everywhere(routes: tuple[str, ...], sent: Any, key: str, expected: Any) -> list[Row]:
@@ -225,8 +233,8 @@ def tagged(**more: Any) -> Any:
     return {"response_format": {"type": "structural_tag", "format": more}}
 
 
-def answered(**more: Any) -> Any:
-    return {"input": [ITEM_CALL, {"type": "function_call_output", "call_id": "c1", "output": "found it", **more}]}
+def answered(call: Any = ITEM_CALL, **more: Any) -> Any:
+    return {"input": [call, {"type": "function_call_output", "call_id": "c1", "output": "found it", **more}]}
 
 
 def thought(**more: Any) -> Any:
@@ -330,7 +338,18 @@ TABLE: dict[str, list[Row]] = {
     "AssistantTurn.reasoning": [(CHAT, said("b", reasoning="why"), "prompt", "whyb")],
     "AssistantTurn.images": [(CHAT, said("b", images=[{"x": 1}]), "error", IMAGE)],
     "AssistantTurn.audio": [(CHAT, said("b", audio={"id": "x"}), "error", IMAGE)],
-    "AssistantTurn.function_call": [(CHAT, said("b", function_call={"name": "x"}), "error", "give tool_calls")],
+    "AssistantTurn.function_call": [
+        (CHAT, talk({"role": "assistant", "content": None, "function_call": FUNCTION},
+                    {"role": "function", "name": "look", "content": "found it"}), "prompt", '"name": "look"')],
+    "ToolMessage.role": [
+        (CHAT, talk({"role": "assistant", "content": None, "function_call": FUNCTION},
+                    {"role": "function", "name": "look", "content": "found it"}), "prompt", "found it")],
+    "ChatRequest.functions": [(CHAT, {"functions": [{"name": "look"}]}, "prompt", '"name": "look"')],
+    "ChatRequest.function_call": [
+        (CHAT, {"functions": [{"name": "look"}], "function_call": {"name": "look"}}, "begins", "<"),
+        (CHAT, {"functions": [{"name": "look"}], "function_call": "none"}, "begins", None,
+         {"functions": [{"name": "look"}]}),
+        (CHAT, {"function_call": {"name": "look"}}, "error", "no functions were given")],
     "RefusalPart.refusal": [(CHAT, said([{"type": "refusal", "refusal": "never"}]), "prompt", "never")],
     "GivenCall.id": [(CHAT, talk({**ASKED, "tool_calls": [called(id="c9")]}, RESULT), "status", 400)],
     "GivenCall.function": [(CHAT, talk(ASKED, RESULT), "prompt", '"name": "look"')],
@@ -445,7 +464,8 @@ TABLE: dict[str, list[Row]] = {
     "ResponsesRequest.top_logprobs": [
         (RESPONSES, {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}, "logprobs", 2)],
     "ResponsesRequest.include": [(RESPONSES, {"include": ["message.output_text.logprobs"]}, "logprobs", 0)],
-    "ResponsesRequest.truncation": [(RESPONSES, {"truncation": "auto"}, "status", 400)],
+    "ResponsesRequest.truncation": [(RESPONSES, {"truncation": "middle"}, "status", 400)],
+    "ResponsesRequest.user": [(RESPONSES, {"user": "ann"}, "reply", '"user":"ann"')],
     "ResponsesRequest.background": [(RESPONSES, {"background": True}, "status", 400)],
     "ResponsesRequest.thinking_budget": [(RESPONSES, {"thinking_budget": 1}, "in_thought", "</")],
     "ResponsesRequest.chat_template_kwargs": [(RESPONSES, {"chat_template_kwargs": {"shout": "LOUD"}}, "prompt", "LOUD")],
@@ -461,7 +481,19 @@ TABLE: dict[str, list[Row]] = {
     "CallItem.call_id": [(RESPONSES, answered(call_id="c2"), "error", "c2")],
     "CallItem.name": [(RESPONSES, answered(), "prompt", '"name": "look"')],
     "CallItem.arguments": [(RESPONSES, answered(), "prompt", '{"q": 1}')],
-    "CallItem.namespace": [(RESPONSES, {"input": [{**ITEM_CALL, "namespace": "x"}]}, "error", "no namespaces")],
+    "CallItem.namespace": [(RESPONSES, answered(call={**ITEM_CALL, "namespace": "x"}), "prompt", '"name": "x__look"')],
+    **{f"CustomCallItem.{name}": [(RESPONSES, answered(call=WROTE), "prompt", shown)]
+       for name, shown in (("name", 'x__write"'), ("namespace", '"x__'), ("input", '{"input": "*** Begin"}'))},
+    "CustomCallItem.call_id": [(RESPONSES, answered(call={**WROTE, "call_id": "c2"}), "error", "c2")],
+    "CustomTool.name": [(RESPONSES, {"tools": [WRITER]}, "prompt", '"name": "write"')],
+    "CustomTool.description": [(RESPONSES, {"tools": [WRITER]}, "prompt", "Writes.")],
+    "CustomTool.format": [(RESPONSES, {"tools": [WRITER]}, "prompt", "start: /a+/")],
+    "NamespaceTool.name": [(RESPONSES, {"tools": [SPACE]}, "prompt", '"name": "files__write"')],
+    "NamespaceTool.description": [(RESPONSES, {"tools": [SPACE]}, "prompt", "Of files.")],
+    "NamespaceTool.tools": [(RESPONSES, {"tools": [SPACE]}, "prompt", "Writes.")],
+    "ChosenTool.namespace": [
+        (RESPONSES, {"tools": [SPACE], "tool_choice": {"type": "custom", "name": "write", "namespace": "files"}}, "begins",
+         "<")],
     "CallOutputItem.call_id": [(RESPONSES, answered(call_id="c2"), "error", "c2")],
     "CallOutputItem.output": [(RESPONSES, answered(), "prompt", "found it")],
     "ReasoningItem.summary": [(RESPONSES, thought(summary=[{"type": "summary_text", "text": "why"}]), "prompt", "why")],
@@ -489,8 +521,6 @@ TABLE: dict[str, list[Row]] = {
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": LEFT_OUT, "strict": True}}}, "status", 400),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": LEFT_OUT}}}, "header", "uniqueItems")],
     "Reasoning.effort": [(RESPONSES, {"reasoning": {"effort": "low"}}, "prompt", "[effort low]")],
-    "Reasoning.summary": [(RESPONSES, {"reasoning": {"summary": "auto"}}, "error", "is not summed up")],
-    "Reasoning.generate_summary": [(RESPONSES, {"reasoning": {"generate_summary": "auto"}}, "error", "is not summed up")],
     # Ollama's
     **{f"{model}.{name}": [(route, sent, key, expected)]
        for model, route in (("OllamaChatRequest", OLLAMA), ("GenerateRequest", GENERATE))
@@ -499,8 +529,8 @@ TABLE: dict[str, list[Row]] = {
            ("format", {"format": "json"}, "begins", "{"), ("options", {"options": {"top_k": 5}}, "top_k", 5),
            ("think", {"think": False}, "prompt", "[thinks False]"),
            ("speculative", {"speculative": False}, "speculative", "'method': 'none'"),
-           ("logprobs", {"logprobs": True}, "error", "/v1/chat/completions"),
-           ("top_logprobs", {"top_logprobs": 2}, "error", "/v1/chat/completions"))},
+           ("logprobs", {"logprobs": True}, "reply", '"logprob":-0.5'),
+           ("top_logprobs", {"logprobs": True, "top_logprobs": 2}, "logprobs", 2))},
     "OllamaChatRequest.messages": [(OLLAMA, talk({"role": "user", "content": "other"}), "prompt", "<user>other"),
                                    (OLLAMA, {"messages": []}, "reply", '"done_reason":"load"')],
     "OllamaChatRequest.tools": [(OLLAMA, {"tools": [LOOK]}, "prompt", '"name": "look"')],
@@ -569,12 +599,16 @@ TABLE: dict[str, list[Row]] = {
     "DetokenizeRequest.tokens": [("/detokenize", {"tokens": [9000]}, "status", 400)],
 }  # fmt: skip
 WITHOUT_EFFECT = {
-    "StreamOptions.include_obfuscation", "JsonSchema.name", "JsonSchema.description", "NamedSchema.name",
+    "EmbedRequest.options", "OldEmbedRequest.options", "EmbedRequest.truncate",
+    "JsonSchema.name", "JsonSchema.description", "NamedSchema.name",
     "NamedSchema.description", "ResponseStreamOptions.include_usage", "ToolMessage.name",
 }  # fmt: skip
 """The document says so, or they stand for what is known otherwise: of a result, its call."""
 ELSEWHERE = {
     "OllamaMessage.tool_name": "test_turns.py",
+    **{f"PullRequest.{name}": "test_ollama.py" for name in ("model", "name", "stream")},
+    **{f"EmbedRequest.{name}": "test_ollama.py" for name in ("model", "input", "dimensions")},
+    **{f"OldEmbedRequest.{name}": "test_ollama.py" for name in ("model", "prompt")},
     **{f"EmbeddingRequest.{name}": "test_reading.py" for name in (
         "model", "input", "pooling", "encoding_format", "dimensions")},
     **{f"ExplainRequest.{name}": "test_explain.py" for name in (

@@ -155,7 +155,6 @@ def test_marks_of_caches_are_left_out_of_the_prompt(serve: Serve, seen: FakeServ
     "more",
     [
         {"contnet": "a"},
-        {"function_call": FUNCTION},
         {"audio": {"id": "x"}},
         {"images": [{"type": "image_url"}]},
         {"tool_calls": [{"id": "1", "type": "function", "function": {**FUNCTION, "argumnets": "x"}}]},
@@ -188,7 +187,9 @@ def test_unsupported_fields_may_have_the_value_that_changes_nothing(serve: Serve
         ({"typical_p": 0.9}, "'typical_p' is not supported"),
         ({"mirostat": 2}, "'mirostat' is not supported"),
         ({"use_beam_search": True}, "'use_beam_search' is not supported"),
-        ({"functions": [{"name": "a"}]}, "use tools"),
+        ({"max_new_tokens": 9}, "use max_tokens"),
+        ({"Temperature": 1}, "did you mean 'temperature'?"),
+        ({"topP": 1}, "did you mean 'top_p'?"),
         ({"structural_tag": "a"}, "'structural_tag' is not supported"),
         ({"tempratur": 1, "echo": None}, "did you mean 'temperature'?"),
         ({"echo": None, "temperature": -1}, "greater than or equal to 0"),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from foretell import __version__
@@ -179,10 +180,20 @@ def test_a_request_without_a_text_loads_nothing(serve: Serve) -> None:
         ("generate", {"template": "b"}, 400, "template"),
         ("chat", {"options": {"mirostat": 2}}, 400, "mirostat"),
         ("chat", {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, 400, "repeat_last_n"),
-        ("chat", {"logprobs": True}, 400, "logprobs"),
+        ("chat", {"top_logprobs": 2}, 400, "logprobs"),
+        ("chat", {"options": {"temprature": 1}}, 400, "did you mean 'temperature'?"),
+        ("chat", {"options": {"sede": 1}}, 400, "did you mean 'seed'?"),
+        ("chat", {"options": {"max_tokens": 1}}, 400, "max_tokens"),
         ("chat", {"model": "llama3"}, 404, "this server has 'fake'"),
         ("show", {"model": "llama3", "messages": None, "prompt": None}, 404, "llama3"),
-        ("embed", {}, 404, "/api/embed"),
+        ("pull", {"model": "llama3"}, 404, "this server has 'fake'"),
+        ("pull", {"name": "llama3", "stream": False}, 404, "llama3"),
+        ("embed", {"model": "llama3", "input": "a"}, 404, "llama3"),
+        ("embed", {}, 400, "input"),
+        ("embed", {"input": []}, 400, "input"),
+        ("embeddings", {"model": "llama3", "prompt": "a"}, 404, "llama3"),
+        ("embeddings", {"prompt": ""}, 400, "prompt"),
+        ("copy", {}, 404, "/api/copy"),
     ],
 )
 def test_errors_have_ollamas_form(serve: Serve, path: str, more: Any, status: int, told: str) -> None:
@@ -198,6 +209,82 @@ def test_keys_are_asked_for(serve: Serve) -> None:
     assert client.get("/api/tags").status_code == 401
     assert client.get("/api/tags", headers={"authorization": "Bearer secret"}).status_code == 200
     assert client.get("/api/version").status_code == 200
+
+
+BARE: Any = {"content": json.dumps({"messages": [USER], "stream": False}).encode()}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize("kind", [{}, FORM, {"content-type": "text/plain"}])
+def test_a_body_needs_no_type_but_from_a_browser(serve: Serve, kind: dict[str, str]) -> None:
+    """As curl -d and litellm send it. A page is known by what its browser adds."""
+    client = serve(thinking(TEXT), allowed_origins=("https://app.example",))
+    assert client.post("/api/chat", headers=kind, **BARE).json()["message"]["content"] == "Hi"
+    assert client.post("/api/show", headers=kind, content=b"{}").status_code == 200
+    for mark in (
+        {"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"},
+        {"Sec-Fetch-Site": "none"}, {"origin": ""},
+    ):  # fmt: skip
+        for path in ("/api/chat", "/api/show", "/api/pull", "/api/embed"):
+            assert client.post(path, headers={**kind, **mark}, **BARE).status_code == 415, (path, mark)
+    for path in ("/v1/chat/completions", "/v1/messages", "/tokenize"):
+        assert client.post(path, headers=kind, **BARE).status_code == 415, path
+    json_type = {"content-type": "application/json", "origin": "https://app.example"}
+    assert client.post("/api/chat", headers=json_type, **BARE).status_code == 200
+
+
+def test_options_of_the_sampler_that_is_off_change_nothing(serve: Serve) -> None:
+    client = serve(thinking(TEXT))
+    options: Any = {"num_ctx": 8192, "repeat_last_n": 64, "repeat_penalty": 1.0, "num_thread": 2, "my_own": 1}
+    answer = client.post("/api/chat", json={"messages": [USER], "stream": False, "options": options})
+    named = answer.headers["x-foretell-without-effect"]
+    assert (answer.status_code, named) == (200, "options.num_ctx, options.num_thread, options.my_own")
+    refused = client.post("/api/chat", json={"messages": [USER], "options": {**options, "repeat_penalty": 1.1}})
+    assert (refused.status_code, "repeat_last_n" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_log_probabilities(serve: Serve, raw: bool) -> None:
+    client = client_of(serve, thinking(TEXT))
+    more: Any = {"logprobs": True, "top_logprobs": 2}
+    whole = client.generate("fake", "a", raw=raw, **more)
+    lines = list(client.generate("fake", "a", raw=raw, stream=True, **more))
+    found = [one for line in lines for one in line.logprobs or ()]
+    assert found == list(whole.logprobs)
+    assert "".join(one.token for one in found) == ("Hi" if not raw else TEXT)
+    assert {one.logprob for one in found} == {-0.5}
+    chat = client.chat("fake", [USER], **more)
+    assert [one.token for one in chat.logprobs] == ["H", "i"]
+    assert client.chat("fake", [USER]).logprobs is None
+
+
+def test_what_is_there_need_not_be_pulled(serve: Serve) -> None:
+    http = serve(FakeService(), served_model_name="qwen")
+    client = client_at(http.base_url)
+    assert client.pull("qwen").status == "success"
+    assert [one.status for one in client.pull("qwen:latest", stream=True)] == ["pulling manifest", "success"]
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        client.pull("llama3")
+    (one,) = client.ps().models
+    assert (one.model, one.context_length, one.size_vram, one.expires_at.year > 2100) == ("qwen", 4096, 0, True)
+    OllamaModels.model_validate(http.get("/api/ps").json())
+
+
+def test_texts_become_vectors(url: str) -> None:
+    client, http = client_at(url), httpx.Client(base_url=url, timeout=60)
+    made = client.embed("bundled", ["a text", "another"], options={"num_ctx": 512}, keep_alive="5m")
+    one = client.embed("bundled", "a text")
+    old = client.embeddings("bundled", "a text")
+    assert (len(made.embeddings), made.prompt_eval_count > 2) == (2, True)
+    assert list(made.embeddings[0]) == list(one.embeddings[0]) == list(old.embedding)
+    assert sum(each**2 for each in old.embedding) == pytest.approx(1, abs=1e-4)
+    theirs = http.post("/v1/embeddings", json={"input": "a text"}).json()["data"][0]["embedding"]
+    assert list(old.embedding) == theirs
+    with pytest.raises(ollama.ResponseError, match="dimensions"):
+        client.embed("bundled", "a text", dimensions=3)
+    with pytest.raises(ollama.ResponseError, match="shorten"):
+        client.embed("bundled", "a text " * 9000, truncate=True)
+    http.close()
 
 
 def test_the_bundled_pair_answers(url: str) -> None:

@@ -319,3 +319,30 @@ def test_bos_once_on_every_route(serve: Serve) -> None:
         asked.client.post(path, json=body)
         found = list(asked.service.submitted[-1].prompt_ids)
         assert found == (wanted if "prompt" in body else wanted[:-1]), path
+
+
+# -- what clients put in front ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_differs_between_conversations_is_left_out(serve: Serve) -> None:
+    """Claude Code's: all prompts of its conversations would differ from their first words on."""
+    line = "x-anthropic-billing-header: cc_version=2.1.197.6f7; cc_entrypoint=cli; cch=0a1b2;"
+    asked, kept = (
+        Asked(serve, LOOP + SHOW + "{% endfor %}"),
+        Asked(serve, SHOW.join((LOOP, "{% endfor %}")), keep_changing_lines=True),
+    )
+    for role in ("system", "developer"):
+        told = asked.post({"role": role, "content": f"{line}\n\nBe brief."}, USER)
+        assert told.headers["x-foretell-without-effect"] == "messages.0.x-anthropic-billing-header"
+        prompt = asked.tokenizer.decode(asked.service.submitted[-1].prompt_ids)
+        assert prompt.endswith(">Be brief.<user>When?")
+    parts = [{"type": "text", "text": line + "\n"}, {"type": "text", "text": "Be brief."}]
+    assert asked({"role": "system", "content": parts}, USER) == "<system>Be brief.<user>When?"
+    assert asked({"role": "system", "content": line}, USER) == "<system><user>When?"
+    body = {"system": [{"type": "text", "text": line}, {"type": "text", "text": "Be brief."}], "max_tokens": 4}
+    assert asked.client.post("/v1/messages", json={**body, "messages": [USER]}).status_code == 200
+    assert asked.tokenizer.decode(asked.service.submitted[-1].prompt_ids) == "<system>Be brief.<user>When?"
+    for text in (f"Be brief.\n{line}", "x-anthropic-billing: 3", line.upper()):
+        assert asked({"role": "system", "content": text}, USER) == f"<system>{text}<user>When?"
+    assert asked({"role": "user", "content": line}) == f"<user>{line}"
+    assert kept({"role": "system", "content": line}, USER) == f"<system>{line}<user>When?"

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 from starlette.requests import Request
+from structlog.contextvars import bind_contextvars
 
 from foretell import __version__
 from foretell.core.errors import ConfigError
@@ -24,8 +25,9 @@ from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import ServerJob
 from foretell.server.protocol.sampling import Sampling
-from foretell.server.security import TENANT
+from foretell.server.security import TAKEN, TENANT
 from foretell.server.texts.reading import AnswerPieces
+from foretell.server.unsupported import Taken
 from foretell.server.usage import metrics, usage
 
 Body = TypeVar("Body", bound=Sampling)
@@ -40,10 +42,17 @@ JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNOREC
 
 async def read_json(request: Request, kind: type[AnyBody]) -> AnyBody:
     """A body of JSON. Raises ApiError 400 and 415."""
-    # A page of another site cannot send this type without a CORS preflight, so it cannot use a local server.
-    if not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
+    # A page of another site cannot send this type without a CORS preflight, so it cannot use a local server. Browsers send
+    # one of these headers with whatever a page posts, and Ollama's clients neither.
+    is_bare = request.url.path.startswith("/api/") and not {"origin", "sec-fetch-site"} & set(request.headers)
+    if not is_bare and not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
-    return parse(kind, await request.body())
+    taken = Taken(strict=request.app.state.backend.options.strict_fields)
+    body = parse(kind, await request.body(), taken)
+    if named := effect_headers([*taken.names]):
+        request.scope[TAKEN].update(named)
+        bind_contextvars(without_effect=named[WITHOUT_EFFECT])
+    return body
 
 
 async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
@@ -204,7 +213,7 @@ class Answer:
         elif reason == "length" and self.is_full(completion):
             why = {"stop_reason": "context"}
         elif reason == "stop" and num_calls:
-            reason = "tool_calls"
+            reason = "tool_calls" if getattr(self.body, "functions", None) is None else "function_call"
         if completion.finish_reason == "stop" and (matched := self.matched(completion)) is not None:
             why = {"matched_stop": matched}
         return {"finish_reason": reason, **why, "seed": completion.seed}

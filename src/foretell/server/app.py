@@ -18,8 +18,8 @@ from foretell.server.backend import Backend
 from foretell.server.errors import ApiError
 from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
+from foretell.server.protocol import ollama as asked
 from foretell.server.protocol.anthropic import MessagesRequest
-from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -30,11 +30,11 @@ from foretell.server.protocol.requests import (
     TokenizeRequest,
 )
 from foretell.server.protocol.responses import ResponsesRequest
+from foretell.server.replies import ollama as told
 from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, Props, Status, VersionReply
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
-from foretell.server.replies.ollama import OllamaChatLine, OllamaError, OllamaModels, OllamaShown, OllamaTextLine
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.replies.tokens import EmbeddingsReply, TextOfTokens, TokensReply
 from foretell.server.routes import learner, models, ollama
@@ -195,28 +195,29 @@ def _routes() -> APIRouter:
 
 
 def _add_ollama(router: APIRouter) -> None:
-    fault, asked = errors(*POSTED, form=OllamaError), errors(*GOT, form=OllamaError)
-    routes: tuple[tuple[str, Callable[..., Any], type[BaseModel], type[BaseModel]], ...] = (
-        ("chat", ollama.chat, OllamaChatRequest, OllamaChatLine),
-        ("generate", ollama.generate, GenerateRequest, OllamaTextLine),
+    fault, got = errors(*POSTED, form=told.OllamaError), errors(*GOT, form=told.OllamaError)
+    routes: tuple[tuple[str, Callable[..., Any], type[BaseModel], type[BaseModel], bool], ...] = (
+        ("chat", ollama.chat, asked.OllamaChatRequest, told.OllamaChatLine, True),
+        ("generate", ollama.generate, asked.GenerateRequest, told.OllamaTextLine, True),
+        ("pull", ollama.pull, asked.PullRequest, told.OllamaStatus, True),
+        ("show", ollama.show, asked.ShowRequest, told.OllamaShown, False),
+        ("embed", ollama.embed, asked.EmbedRequest, told.OllamaVectors, False),
+        ("embeddings", ollama.embed, asked.OldEmbedRequest, told.OllamaVector, False),
     )
-    for name, answer, body, line in routes:
+    for name, answer, body, line, has_lines in routes:
+        streamed = {"content": lines_of(line), "description": "An answer."} if has_lines else {}
         router.add_api_route(
             f"/api/{name}", answer, response_model=None, methods=["POST"], operation_id=f"ollama_{name}",
-            openapi_extra=request_body(body),
-            responses={200: {"model": line, "content": lines_of(line), "description": "An answer."}, **fault},
+            openapi_extra=request_body(body), responses={200: {"model": line, **streamed}, **fault},
+        )  # fmt: skip
+    for path in ("/api/tags", "/api/ps"):
+        router.add_api_route(
+            path, ollama.tags, response_model=None, operation_id=path[1:].replace("api/", "ollama_"),
+            responses={200: {"model": told.OllamaModels}, **got},
         )  # fmt: skip
     router.add_api_route(
-        "/api/show", ollama.show, response_model=None, methods=["POST"], operation_id="ollama_show",
-        openapi_extra=request_body(ShowRequest), responses={200: {"model": OllamaShown}, **fault},
-    )  # fmt: skip
-    router.add_api_route(
-        "/api/tags", ollama.tags, response_model=None, operation_id="ollama_tags",
-        responses={200: {"model": OllamaModels}, **asked},
-    )  # fmt: skip
-    router.add_api_route(
         "/api/version", ollama.version, response_model=None, operation_id="ollama_version",
-        responses={200: {"model": VersionReply}, **errors(400, 405, 500, form=OllamaError)},
+        responses={200: {"model": VersionReply}, **errors(400, 405, 500, form=told.OllamaError)},
     )  # fmt: skip
 
 

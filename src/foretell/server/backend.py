@@ -46,11 +46,14 @@ class Backend:
     def __init__(self, service: "Service", options: ServerOptions) -> None:
         self.service, self.options = service, options
         spec = service.engine.model.spec
-        self.name = options.served_model_name or spec.display_name
-        self.names = (self.name, *service.engine.model.loras)
-        """What requests may give as model: the target's name, then its adapters'."""
-        if self.name in service.engine.model.loras:
-            raise ConfigError(f"an adapter is named {self.name!r} as the model is: give it another name")
+        given, loras = options.served_model_name, service.engine.model.loras
+        self.takes_any = "*" in given
+        own = [name for name in given if name != "*"] or [spec.display_name]
+        self.name = own[0]
+        self.names = (*own, *loras)
+        """What requests may give as model: the target's names, then its adapters'."""
+        if twice := [name for name in own if name in loras]:
+            raise ConfigError(f"an adapter is named {twice[0]!r} as the model is: give it another name")
         self.created = int(time.time())
         self.tokenizer: Any = service.engine.tokenizer
         self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)
@@ -71,7 +74,7 @@ class Backend:
 
     def check_model(self, name: str) -> None:
         """Raise ApiError 404 for a model that is not served."""
-        if name not in self.names:
+        if name not in self.names and not self.takes_any:
             shown = name if len(name) <= 128 else name[:125] + "..."
             message = f"the model {shown!r} does not exist; this server has {', '.join(map(repr, self.names))}"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -80,8 +83,9 @@ class Backend:
         """A checked name as clients read it, and the adapter of that name, if it is one. Ollama's may have its default
         tag; None and "": the target."""
         tagged = {each.removesuffix(LATEST): each for each in reversed(self.names)}
-        found = name if name in self.names else tagged.get((name or "").removesuffix(LATEST), self.name)
-        return found, found if found != self.name else None
+        other = name if name and self.takes_any else self.name
+        found = name if name in self.names else tagged.get((name or "").removesuffix(LATEST), other)
+        return found, found if found in self.service.engine.model.loras else None
 
     def encode(self, text: str, param: str, *, special: bool = True) -> list[int]:
         """Token ids of a text, by default with the tokenizer's own special tokens. Raises ApiError 400."""

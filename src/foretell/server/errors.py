@@ -17,7 +17,7 @@ from foretell.core.errors import (
     ServiceClosedError,
     nearest,
 )
-from foretell.server.unsupported import UNSUPPORTED, without_no_ops
+from foretell.server.unsupported import UNSUPPORTED, Taken
 
 Model = TypeVar("Model", bound=BaseModel)
 INVALID, SERVER = "invalid_request_error", "server_error"
@@ -91,20 +91,14 @@ def of_engine(error: ForetellError, param: str | None = None) -> ApiError:
     return internal()
 
 
-def parse(kind: type[Model], body: bytes) -> Model:
-    """A request of this kind from its JSON. Fields that are not supported are left out where their value changes nothing.
-    Raises ApiError 400 naming the field, and the nearest known one."""
+def parse(kind: type[Model], body: bytes, taken: Taken | None = None) -> Model:
+    """A request of this kind from its JSON. taken: gets the names of what changes nothing and was left out. Raises ApiError
+    400 naming the field, and the nearest known one."""
+    taken = taken or Taken()
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(body, context=taken)
     except ValidationError as error:
-        found = _troubles(error)
-        fewer = without_no_ops(kind.model_fields, body) if any(map(_is_extra, found)) else None
-        if fewer is None:
-            raise _explain(kind, found, body) from None
-    try:
-        return kind.model_validate_json(fewer)
-    except ValidationError as error:
-        raise _explain(kind, _troubles(error), fewer) from None
+        raise _explain(kind, _troubles(error), body, taken.meant) from None
 
 
 def _troubles(error: ValidationError) -> list[ErrorDetails]:
@@ -132,12 +126,7 @@ def _is_unknown(trouble: ErrorDetails) -> bool:
     return trouble["type"] == "extra_forbidden"
 
 
-def _is_extra(trouble: ErrorDetails) -> bool:
-    """Whether it is a field of the request that its kind has not."""
-    return _is_unknown(trouble) and len(trouble["loc"]) == 1
-
-
-def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) -> ApiError:
+def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes, meant: Mapping[str, str]) -> ApiError:
     if found[0]["type"] == "json_invalid":
         return bad(f"the body is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
     given = from_json(body)
@@ -150,7 +139,7 @@ def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) 
     found = [one for one in found if not _is_unknown(one) or tuple(_path(one["loc"], given)[:-1]) not in wrong]
     for trouble in found:
         if _is_unknown(trouble):
-            return _unknown(kind, trouble["loc"], given)
+            return _unknown(kind, trouble["loc"], given, meant)
     where = [_path(trouble["loc"], given, is_missing=trouble["type"] == "missing") for trouble in found]
     if not where[0]:
         return bad("the body must be a JSON object", code="invalid_json")
@@ -174,12 +163,14 @@ def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) 
     return bad(f"{param}: {text}", param, code)
 
 
-def _unknown(kind: type[BaseModel], loc: Sequence[int | str], given: Any) -> ApiError:
+def _unknown(kind: type[BaseModel], loc: Sequence[int | str], given: Any, meant: Mapping[str, str]) -> ApiError:
     name, path = str(loc[-1]), _path(loc, given)
     param = ".".join(map(str, path))
-    if name in UNSUPPORTED and len(path) == 1:
+    if name in UNSUPPORTED:
         return bad(f"{name!r} is not supported: {UNSUPPORTED[name].reason}", param, "unsupported_parameter")
     hint = nearest(name, kind.model_fields) if len(path) == 1 else ""
+    if name in meant:
+        hint = f"; did you mean {meant[name]!r}?"
     shown = name if len(name) <= 64 else name[:61] + "..."
     return bad(f"unknown field {shown!r}{hint}", param[:200], "unknown_parameter")
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from foretell.server.backend import Backend
+from foretell.server.protocol import ollama
 from foretell.server.protocol.anthropic import MessagesRequest
-from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -39,12 +39,17 @@ ERRORS = {
     500: "An internal error.",
     503: "The server is starting, stopping, recovering from an error, or has failed: the message says which.",
 }
-OLLAMA = (OllamaChatRequest, GenerateRequest, ShowRequest)
+OLLAMA = (
+    ollama.OllamaChatRequest, ollama.GenerateRequest, ollama.ShowRequest, ollama.PullRequest, ollama.EmbedRequest,
+    ollama.OldEmbedRequest,
+)  # fmt: skip
 READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest)
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
     "OpenAI's API over a speculative decoder, with Anthropic's messages and Ollama's chats. Fields that are not described "
-    "are refused, unless they are null or have the value by which a field of other servers changes nothing. "
+    "are refused where they would change the text: those of other servers, unless their value changes nothing, and names "
+    "that are near a described one. What tells of the client, of billing, tracing and caching, tools that a provider's "
+    "server would run, and what nobody knows is taken; the answer's header x-foretell-without-effect names it. "
     "/chat/completions, /completions and /models are answered "
     "without /v1 as well, and HEAD where GET is. Beyond OpenAI's: sampling as "
     "vLLM's users know it (top_k, min_p, ...), `speculative` for how a request is guessed for, `provenance` and `trace` "
@@ -116,7 +121,8 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
         schemas.pop(unused, None)
     for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest, *READING):
         # Only these names are served: any other is a 404.
-        schemas[kind.__name__]["properties"]["model"]["enum"] = [*backend.names, "", None]
+        if not backend.takes_any:
+            schemas[kind.__name__]["properties"]["model"]["enum"] = [*backend.names, "", None]
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _mend(operation, path=path, needs_key=bool(backend.options.api_keys))

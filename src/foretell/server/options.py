@@ -24,9 +24,10 @@ def check_level(level: str) -> None:
 class ServerOptions:
     """See ``build_app``. A client can lower a limit for its request, never raise it."""
 
-    served_model_name: str | None = setting(
-        None, "What clients call the model.", metavar="NAME", default_text="as it was loaded"
-    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "What clients call the model, or several names joined by commas; may be repeated. '*': any name is answered "
+        "beside these, as clients ask for more than the one that is set.", metavar="NAME", default_text="as it was loaded",
+    )  # fmt: skip
     api_keys: tuple[str, ...] = setting(
         (), "Ask clients for this key before /v1 and /metrics; may be repeated. The variable keeps it out of the list of "
         "processes.", option="--api-key", envvar="FORETELL_API_KEY",
@@ -71,6 +72,12 @@ class ServerOptions:
         False, "Leave an answer that is a JSON object with a tool's name and fitting arguments a text, where the marks of "
         "calls are missing. Left out, it is a call.",
     )  # fmt: skip
+    keep_changing_lines: bool = setting(
+        False, "Keep Claude Code's line x-anthropic-billing-header, after which no other conversation's text is found."
+    )
+    strict_fields: bool = setting(
+        False, "Refuse request fields that nobody knows, which are taken else and named in x-foretell-without-effect."
+    )
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
 
     def __post_init__(self) -> None:
@@ -111,8 +118,10 @@ class ServerOptions:
                 raise ConfigError(
                     f"allowed origin {origin!r} is not one: give scheme and name, as in https://app.example"
                 )
-        if self.served_model_name == "":
+        names = [name.strip() for given in self.served_model_name for name in given.split(",")]
+        if "" in names:
             raise ConfigError("served_model_name is empty: leave it out, or give a name")
+        object.__setattr__(self, "served_model_name", tuple(dict.fromkeys(names)))
 
     @property
     def max_body_bytes(self) -> int:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from structlog.contextvars import bind_contextvars, reset_contextvars
+from structlog.contextvars import bind_contextvars, reset_contextvars, unbind_contextvars
 
 from foretell.server.errors import ApiError, internal
 from foretell.server.logs import log
@@ -25,6 +25,8 @@ OPEN = PROBES | {"/", "/favicon.ico", "/version", "/api/version", "/openapi.json
 METRICS = "/metrics"
 TENANT = "foretell.tenant"
 """Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
+TAKEN = "foretell.taken"
+"""Key of an ASGI scope: headers of the answer that name what of the request's fields changes nothing."""
 DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
 
 
@@ -45,18 +47,21 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get(REQUEST_ID, "")
         name = given if SANE_ID.fullmatch(given) else uuid4().hex
-        started = False
+        started, taken = False, dict[str, str]()
 
         async def tell(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[REQUEST_ID] = name
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = name
+                for key, value in taken.items():
+                    headers[key] = ", ".join(filter(None, (value, headers.get(key))))
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
 
-        scope["foretell.arrived"] = perf_counter()
+        scope["foretell.arrived"], scope[TAKEN] = perf_counter(), taken
         is_head = scope["method"] == "HEAD"
         if is_head:  # the answer to GET without its body
             scope = {**scope, "method": "GET"}
@@ -84,6 +89,7 @@ class Gate:
                 await internal().response(scope["path"])(scope, receive, tell)
         finally:
             reset_contextvars(**before)
+            unbind_contextvars("without_effect")
 
     def _check_host(self, headers: Headers) -> None:
         """A page of another site that has its name point here must not reach a server that trusts its machine."""

@@ -11,15 +11,15 @@ from foretell.server.protocol.fields import (
     INT32,
     MAX_STOPS,
     MAX_TOOLS,
+    OFFERED,
     TEXT_ALONE,
     Ignored,
     JsonObject,
     Off,
     One,
-    Returned,
     Strict,
     Text,
-)  # fmt: skip
+)
 from foretell.server.protocol.messages import Parts, TextPart
 from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
 from foretell.server.protocol.responses import SHARED
@@ -27,29 +27,27 @@ from foretell.server.protocol.sampling import Sampling
 from foretell.server.protocol.tools import LongName, known_tool
 
 
-class ThinkingBlock(Returned):
+class ThinkingBlock(Strict):
     """What was thought before: for templates that read it."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: Ignored = None
 
 
-class RedactedBlock(Returned):
+class RedactedBlock(Strict):
     """A thought that this server has not written, and that nobody here can read."""
 
     type: Literal["redacted_thinking"]
     data: Ignored = None
 
 
-class ToolUseBlock(Returned):
+class ToolUseBlock(Strict):
     """A call that the model made."""
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1)]
     name: str
     input: JsonObject
-    caller: Ignored = None
 
 
 def _kind(given: Any) -> str | None:
@@ -57,7 +55,7 @@ def _kind(given: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-class ToolResultBlock(Returned):
+class ToolResultBlock(Strict):
     """The result of a call."""
 
     type: Literal["tool_result"]
@@ -88,7 +86,7 @@ class AnthropicMessage(Strict):
     content: str | Annotated[list[Block], Field(fail_fast=True)]
 
 
-class AnthropicTool(Returned):
+class AnthropicTool(Strict):
     """A function that the model may call."""
 
     type: Literal["custom"] | None = None
@@ -96,10 +94,6 @@ class AnthropicTool(Returned):
     description: str | None = None
     input_schema: JsonObject = Field(description="JSON schema of the arguments.")
     strict: bool | None = None
-    input_examples: Ignored = None
-    allowed_callers: Ignored = None
-    defer_loading: Ignored = None
-    eager_input_streaming: Ignored = None
 
     @model_validator(mode="before")
     @classmethod
@@ -168,7 +162,7 @@ class MessagesRequest(Sampling):
     system: str | Parts | None = None
     stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     thinking: ThinkingSettings | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True), OFFERED] | None = None
     tool_choice: AnthropicChoice | None = None
     output_config: OutputSettings | None = None
     context_management: ContextSettings | None = Field(None, description="Without effect: other edits are refused.")
@@ -176,11 +170,6 @@ class MessagesRequest(Sampling):
     n: One | None = None
     provenance: Off | None = None
     trace: Off | None = None
-    cache_control: JsonObject | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
-    metadata: JsonObject | None = Field(None, description="Ignored.")
-    service_tier: str | None = Field(None, description="Ignored.")
-    inference_geo: str | None = Field(None, description="Ignored.")
-    speed: str | None = Field(None, description="Ignored.")
 
 
 def as_chat(body: MessagesRequest) -> ChatRequest:

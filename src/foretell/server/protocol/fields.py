@@ -1,9 +1,13 @@
 """Kinds of fields that requests share."""
 
 import math
+from functools import cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
+
+from foretell.server.unsupported import HOSTED_TOOL, Taken, plain
 
 INT32 = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
@@ -68,16 +72,58 @@ NoImages = Annotated[Annotated[list[Any], Field(max_length=0)] | None, empty(f"i
 
 
 class Strict(BaseModel):
-    """Strict types, and unknown fields are refused."""
+    """Strict types. Of unknown fields those that change no text are left out, and all others are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra={"additionalProperties": True}
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict) or given.keys() <= (known := names_of(cls)):
+            return given
+        taken = info.context if isinstance(info.context, Taken) else Taken()
+        place = f"{info.field_name}." if info.field_name else ""
+        return taken.without_others(given, known, _everywhere(), place)
 
 
-class Returned(Strict):
-    """What clients and other servers add to messages, and to their parts. Histories come back with it."""
+@cache
+def names_of(kind: type[BaseModel]) -> frozenset[str]:
+    """The names of a model's fields in JSON."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
-    id: Ignored = None
-    index: Ignored = None
-    cache_control: Ignored = None
-    extra_content: Ignored = None
-    provider_specific_fields: Ignored = None
+
+@cache
+def _everywhere() -> frozenset[str]:
+    """The names of the fields of all models: where one stands that does not belong there, it was meant."""
+    kinds, names = [Strict], set[str]()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        names |= names_of(kind)
+    return frozenset(map(plain, names))
+
+
+def _offered(given: Any, info: ValidationInfo) -> Any:
+    """Tools without those that a provider's server would run."""
+    if not isinstance(given, list):
+        return given
+    hosted = [one["type"] for one in given if _is_hosted(one)]
+    if isinstance(info.context, Taken):
+        info.context.names.update(dict.fromkeys(f"tools.{kind}" for kind in hosted))
+    return [one for one in given if not _is_hosted(one)] if hosted else given
+
+
+def _is_hosted(given: Any) -> bool:
+    kind = given.get("type") if isinstance(given, dict) else None
+    return isinstance(kind, str) and HOSTED_TOOL.fullmatch(kind) is not None
+
+
+def _of_the_client(given: Any) -> Any:
+    if _is_hosted(given):
+        raise ValueError(f"{given['type']!r:.64} cannot be called: this server runs no tools itself, clients run them")
+    return given
+
+
+OFFERED, OF_THE_CLIENT = BeforeValidator(_offered), BeforeValidator(_of_the_client)
+"""Of a list of tools, and of a choice among them."""

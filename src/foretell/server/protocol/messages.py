@@ -1,11 +1,11 @@
 """Messages of a conversation, as clients give them and send answers back."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from foretell.server.protocol.fields import TEXT_ALONE, Ignored, NoImages, Returned, empty
-from foretell.server.protocol.tools import GivenCall
+from foretell.server.protocol.fields import TEXT_ALONE, NoImages, Strict, empty
+from foretell.server.protocol.tools import GivenCall, GivenFunctionCall
 
 
 def text_alone(given: Any) -> Any:
@@ -16,16 +16,14 @@ def text_alone(given: Any) -> Any:
     return given
 
 
-class TextPart(Returned):
+class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
-    annotations: Ignored = None
-    citations: Ignored = None
 
 
-class RefusalPart(Returned):
+class RefusalPart(Strict):
     """A part of a message in which the model declined."""
 
     type: Literal["refusal"]
@@ -39,7 +37,7 @@ SaidParts = Annotated[
 ]
 
 
-class GivenMessage(Returned):
+class GivenMessage(Strict):
     """A message to the model."""
 
     role: Literal["system", "developer", "user"]
@@ -48,17 +46,17 @@ class GivenMessage(Returned):
     images: NoImages = None
 
 
-class ToolMessage(Returned):
+class ToolMessage(Strict):
     """The result of a call."""
 
-    role: Literal["tool"]
+    role: Literal["tool", "function"]
     content: str | Parts | None = None
     tool_call_id: str | None = None
     name: str | None = None
     images: NoImages = None
 
 
-class AssistantTurn(Returned):
+class AssistantTurn(Strict):
     """A message of the model: of this server's answers, of other servers', or as clients keep them."""
 
     role: Literal["assistant"]
@@ -67,14 +65,15 @@ class AssistantTurn(Returned):
     tool_calls: Annotated[list[GivenCall], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = Field(None, description="What was thought: for templates that read it.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
-    reasoning_details: Ignored = None
-    thinking_blocks: Ignored = None
-    refusal: Ignored = None
-    annotations: Ignored = None
-    parsed: Ignored = None
     images: NoImages = None
     audio: Annotated[None, empty(f"audio is not read: {TEXT_ALONE}")] = None
-    function_call: Annotated[None, empty("give tool_calls")] = None
+    function_call: GivenFunctionCall | None = Field(None, description="The older form of tool_calls, of one call.")
+
+    @model_validator(mode="after")
+    def _as_calls(self) -> Self:
+        if self.function_call is not None:
+            self.tool_calls = [*(self.tool_calls or ()), GivenCall(function=self.function_call)]
+        return self
 
 
 Message = Annotated[GivenMessage | ToolMessage | AssistantTurn, Field(discriminator="role")]

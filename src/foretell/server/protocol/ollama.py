@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from foretell.checkpoints.templates import tojson
 from foretell.server.errors import bad
@@ -10,19 +10,18 @@ from foretell.server.protocol.fields import (
     INT32,
     MAX_STOPS,
     MAX_TOOLS,
+    OFFERED,
     Ignored,
     JsonObject,
     NoImages,
-    Off,
-    Returned,
     Strict,
     Text,
     empty,
-)  # fmt: skip
-from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
+)
+from foretell.server.protocol.requests import MAX_MESSAGES, MAX_PROMPTS, ChatRequest, PromptText
 from foretell.server.protocol.sampling import Speculative
 from foretell.server.protocol.tools import Function, Tool
-from foretell.server.unsupported import UNSUPPORTED, changes_nothing
+from foretell.server.unsupported import UNSUPPORTED
 
 
 class OllamaFunctionTool(Function):
@@ -38,7 +37,6 @@ class OllamaTool(Tool):
 
 
 NoText = Annotated[str, Field(max_length=0)] | None
-NO_SCORES = empty("ask /v1/chat/completions for log probabilities")
 
 
 class Options(Strict):
@@ -57,41 +55,16 @@ class Options(Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
-    penalize_newline: Ignored = None
-    numa: Ignored = None
-    num_ctx: Ignored = None
-    num_keep: Ignored = None
-    num_batch: Ignored = None
-    num_gpu: Ignored = None
-    main_gpu: Ignored = None
-    low_vram: Ignored = None
-    f16_kv: Ignored = None
-    use_mmap: Ignored = None
-    use_mlock: Ignored = None
-    num_thread: Ignored = None
-    logits_all: Ignored = None
-    vocab_only: Ignored = None
-    embedding_only: Ignored = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_no_ops(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: one for name, one in given.items() if name in cls.model_fields or not changes_nothing(name, one)}
 
 
 class OllamaFunction(Strict):
     """The function of a call."""
 
-    index: Ignored = None
     name: str
     arguments: JsonObject
 
 
-class OllamaCall(Returned):
+class OllamaCall(Strict):
     """A call that the model made."""
 
     id: str | None = Field(None, description="By which a result names it, where results have a tool_call_id.")
@@ -123,15 +96,15 @@ class Asked(Strict):
     think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether to think, or how much.")
     keep_alive: float | str | None = Field(None, description="Ignored: the model stays.")
     speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
-    logprobs: Annotated[Off | None, NO_SCORES] = None
-    top_logprobs: Annotated[Annotated[int, Field(ge=0, le=0)] | None, NO_SCORES] = None
+    logprobs: bool | None = Field(None, description="Of each token of the answer.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="With logprobs: so many of the likeliest ones.")
 
 
 class OllamaChatRequest(Asked):
     """A conversation to go on with."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True), OFFERED] | None = None
 
 
 class GenerateRequest(Asked):
@@ -154,7 +127,30 @@ class ShowRequest(Strict):
 
     model: str | None = Field(None, max_length=512)
     name: str | None = Field(None, max_length=512, description="The older name of model.")
-    verbose: bool | None = Field(None, description="Ignored.")
+
+
+class PullRequest(ShowRequest):
+    """Which model should be there. No other than the served one is fetched."""
+
+    stream: bool | None = Field(None, description="Lines of JSON. Default true.")
+
+
+class EmbedRequest(Strict):
+    """Texts whose last hidden states are asked for."""
+
+    model: str | None = Field(None, max_length=512)
+    input: PromptText | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    dimensions: int | None = Field(None, ge=1, le=INT32, description="As many as the hidden states have, or left out.")
+    truncate: bool | None = Field(None, description="Of both nothing is cut off: a text that is too long is refused.")
+    options: Options | None = Field(None, description="Without effect: no text is written.")
+
+
+class OldEmbedRequest(Strict):
+    """A text whose last hidden states are asked for."""
+
+    model: str | None = Field(None, max_length=512)
+    prompt: PromptText
+    options: Options | None = Field(None, description="Without effect: no text is written.")
 
 
 def as_chat(body: OllamaChatRequest) -> ChatRequest:
@@ -190,6 +186,7 @@ def _conversation(body: Asked, messages: list[dict[str, Any]]) -> ChatRequest:
     else:
         given["enable_thinking"] = body.think
     given["stream"] = body.stream is not False
+    given |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
     return ChatRequest.model_validate(given).model_copy(update={"stop": options.stop or None})
 
 

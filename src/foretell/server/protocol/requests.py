@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-from foretell.server.protocol.fields import INT32, JsonObject, Off, Strict, TokenId
+from foretell.server.errors import bad
+from foretell.server.protocol.fields import INT32, OF_THE_CLIENT, OFFERED, JsonObject, Off, Strict, TokenId
 from foretell.server.protocol.formats import Formatted
 from foretell.server.protocol.messages import Message, Parts
 from foretell.server.protocol.sampling import Speculative
-from foretell.server.protocol.tools import AllowedChoice, NamedTool, Tool
+from foretell.server.protocol.tools import AllowedChoice, Function, FunctionName, NamedTool, Tool
 
 
 def _none_if_off(given: int | None) -> int | None:
@@ -16,6 +17,7 @@ def _none_if_off(given: int | None) -> int | None:
 
 
 MAX_MESSAGES = 4096
+Choice = Literal["none", "auto", "required"]
 Verbosity = Annotated[
     Literal["low", "medium", "high"] | None,
     Field(description="For templates that read it; elsewhere the header x-foretell-without-effect names it."),
@@ -43,8 +45,14 @@ class ChatRequest(Formatted):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     prompt_logprobs: PromptLogprobs = None
-    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True), OFFERED] | None = None
+    tool_choice: Annotated[Choice | NamedTool | AllowedChoice | None, OF_THE_CLIENT] = None
+    functions: Annotated[list[Function], Field(max_length=128, fail_fast=True)] | None = Field(
+        None, description="The older form of tools: of one call at most, and message.function_call has it."
+    )
+    function_call: Literal["none", "auto"] | FunctionName | None = Field(
+        None, description="The older form of tool_choice."
+    )
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     add_generation_prompt: bool | None = Field(
@@ -69,20 +77,27 @@ class ChatRequest(Formatted):
     verbosity: Verbosity = None
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    metadata: dict[str, str] | None = Field(None, description="Ignored.")
-    service_tier: str | None = Field(None, description="Ignored.")
-    safety_identifier: str | None = Field(None, description="Ignored.")
-    prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
-    prompt_cache_retention: str | None = Field(None, description="Ignored.")
+
+
+def with_tools(body: ChatRequest) -> ChatRequest:
+    """A chat whose functions, the older form, are its tools. Raises ApiError 400."""
+    call, functions = body.function_call, body.functions
+    if functions is None:
+        if isinstance(call, FunctionName):
+            raise bad("function_call: no functions were given: give both, or tools and tool_choice", "function_call")
+        return body
+    if body.tools is not None or body.tool_choice is not None:
+        raise bad("functions and tools are one setting: give one of them, with its own choice", "functions")
+    tools = [Tool.model_construct(type="function", function=one) for one in functions]
+    choice = NamedTool(type="function", function=call) if isinstance(call, FunctionName) else call
+    return body.model_copy(update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False})
 
 
 PromptText = Annotated[str, Field(min_length=1)]
 
 
-class LearnerRequest(BaseModel):
+class LearnerRequest(Strict):
     """A command for what learns."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     action: Literal["pause", "resume", "revert", "save"] = Field(
         description="Stop learning, go on, serve the version before, or write checkpoints to --learn-dir."
@@ -147,7 +162,6 @@ class EmbeddingRequest(Strict):
     )
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=INT32, description="As many as the hidden states have, or left out.")
-    user: str | None = Field(None, description="Ignored.")
 
 
 AnyPrompt = Prompt | str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]

@@ -18,7 +18,6 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = Field(
         None, description="With include_usage: every chunk tells the usage so far."
     )
-    include_obfuscation: bool | None = Field(None, description="Ignored: nothing is padded.")
 
 
 class Speculative(BaseModel):
@@ -92,7 +91,6 @@ class Sampling(Strict):
     ignore_eos: bool | None = Field(None, description="Go on after the model's end token.")
     stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Ignored.")
     store: bool | None = Field(
         None, description="false: a server that learns (--learn, --shared-drafts) keeps nothing of the request."
     )

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from foretell.server.protocol.fields import MAX_TOOLS, Ignored, JsonObject, Returned, Strict
+from foretell.server.protocol.fields import MAX_TOOLS, OFFERED, JsonObject, Strict
 
 LongName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 """A tool's name in Anthropic's API and in ``/v1/responses``; in chats it has half as many letters."""
@@ -28,11 +28,8 @@ class ToolCall(Strict):
 class GivenFunctionCall(FunctionCall):
     """The function of a call, as clients send it back."""
 
-    parsed_arguments: Ignored = None
-    provider_specific_fields: Ignored = None
 
-
-class GivenCall(Returned):
+class GivenCall(Strict):
     """A call that the assistant made, as clients send it back."""
 
     id: str | None = None
@@ -40,7 +37,7 @@ class GivenCall(Returned):
     function: GivenFunctionCall
 
 
-class Function(Returned):
+class Function(Strict):
     """A callable function."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -49,7 +46,7 @@ class Function(Returned):
     strict: bool | None = Field(None, description="Arguments of a call always keep to the schema.")
 
 
-class Tool(Returned):
+class Tool(Strict):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -81,7 +78,7 @@ class AllowedTools(Strict):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OFFERED]
 
 
 class AllowedChoice(Strict):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from foretell.server.protocol.tools import ToolCall
+from foretell.server.protocol.tools import FunctionCall, ToolCall
 from foretell.server.replies.common import (
     ChatLogprobs,
     Envelope,
@@ -25,6 +25,7 @@ class AssistantMessage(Reply):
     refusal: None
     reasoning_content: str | None = Field(None, description="What was thought before.")
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = Field(None, description="Where the request had functions instead of tools.")
 
 
 class ChatChoice(SpeculationReply):
@@ -76,6 +77,7 @@ class Delta(Reply):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(SpeculationReply):

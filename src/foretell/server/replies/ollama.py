@@ -4,13 +4,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from foretell.server.replies.common import Reply
+from foretell.server.replies.common import Reply, TokenLogprob
 
 
 class OllamaDetails(Reply):
     """What kind of model it is."""
 
-    parent_model: Literal[""]
+    parent_model: str = Field(description="Of an adapter.")
     format: str
     family: str
     families: list[str]
@@ -27,6 +27,9 @@ class OllamaModel(Reply):
     size: int = Field(description="Bytes of its weights.")
     digest: str = Field(description="Of its name.")
     details: OllamaDetails
+    expires_at: str = Field(description="Far from now: it stays in memory.")
+    size_vram: int = Field(description="Bytes of its weights on an accelerator.")
+    context_length: int
 
 
 class OllamaModels(Reply):
@@ -45,6 +48,28 @@ class OllamaShown(Reply):
     model_info: dict[str, Any]
     capabilities: list[Literal["completion", "tools", "thinking"]]
     modified_at: str
+
+
+class OllamaStatus(Reply):
+    """A piece of what was done."""
+
+    status: str
+
+
+class OllamaVectors(Reply):
+    """One vector of length 1 a text."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = Field(description="Nanoseconds.")
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaVector(Reply):
+    """The older form, of one text."""
+
+    embedding: list[float]
 
 
 class OllamaFunctionCall(Reply):
@@ -78,6 +103,7 @@ class OllamaLine(Reply):
     created_at: str
     done: bool
     done_reason: Literal["stop", "length", "load", "unload"] | None = None
+    logprobs: list[TokenLogprob] | None = None
     total_duration: int | None = None
     load_duration: int | None = None
     prompt_eval_count: int | None = None

@@ -66,11 +66,13 @@ class OutputCall(Reply):
     """A call of the model's."""
 
     id: str
-    type: Literal["function_call"]
+    type: Literal["function_call", "custom_tool_call"]
     status: ItemStatus
     call_id: str
     name: str
-    arguments: str
+    namespace: str | None = None
+    arguments: str | None = Field(None, description="Of a function: JSON.")
+    input: str | None = Field(None, description="Of a tool that takes a text.")
 
 
 class ResponseReply(Reply):

@@ -25,13 +25,13 @@ from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.job import finish
 from foretell.server.logs import log
 from foretell.server.protocol.messages import AssistantTurn, Message
-from foretell.server.protocol.requests import ChatRequest
+from foretell.server.protocol.requests import ChatRequest, with_tools
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretell.server.texts.formats import format_processor, term_of, wanted_format
 from foretell.server.texts.reading import Delta, TextReading, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
-from foretell.server.texts.turns import form_of, text_of, turns
+from foretell.server.texts.turns import cut_changing, form_of, text_of, turns
 
 OBJECT = "chat.completion"
 LEAST_AHEAD = 16  # tokens that are worth reading ahead
@@ -55,7 +55,7 @@ class ChatPlan:
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     backend: Backend = request.app.state.backend
-    body = await read(request, ChatRequest, backend)
+    body = with_tools(await read(request, ChatRequest, backend))
     plan = await plan_of(request, backend, body)
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(
@@ -183,8 +183,11 @@ def _prompted(
     elif body.verbosity not in (None, "medium"):
         unread += ("verbosity",)
     values, goes_on = body.chat_template_kwargs or {}, body.continue_final_message is True
+    said = turns(body.messages, form)
+    if not backend.options.keep_changing_lines and (name := cut_changing(said)):
+        unread += (f"messages.0.{name}",)
     text, prompt = backend.encode_chat(
-        turns(body.messages, form),
+        said,
         tools=form.tools,
         compose=form.compose,
         generate=_opens_reply(body),
@@ -276,6 +279,8 @@ def _tools(body: ChatRequest) -> ToolUse | None:
     """The tools. Raises ConfigError."""
     if body.tools is None and body.tool_choice is None:
         return None
+    if body.tools == [] and body.tool_choice == "required":
+        raise ConfigError("a call must come, and there is no function to call: this server runs no tools itself")
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
     return ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
 
@@ -320,7 +325,8 @@ async def _whole(answer: Answer, body: ChatRequest, plan: ChatPlan) -> dict[str,
         if thought:
             message["reasoning_content"] = thought
         if found:
-            message["tool_calls"] = [call.as_openai() for call in found]
+            calls = [call.as_openai() for call in found]
+            message |= {"tool_calls": calls} if body.functions is None else {"function_call": calls[0]["function"]}
         shown = answer.shown(completion.pieces, completion, index) if body.logprobs else ()
         choices.append(
             {
@@ -357,7 +363,7 @@ async def _events(answer: Answer, body: ChatRequest, plan: ChatPlan) -> AsyncIte
                 begun.add(index)
                 first = answer.prompt_ids(0) if len(begun) == 1 else {}
                 out.append(chunk(index, {"role": "assistant", "content": ""}, first))
-            deltas = _deltas(readers[index], pieces, text, completion)
+            deltas = _deltas(readers[index], pieces, text, completion, is_old=body.functions is not None)
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and (shown := answer.shown(pieces, completion, index)):
                 more["logprobs"] = texts.chat_logprobs(shown)
@@ -382,16 +388,17 @@ async def _events(answer: Answer, body: ChatRequest, plan: ChatPlan) -> AsyncIte
 
 
 def _deltas(
-    reader: TextReading, pieces: Sequence[Piece], text: str, completion: Completion | None
+    reader: TextReading, pieces: Sequence[Piece], text: str, completion: Completion | None, *, is_old: bool
 ) -> list[dict[str, Any]]:
-    """The deltas of a further piece of text. completion: where it was the last one."""
+    """The deltas of a further piece of text. completion: where it was the last one; is_old: calls are function_call."""
     found = reader.push(pieces, text)
     if completion is not None:
         found += reader.finish(cut=completion.finish_reason != "stop")
-    return [_delta(one) for one in found]
+    return [_delta(one, is_old) for one in found]
 
 
-def _delta(one: Delta) -> dict[str, Any]:
+def _delta(one: Delta, is_old: bool) -> dict[str, Any]:
     if isinstance(one, CallDelta):
-        return {"tool_calls": [one.as_openai()]}
+        made = one.as_openai()
+        return {"function_call": made["function"]} if is_old else {"tool_calls": [made]}
     return {"content" if isinstance(one, ContentDelta) else "reasoning_content": one.text}

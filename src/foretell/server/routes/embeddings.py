@@ -35,15 +35,22 @@ async def embeddings(request: Request) -> Response:
     body = await read_json(request, EmbeddingRequest)
     if body.model:
         backend.check_model(body.model)
+    return JsonReply(await vectors(request, body.model_dump(), body.model))
+
+
+async def vectors(request: Request, given: dict[str, Any], model: str | None) -> dict[str, Any]:
+    """The reply to the fields of a request. model: its name, checked. Raises ApiError."""
+    body = EmbeddingRequest.model_validate({**given, "model": None})
+    backend: Backend = request.app.state.backend
     size = backend.service.engine.model.spec.hidden_size
     if backend.service.state != "ready":
         raise of_engine(ServiceClosedError(backend.service.says))
     if body.dimensions not in (None, size):
         raise bad(f"dimensions: the hidden states of this model have {size} numbers: leave it out", "dimensions")
-    return JsonReply(await while_connected(request.receive, _made(backend, body)))
+    return await while_connected(request.receive, _made(backend, body, model))
 
 
-async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
+async def _made(backend: Backend, body: EmbeddingRequest, model: str | None) -> dict[str, Any]:
     texts = await in_worker(backend, lambda: prompts_of(backend, body.input, "input")[1])
     too_long = max(map(len, texts))
     if too_long > backend.max_model_len:
@@ -52,7 +59,7 @@ async def _made(backend: Backend, body: EmbeddingRequest) -> dict[str, Any]:
             "context_length_exceeded",
         )  # fmt: skip
     pooling: Pooling = body.pooling or "mean"
-    data, (name, lora) = [], backend.served(body.model)
+    data, (name, lora) = [], backend.served(model)
     async with backend.embedding:  # one text at a time: its keys and values are memory beside the rows'
         for index, ids in enumerate(texts):
             vector = await _read(backend, ids, pooling, lora)

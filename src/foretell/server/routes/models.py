@@ -22,7 +22,7 @@ def _model(backend: Backend, name: str) -> dict[str, Any]:
         "created": backend.created,
         "owned_by": "foretell",
         "root": backend.name,
-        "parent": None if name == backend.name else backend.name,
+        "parent": None if backend.served(name)[1] is None else backend.name,
         "max_model_len": backend.max_model_len,
         # Keys that name files on this machine are not sent to clients.
         "speculative": {

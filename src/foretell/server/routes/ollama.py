@@ -13,13 +13,16 @@ from starlette.responses import Response
 
 from foretell import __version__
 from foretell.engine.request.result import Completion
+from foretell.engine.request.row import Piece
 from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read_json
 from foretell.server.backend import LATEST, Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
-from foretell.server.protocol.ollama import Asked, GenerateRequest, OllamaChatRequest, ShowRequest, as_chat, of_prompt
+from foretell.server.protocol import ollama as protocol
+from foretell.server.protocol.ollama import Asked, as_chat, of_prompt
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.routes.chat import ChatPlan, plan_of
+from foretell.server.routes.embeddings import vectors
 from foretell.server.sampling import submissions
 from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
 from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta, whole
@@ -31,7 +34,7 @@ LINES = "application/x-ndjson"
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
     backend: Backend = request.app.state.backend
-    body = await _read(request, OllamaChatRequest, backend)
+    body = await _read(request, protocol.OllamaChatRequest, backend)
     if not body.messages:
         return _loaded(backend, body, {"message": {"role": "assistant", "content": ""}})
     asked = as_chat(body)
@@ -41,7 +44,7 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Answer a prompt, or go on with it."""
     backend: Backend = request.app.state.backend
-    body = await _read(request, GenerateRequest, backend)
+    body = await _read(request, protocol.GenerateRequest, backend)
     if not body.prompt:
         return _loaded(backend, body, {"response": ""})
     asked = of_prompt(body)
@@ -57,7 +60,7 @@ async def generate(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """The model that is served, and its adapters."""
+    """The model that is served, and its adapters: all there are, and all in memory."""
     backend: Backend = request.app.state.backend
     return JsonReply({"models": [_model(backend, name) for name in backend.names]})
 
@@ -65,7 +68,7 @@ async def tags(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """What the model is, and what it can do."""
     backend: Backend = request.app.state.backend
-    body = await read_json(request, ShowRequest)
+    body = await read_json(request, protocol.ShowRequest)
     _check_model(backend, body.model or body.name)
     template, spec = backend.template(), backend.service.engine.model.spec
     can = ["completion", *(["tools"] if template else []), *(["thinking"] if backend.thoughts(template) else [])]
@@ -78,6 +81,32 @@ async def show(request: Request) -> Response:
     model = _model(backend, backend.served(body.model or body.name)[0])
     shown = {"modelfile": "", "parameters": "", "template": template, "details": model["details"], "model_info": info}
     return JsonReply({**shown, "capabilities": can, "modified_at": model["modified_at"]})
+
+
+async def pull(request: Request) -> Response:
+    """A model that is served is there; no other is fetched."""
+    backend: Backend = request.app.state.backend
+    body = await read_json(request, protocol.PullRequest)
+    _check_model(backend, body.model or body.name)
+    if body.stream is False:
+        return JsonReply({"status": "success"})
+    lines = [as_json({"status": one}) + b"\n" for one in ("pulling manifest", "success")]
+    return Response(b"".join(lines), media_type=LINES)
+
+
+async def embed(request: Request) -> Response:
+    """Texts as vectors; in the older form, /api/embeddings, a text."""
+    backend: Backend = request.app.state.backend
+    is_old, begun = request.url.path.endswith("s"), perf_counter()
+    body = await _read(request, protocol.OldEmbedRequest if is_old else protocol.EmbedRequest, backend)
+    given = {"input": body.prompt} if is_old else {"input": body.input, "dimensions": body.dimensions}
+    made = await vectors(request, given, body.model)
+    found = [one["embedding"] for one in made["data"]]
+    if is_old:
+        return JsonReply({"embedding": found[0]})
+    times = {"total_duration": round((perf_counter() - begun) * 1e9), "load_duration": 0}
+    read = made["usage"]["prompt_tokens"]
+    return JsonReply({"model": made["model"], "embeddings": found, **times, "prompt_eval_count": read})
 
 
 async def version(request: Request) -> Response:
@@ -104,9 +133,12 @@ def _model(backend: Backend, name: str) -> dict[str, Any]:
         "model": name,
         "modified_at": time_text(backend.created),
         "size": spec.weight_bytes,
+        "size_vram": 0 if spec.device.type == "cpu" else spec.weight_bytes,
+        "expires_at": time_text(backend.created + 100 * 365 * 86400),
+        "context_length": backend.max_model_len,
         "digest": sha256(name.encode()).hexdigest(),
         "details": {
-            "parent_model": "" if name == backend.name else backend.name,
+            "parent_model": "" if backend.served(name)[1] is None else backend.name,
             "format": spec.implementation,
             "family": spec.architecture,
             "families": [spec.architecture],
@@ -134,7 +166,8 @@ def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> ChatPlan:
     ids = backend.encode(prompt, "prompt")
     if not ids:
         raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
-    made = submissions(backend, asked, [ids], max_tokens=asked.max_tokens, logprobs=None)
+    scores = (asked.top_logprobs or 0) if asked.logprobs else None
+    made = submissions(backend, asked, [ids], max_tokens=asked.max_tokens, logprobs=scores)
     return ChatPlan(made, 0, asked.max_tokens, None)
 
 
@@ -166,7 +199,8 @@ async def _whole(answer: Answer, reading: TextReading, *, is_chat: bool) -> dict
         *reading.finish(cut=completion.finish_reason != "stop"),
     ]
     thought, content, calls = whole(deltas)
-    return {**_piece(answer, content or "", thought, calls, is_chat=is_chat), **_ending(answer, completion)}
+    made = _piece(answer, content or "", thought, calls, is_chat=is_chat)
+    return {**made, **_scores(answer, completion.pieces, completion), **_ending(answer, completion)}
 
 
 async def _lines(answer: Answer, reading: TextReading, *, is_chat: bool) -> AsyncIterator[bytes]:
@@ -190,6 +224,9 @@ async def _lines(answer: Answer, reading: TextReading, *, is_chat: bool) -> Asyn
                     out.append(_piece(answer, content, thought, [], is_chat=is_chat))
             if one.completion is not None:
                 out += [_piece(answer, "", "", calls, is_chat=is_chat)] if calls else []
+            if scores := _scores(answer, one.pieces, one.completion):
+                out = out or [_piece(answer, "", "", [], is_chat=is_chat)]
+                out[0] |= scores
         if out:
             yield b"".join(as_json({**line, "done": False}) + b"\n" for line in out)
     (completion,) = job.whole()
@@ -214,6 +251,14 @@ def _piece(
             for at, one in enumerate(calls)
         ]
     return {**made, "message": message}
+
+
+def _scores(answer: Answer, pieces: Sequence[Piece], completion: Completion | None) -> dict[str, Any]:
+    """Log probabilities of the answer's tokens among these, where they are asked for."""
+    if not getattr(answer.body, "logprobs", None):
+        return {}
+    found = answer.backend.texts.chat_logprobs(answer.shown(pieces, completion))["content"]
+    return {"logprobs": found} if found else {}
 
 
 def _ending(answer: Answer, completion: Completion) -> dict[str, Any]:

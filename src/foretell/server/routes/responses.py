@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from pydantic_core import from_json
 from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +18,7 @@ from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
-from foretell.server.protocol.responses import ResponsesRequest, as_chat
+from foretell.server.protocol.responses import CustomTool, ResponsesRequest, SingleTool, as_chat, flat_tools
 from foretell.server.routes.chat import ChatPlan, plan_of
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
 from foretell.server.texts.reading import Delta, TextReading
@@ -42,7 +43,10 @@ async def responses(request: Request) -> Response:
         thinking=plan.thinking,
         after=plan.after,
     )  # fmt: skip
-    headers = effect_headers(plan.without_effect)
+    formats = [
+        f"tools.{name}.format" for name, _, one in flat_tools(body) if isinstance(one, CustomTool) and one.format
+    ]
+    headers = effect_headers((*plan.without_effect, *formats))
     if body.stream:
         failed = _Numbered()
         return EventStream(answer.job, _events(answer, body, plan, failed), headers=headers, failed=failed.event)
@@ -64,7 +68,7 @@ def _check(body: ResponsesRequest) -> None:
 async def _whole(answer: Answer, body: ResponsesRequest, plan: ChatPlan) -> dict[str, Any]:
     await finish(answer.job)
     (completion,) = answer.job.whole()
-    output = ResponseOutput(plan.thinking, plan.calls)
+    output = ResponseOutput(plan.thinking, plan.calls, flat_tools(body))
     shown = answer.shown(completion.pieces, completion) if body.wants_logprobs else ()
     output.push(completion.pieces, completion.text, answer.backend.texts.chat_logprobs(shown)["content"])
     output.finish(_status(completion))
@@ -72,7 +76,7 @@ async def _whole(answer: Answer, body: ResponsesRequest, plan: ChatPlan) -> dict
 
 
 async def _events(answer: Answer, body: ResponsesRequest, plan: ChatPlan, failed: "_Numbered") -> AsyncIterator[bytes]:
-    output, job = ResponseOutput(plan.thinking, plan.calls), answer.job
+    output, job = ResponseOutput(plan.thinking, plan.calls, flat_tools(body)), answer.job
     begun = _envelope(answer, body, None, [])
     yield failed.send([{"type": f"response.{what}", "response": begun} for what in ("created", "in_progress")])
     while not job.is_done:
@@ -167,6 +171,7 @@ class ResponseOutput:
 
     thinking: Thinking | None  # how the text thinks; None: not at all
     calls: ToolUse | None  # the tools that the text may call; None: none
+    tools: Sequence[tuple[str, str | None, SingleTool]] = ()  # see ``flat_tools``
     items: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -174,6 +179,7 @@ class ResponseOutput:
         self._reader = TextReading(self.thinking, self.calls)
         self._open: dict[str, Any] | None = None
         self._scores: list[dict[str, Any]] = []  # of text that is held back
+        self._written = ""  # the arguments of a call that takes a text
 
     def push(self, pieces: Sequence[Piece], text: str, scores: Sequence[dict[str, Any]] = ()) -> Events:
         """Further tokens and text, and the log probabilities of those that are the answer's."""
@@ -251,17 +257,25 @@ class ResponseOutput:
 
     def _call(self, delta: CallDelta) -> Events:
         if delta.id is not None:
+            known = ((space, tool) for name, space, tool in self.tools if name == delta.name)
+            space, tool = next(known, (None, None))
+            kind, name = ("custom_tool_call", "ctc") if isinstance(tool, CustomTool) else ("function_call", "fc")
+            self._written = ""
             return self._begin(
                 {
-                    "id": f"fc_{uuid4().hex}",
-                    "type": "function_call",
+                    "id": f"{name}_{uuid4().hex}",
+                    "type": kind,
                     "status": "in_progress",
                     "call_id": delta.id,
-                    "name": delta.name,
-                    "arguments": "",
+                    "name": delta.name if tool is None else tool.name,
+                    **({} if space is None else {"namespace": space}),
+                    ("input" if isinstance(tool, CustomTool) else "arguments"): "",
                 }
             )
         assert self._open is not None
+        if self._open["type"] == "custom_tool_call":  # its text is sent whole: these are pieces of JSON
+            self._written += delta.arguments
+            return []
         self._open["arguments"] += delta.arguments
         return [{"type": "response.function_call_arguments.delta", **self._at, "delta": delta.arguments}]
 
@@ -281,9 +295,21 @@ class ResponseOutput:
         elif item["type"] == "reasoning":
             told = {"content_index": 0, "text": item["content"][0]["text"]}
             made.append({"type": "response.reasoning_text.done", **at, **told})
+        elif item["type"] == "custom_tool_call":
+            item["input"] = _input_of(self._written)
+            made.append({"type": "response.custom_tool_call_input.delta", **at, "delta": item["input"]})
+            made.append({"type": "response.custom_tool_call_input.done", **at, "input": item["input"]})
         else:
             told = {"name": item["name"], "arguments": item["arguments"]}
             made.append({"type": "response.function_call_arguments.done", **at, **told})
         item["status"], self._open = status, None
         made.append({"type": "response.output_item.done", "output_index": at["output_index"], "item": deepcopy(item)})
         return made
+
+
+def _input_of(arguments: str) -> str:
+    """The text that a call has, or as much of it as a limit has left."""
+    try:
+        return str(from_json(arguments, allow_partial="trailing-strings").get("input", ""))
+    except ValueError:  # nothing but a blank
+        return ""

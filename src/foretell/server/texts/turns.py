@@ -15,6 +15,9 @@ from foretell.server.protocol.messages import AssistantTurn, Message, Parts, Sai
 from foretell.server.protocol.tools import GivenCall
 
 Turn = dict[str, Any]
+CHANGING = re.compile(r"\A(x-anthropic-billing-header):[^\n]*\n*")
+"""A line that a client puts before its system text, and that is another one in each conversation (Claude Code's): all that
+comes after it would be read again. Other servers leave it out too (vLLM's issue 36829, llama.cpp's 21793)."""
 MOST_SHOWN = 8
 """Ids that an error lists."""
 
@@ -47,6 +50,16 @@ def turns(messages: Sequence[Message], form: Form) -> list[Turn]:
     return _paired([_turn(message, form) for message in messages])
 
 
+def cut_changing(given: list[Turn]) -> str:
+    """Cut such a line off a conversation's system text, in place; its name, or "" where there is none."""
+    first = given[0] if given and given[0]["role"] in ("system", "developer") else {}
+    found = CHANGING.match(first["content"]) if isinstance(first.get("content"), str) else None
+    if found is None:
+        return ""
+    first["content"] = first["content"][found.end() :]
+    return found[1]
+
+
 def text_of(content: str | Parts | SaidParts) -> str:
     """The text of a message's content."""
     if isinstance(content, str):
@@ -55,7 +68,8 @@ def text_of(content: str | Parts | SaidParts) -> str:
 
 
 def _turn(message: Message, form: Form) -> Turn:
-    made: Turn = {"role": message.role, "content": text_of(message.content or "")}
+    role = "tool" if isinstance(message, ToolMessage) else message.role  # also where the client calls it a function's
+    made: Turn = {"role": role, "content": text_of(message.content or "")}
     if message.name is not None:
         made["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
