@@ -118,7 +118,8 @@ class ServerJob:
         if completion is None or completion.finish_reason != "stop" or self.after is None or len(self.submissions) > 1:
             return
         if self.backend.service.is_idle:
-            self.backend.worker.submit(self.after, self.submissions[0], completion)
+            with suppress(RuntimeError):  # the server is closing
+                self.backend.worker.submit(self.after, self.submissions[0], completion)
 
     def _note(self, index: int, update: Update) -> None:
         """Record times and the log line, also of a choice whose client has left."""
