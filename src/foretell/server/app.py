@@ -19,6 +19,7 @@ from foretell.server.errors import ApiError
 from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
 from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.infill import InfillRequest
 from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import (
     ChatRequest,
@@ -34,6 +35,7 @@ from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, P
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
+from foretell.server.replies.infill import InfillReply
 from foretell.server.replies.ollama import OllamaChatLine, OllamaError, OllamaModels, OllamaShown, OllamaTextLine
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.replies.tokens import EmbeddingsReply, TextOfTokens, TokensReply
@@ -43,6 +45,7 @@ from foretell.server.routes.chat import chat_completions
 from foretell.server.routes.completions import completions
 from foretell.server.routes.embeddings import embeddings
 from foretell.server.routes.explain import explain
+from foretell.server.routes.infill import infill
 from foretell.server.routes.responses import responses
 from foretell.server.routes.tokenize import detokenize, tokenize
 from foretell.server.security import REQUEST_ID, Gate
@@ -141,6 +144,13 @@ def _routes() -> APIRouter:
     router.add_api_route(
         "/v1/messages/count_tokens", count_tokens, response_model=None, methods=["POST"], operation_id="count_tokens",
         openapi_extra=request_body(MessagesRequest), responses={200: {"model": TokenCount}, **fault},
+    )  # fmt: skip
+    router.add_api_route(
+        "/infill", infill, response_model=None, methods=["POST"], operation_id="fill_gap",
+        openapi_extra=request_body(InfillRequest),
+        responses={
+            200: {"model": InfillReply, "content": stream_of(InfillReply), "description": "A text."}, **errors(*POSTED),
+        },
     )  # fmt: skip
     _add_ollama(router)
     _both(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from foretell.server.backend import Backend
 from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.infill import InfillRequest
 from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, ShowRequest
 from foretell.server.protocol.requests import (
     ChatRequest,
@@ -24,6 +25,7 @@ from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies.anthropic import MessageEvent
 from foretell.server.replies.common import ErrorReply
 from foretell.server.replies.completions import ChatChunk, TextReply
+from foretell.server.replies.infill import InfillReply
 from foretell.server.replies.responses import ResponseEvent
 
 REF = "#/components/schemas/{model}"
@@ -40,7 +42,7 @@ ERRORS = {
     503: "The server is starting, stopping, recovering from an error, or has failed: the message says which.",
 }
 OLLAMA = (OllamaChatRequest, GenerateRequest, ShowRequest)
-READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest)
+READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest, InfillRequest)
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
     "OpenAI's API over a speculative decoder, with Anthropic's messages and Ollama's chats. Fields that are not described "
@@ -107,7 +109,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
         *READING,
         *OLLAMA,
     )
-    sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent)
+    sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent, InfillReply)
     for mode, kinds in (("validation", posted), ("serialization", sent)):
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=REF)  # type: ignore[misc]
         for name, schema in found["$defs"].items():
