@@ -69,7 +69,7 @@ UNSUPPORTED = {
     "stop_regex": Unsupported("give stop texts, or a regular expression that the whole text matches as regex"),
     "include_reasoning": Unsupported("what was thought comes apart from the text: leave it out there", (True,)),
     "stream_reasoning": Unsupported("streams tell what is thought as it comes", (True, False)),
-    "suffix": Unsupported("ask /v1/completions or /infill to fill gaps", ("",)),
+    "suffix": Unsupported("this route does not fill gaps: ask /infill, or /v1/completions", ("",)),
     "tfs_z": Unsupported(_SAMPLER, (1, 1.0)),
     "top_a": Unsupported(_SAMPLER, (0, 0.0)),
     "typical_p": Unsupported(_SAMPLER, (1, 1.0)),

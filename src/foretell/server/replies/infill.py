@@ -5,23 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Timings(BaseModel):
-    """Tokens and times."""
-
-    prompt_n: int = Field(description="Tokens of the prompt that were read: those that no earlier request had.")
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
-    prompt_per_token_ms: float
-    predicted_per_token_ms: float
-    prompt_per_second: float
-    predicted_per_second: float
-    draft_n: int = Field(description="Tokens guessed.")
-    draft_n_accepted: int
-
-
 class InfillReply(BaseModel):
-    """The text, or a piece of it: then content and stop alone. With response_fields any part of it."""
+    """A text, or a piece of it: then content and stop alone. With response_fields any part of it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -35,4 +20,4 @@ class InfillReply(BaseModel):
     tokens_evaluated: int | None = Field(None, description="Of the prompt.")
     tokens_cached: int | None = Field(None, description="Of these, known from earlier requests.")
     truncated: bool | None = Field(None, description="Whether some of the request was left out to fit.")
-    timings: Timings | None = None
+    timings: dict[str, float] | None = Field(None, description="Tokens read, written and guessed, and the times.")

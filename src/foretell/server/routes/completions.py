@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
         processor, left_out = await while_connected(request.receive, compiling)
     if body.suffix:
         one = body
-        body = await while_connected(request.receive, in_worker(backend, lambda: filling(backend, one, "suffix")[1]))
+        body = await while_connected(request.receive, in_worker(backend, lambda: filling(backend, one, "suffix")))
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
     answer = Answer(
         backend,
@@ -66,10 +66,9 @@ def _plan(
         other = "stream" if body.stream else "echo with logprobs"
         raise bad(f"prompt_logprobs and {other} exclude each other: drop one of them", "prompt_logprobs")
     if body.suffix:
-        tokens, _ = filling(backend, body, "suffix")
         opening, after = backend.encode("", "prompt"), backend.encode_content(body.suffix, "suffix")
         before = [backend.encode_content(one, "prompt") if isinstance(one, str) else one for one in given]
-        prompts = [tokens.around(opening, one, after, ()) for one in before]
+        prompts = [backend.fill.prompt(opening, one, after, ()) for one in before]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [_echo(backend, one) for one in given]

@@ -1,128 +1,94 @@
-"""Text between two texts (fill in the middle): the tokens by which a model was taught it, and prompts made of them.
-
-The order is prefix, suffix, middle, as llama.cpp's default; models without a middle token go on with the prefix after the
-suffix. Extra files come first, so that the prefix store finds them however the cursor moves.
-"""
+"""Text between texts (fill in the middle): the tokens by which a model was taught it, and prompts made of them."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
-REPOSITORY, FILE = "repository", "filename"  # where a request does not say how they are called
 SPELLINGS = (
-    # prefix, suffix, middle (none: the text goes on after the prefix), repository, file
-    (("<|fim_prefix|>",), ("<|fim_suffix|>",), ("<|fim_middle|>",), ("<|repo_name|>",),
-     ("<|file_sep|>", "<|file_separator|>")),
-    (("<fim_prefix>",), ("<fim_suffix>",), ("<fim_middle>",), ("<repo_name>", "<reponame>"), ("<file_sep>", "<filename>")),
-    (("<fim-prefix>",), ("<fim-suffix>",), ("<fim-middle>",), (), ()),
-    (("▁<PRE>", "<PRE>"), ("▁<SUF>", "<SUF>"), ("▁<MID>", "<MID>"), (), ()),
-    (("<｜fim▁begin｜>",), ("<｜fim▁hole｜>",), ("<｜fim▁end｜>",), (), ()),
-    (("[PREFIX]",), ("[SUFFIX]",), ("[MIDDLE]",), (), ()),
-)  # fmt: skip
-"""Of Qwen and CodeGemma; StarCoder and Granite; SantaCoder; Code Llama; DeepSeek; Codestral."""
-ENDS = ("<|endoftext|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", "<EOT>")
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),  # Qwen
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "", "<|file_separator|>"),  # CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>"),  # StarCoder 2
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<reponame>", "<filename>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    ("[PREFIX]", "[SUFFIX]"),  # Codestral: the text goes on after the prefix
+)
+"""Prefix, suffix, middle, name of a repository, of a file. Those that are known to a vocabulary most count."""
+ENDS = ("<|endoftext|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>")
 """What models write where the gap is filled, beside the tokens above and the end tokens of any text."""
+KEYS = ("pre", "suf", "mid", "rep", "sep")
 
 
-@dataclass(frozen=True)
-class FillTokens:
-    """Ids of a model's tokens. None: it has none for this."""
+class Fill:
+    """A model's tokens for gaps, and its vocabulary by spelling.
 
-    prefix: int
-    suffix: int
-    middle: int | None = None
-    repository: int | None = None
-    file: int | None = None
-    ends: tuple[int, ...] = ()  # all that end the text, those above among them
-
-    @classmethod
-    def of(cls, tokenizer: Any, vocab_size: int) -> "FillTokens | None":
-        """Those that its file names (``fill_ids``, as llama.cpp reads GGUF's metadata), else those spelled as in
-        SPELLINGS; None where a prefix or a suffix has none. vocab_size: the model's, which may have fewer tokens."""
-        listed: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
-        known = {text: token for text, token in listed.items() if token < vocab_size}
-        named: dict[str, int] = getattr(tokenizer, "fill_ids", {})
-        for row in SPELLINGS:
-            found = [next((known[one] for one in spelled if one in known), None) for spelled in row]
-            found = [named.get(key, one) for key, one in zip(("pre", "suf", "mid", "rep", "sep"), found, strict=True)]
-            prefix, suffix, middle, repository, file = found
-            if prefix is not None and suffix is not None:
-                ends = {token for token in found if token is not None} | {known[one] for one in ENDS if one in known}
-                return cls(prefix, suffix, middle, repository, file, tuple(sorted(ends)))
-        return None
-
-    def around(
-        self, first: Sequence[int], prefix: Sequence[int], suffix: Sequence[int], begun: Sequence[int]
-    ) -> list[int]:
-        """The prompt. first: what stands before all (BOS, extra files); begun: the beginning of the middle."""
-        if self.middle is None:
-            return [*first, self.suffix, *suffix, self.prefix, *prefix, *begun]
-        return [*first, self.prefix, *prefix, self.suffix, *suffix, self.middle, *begun]
-
-
-class Spelled:
-    """The vocabulary by its spelling, to find the tokens that go on with a text of ASCII letters, digits and a space."""
+    The tokens are those that its file names (``fill_ids``, of GGUF's metadata), else those that are spelled as in
+    SPELLINGS. ``prefix`` is None where the model was not taught it, any other one where it has none.
+    """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        """vocab_size: the model's, which may have fewer tokens than its tokenizer."""
         known: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
-        # Byte-level vocabularies write a space as one of these letters, SentencePiece's as the other.
-        self._sorted = sorted(
-            (token.replace("Ġ", " ").replace("▁", " "), number)
-            for token, number in known.items()
-            if number < vocab_size
-        )
-        self.texts = {number: text for text, number in self._sorted}
+        self._known = {text: token for text, token in known.items() if token < vocab_size}
+        spelled = max(SPELLINGS, key=lambda row: sum(text in self._known for text in row))
+        found = {key: self._known.get(text) for key, text in zip(KEYS, spelled, strict=False)}
+        found |= getattr(tokenizer, "fill_ids", {})
+        self.prefix, self.suffix, self.middle, self.repository, self.file = map(found.get, KEYS)
+        if self.prefix is None or self.suffix is None:
+            self.prefix = self.suffix = None
+        ends = {*found.values(), *map(self._known.get, ENDS)}
+        self.ends = sorted(token for token in ends if token is not None)
+
+    def prompt(
+        self, first: Sequence[int], prefix: Sequence[int], suffix: Sequence[int], begun: Sequence[int]
+    ) -> list[int]:
+        """Prefix, suffix, middle, as llama.cpp's default. first: what stands before all; begun: of the middle."""
+        before, after = [self.prefix, *prefix], [self.suffix, *suffix]
+        order = [*after, *before] if self.middle is None else [*before, *after, self.middle]
+        return [token for token in (*first, *order, *begun) if token is not None]
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """What tokens spell. Byte-level vocabularies write a space as one letter, SentencePiece's as another."""
+        return {token: text.replace("Ġ", " ").replace("▁", " ") for text, token in self._known.items()}
+
+    @cached_property
+    def _sorted(self) -> list[tuple[str, int]]:
+        return sorted((text, token) for token, text in self.texts.items())
 
     def onward(self, text: str) -> list[int]:
-        """Ids of tokens that begin with a text, or that it begins with."""
-        at = bisect_left(self._sorted, (text, -1))
-        longer = takewhile(lambda one: one[0].startswith(text), self._sorted[at:])
-        found = [number for _, number in longer]
+        """The tokens that begin with a text, or with which it begins."""
+        at = [bisect_left(self._sorted, (one,)) for one in (text, text + "\U0010ffff")]
+        pairs = self._sorted[slice(*at)]
         for size in range(1, len(text)):
-            place = bisect_left(self._sorted, (text[:size], -1))
-            shorter = takewhile(lambda one, size=size: one[0] == text[:size], self._sorted[place:])  # type: ignore[misc]
-            found += [number for _, number in shorter]
-        return found
+            place = bisect_left(self._sorted, (text[:size],))
+            pairs += [one for one in self._sorted[place : place + 1] if one[0] == text[:size]]
+        return [token for _, token in pairs]
 
 
 class Begun:
-    """A LogitsProcessor: an output that begins with a text, the part of a word before the cursor. It is written again, as a
-    word's own tokens are seldom those of its part and the rest; after it any token may come."""
+    """A LogitsProcessor: an output that begins with a text of ASCII letters and spaces, the part of a word before the
+    cursor. It is written anew, as a word's own tokens are seldom those of its part and the rest."""
 
     error, left_out = "", ()
 
-    def __init__(self, text: str, spelled: Spelled, num_prompt: int) -> None:
-        self._text, self._spelled, self._num_prompt = text, spelled, num_prompt
+    def __init__(self, text: str, fill: Fill, num_prompt: int) -> None:
+        self._text, self._fill, self._num_prompt = text, fill, num_prompt
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """See ``LogitsProcessor``."""
         rest = self._text
         for token in ids[self._num_prompt :].tolist():
-            written = self._spelled.texts.get(token, "")
+            written = self._fill.texts.get(token, "")
             if not rest or not rest.startswith(written):
-                return logits  # all is written, or this guess is none that can be kept
+                return logits  # all is written, or this is a guess that is not kept
             rest = rest[len(written) :]
-        onward = self._spelled.onward(rest) if rest else []
-        if not onward:
+        if not rest or not (onward := self._fill.onward(rest)):
             return logits
         allowed = torch.tensor(onward, device=logits.device)
         return torch.full_like(logits, -torch.inf).scatter_(0, allowed, logits[allowed])
-
-
-class Fill:
-    """All that a server needs of a tokenizer to fill gaps."""
-
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """Read its vocabulary; ``tokens`` is None where the model was not taught it."""
-        self.tokens, self._tokenizer, self._vocab_size = FillTokens.of(tokenizer, vocab_size), tokenizer, vocab_size
-
-    @cached_property
-    def spelled(self) -> Spelled:
-        """See ``Spelled``: a sort of the whole vocabulary, once."""
-        return Spelled(self._tokenizer, self._vocab_size)
