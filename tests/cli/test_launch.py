@@ -113,6 +113,14 @@ def test_programs_are_told_of_a_server_that_is_found(told: Any, served: Any, nam
             assert arguments[:2] == ["--model", f"openai/{name}"]
 
 
+def test_variables_of_the_user(told: Any, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAUDE_CODE_ATTRIBUTION_HEADER", "1")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://elsewhere.example")
+    assert run("claude", "--port", str(port := served())) == 0
+    assert told()["environ"]["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "1"
+    assert told()["environ"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
+
+
 def test_exit_statuses_are_passed_on(told: Any, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     port = str(served())
     monkeypatch.setenv("LEAVES", "7")

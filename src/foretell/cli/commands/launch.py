@@ -33,6 +33,7 @@ class Client:
     get: str  # how to install it
     arguments: Sequence[str] = ()  # before the user's
     environment: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, str] = field(default_factory=dict)  # variables that the user's own may override
     without: Sequence[str] = ()  # variables that would lead it elsewhere
 
 
@@ -68,10 +69,9 @@ CLIENTS = {
             "ANTHROPIC_BASE_URL": "{url}",
             "ANTHROPIC_AUTH_TOKEN": "{key}",
             **dict.fromkeys(_CLAUDE_MODELS, "{name}"),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            # Else the prompt begins with letters of the first message, and no two conversations share a beginning.
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         },
+        # The header in front of the prompt has letters of the first message: no two conversations would share a beginning.
+        usual={"CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
         without=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
     ),
     "codex": Client(
@@ -197,8 +197,9 @@ def _run(program: str, client: Client, arguments: Sequence[str], put: Mapping[st
             text = text.replace(name, json.dumps(value)[1:-1] if '"' in text else value)  # JSON and TOML quote alike
         return text
 
-    environment = {name: value for name, value in os.environ.items() if name not in client.without}
-    environment |= {name: told(text) for name, text in client.environment.items()}
+    environment = {**client.usual, **os.environ, **{name: told(text) for name, text in client.environment.items()}}
+    for name in client.without:
+        environment.pop(name, None)
     try:
         process = subprocess.Popen([program, *map(told, client.arguments), *arguments], env=environment)
     except OSError as error:
