@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-KEPT = frozenset({"type", "role", "tool_choice", "status", "format", "summary", "effort", "$schema"})
+KEPT = frozenset({"type", "role", "tool_choice", "status", "format", "summary", "effort", "$schema", "include"})
 """Fields whose values are words of the API, not texts."""
 MAPS = frozenset({"properties", "$defs", "patternProperties"})
 """Fields whose own fields are named by the program."""
@@ -65,7 +65,7 @@ class _Texts:
             }
         if isinstance(given, list):
             return [self.value(one, f"{place}.{at}", key) for at, one in enumerate(given)]
-        if isinstance(given, str) and not (key in KEPT and re.fullmatch(r"\w{1,24}|https?://json-schema.org/.*", given)):
+        if isinstance(given, str) and not (key in KEPT and re.fullmatch(r"[\w.]{1,40}|https?://json-schema.org/.*", given)):
             return self.text(given, place)
         return given
 
