@@ -151,7 +151,8 @@ def test_llamas_fields_are_taken(serve: Serve) -> None:
     client = serve(service := coder("x = 1\n  y = 2\nz"))
     made = ask(client, **VIM)
     assert made["content"] == "x = 1\n  y = 2\nz"
-    assert service.submitted[-1].params.temperature == 0
+    last = service.submitted[-1]
+    assert (last.params.temperature, last.always, last.speculative.method) == (0, True, "suffix")  # type: ignore[union-attr]
     assert (made["stop"], made["stop_type"], made["stopping_word"]) == (True, "eos", "")
     timings = made["timings"]
     assert timings["prompt_n"] == made["tokens_evaluated"] == len(service.submitted[-1].prompt_ids)
@@ -288,5 +289,17 @@ def test_guesses_change_nothing(bundled: Service, serve: Serve) -> None:
             fill.prompt([], enc(CODE), enc("b"), []), temperature=0, max_new_tokens=24, stop_token_ids=fill.ends
         )
         assert ask(client, CODE, "b", n_predict=24)["content"] == plain.text
+    finally:
+        service.close()
+
+
+def test_a_service_without_guesses(bundled: Service, serve: Serve) -> None:
+    tokenizer = load_tokenizer("bundled")
+    tokenizer.fill_ids = {"pre": 5, "suf": 6, "mid": 7}
+    options = ServiceOptions(max_num_seqs=1, kv_memory_gib=0.25, speculation="off")
+    service = Service(Engine(bundled.engine.model, tokenizer), options)
+    service.start()
+    try:
+        assert ask(serve(service), CODE, "b", n_predict=4)["timings"]["draft_n"] == 0
     finally:
         service.close()

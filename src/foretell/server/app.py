@@ -145,13 +145,14 @@ def _routes() -> APIRouter:
         "/v1/messages/count_tokens", count_tokens, response_model=None, methods=["POST"], operation_id="count_tokens",
         openapi_extra=request_body(MessagesRequest), responses={200: {"model": TokenCount}, **fault},
     )  # fmt: skip
-    router.add_api_route(
-        "/infill", infill, response_model=None, methods=["POST"], operation_id="fill_gap",
+    filled = {"model": InfillReply, "content": stream_of(InfillReply), "description": "A text."}
+    router.post(
+        "/infill",
+        response_model=None,
+        operation_id="fill_gap",
         openapi_extra=request_body(InfillRequest),
-        responses={
-            200: {"model": InfillReply, "content": stream_of(InfillReply), "description": "A text."}, **errors(*POSTED),
-        },
-    )  # fmt: skip
+        responses={200: filled, **errors(*POSTED)},
+    )(infill)
     _add_ollama(router)
     _both(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
     _both(

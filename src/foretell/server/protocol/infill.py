@@ -35,4 +35,6 @@ class InfillRequest(Sampling):
     )
     t_max_prompt_ms: int = Field(0, ge=0, le=INT32, description="Without effect, as in llama.cpp.")
     samplers: list[Text] | None = Field(None, description="Without effect: what is asked for by name (top_k) applies.")
-    response_fields: list[str] | None = Field(None, description="These alone; of a/b b is told, under the name 'a/b'.")
+    response_fields: list[str] | None = Field(
+        None, description="These alone; of a/b the field b, under the name 'a/b'."
+    )

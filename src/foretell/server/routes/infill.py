@@ -1,7 +1,8 @@
 """``POST /infill``: llama.cpp's route, which editors ask as one types.
 
 Of a keystroke only the line that is being written is new: other files stand first, and that line behind the suffix. Its
-last word is written anew (see ``Begun``), and guesses are made in every step, as what fills a gap mostly stands around it.
+last word is written anew (see ``Begun``). What fills a gap mostly stands around it, so guesses are made in every step, by
+what only looks it up: a head would read the text first.
 """
 
 import re
@@ -27,6 +28,7 @@ from foretell.server.texts.fill import Begun
 
 NEAR = 512
 """Tokens of the suffix that are read, and a third of those of the prefix: with llama.cpp's default batch its numbers."""
+SUFFIX = "suffix"
 WORD = re.compile(r" ?\w*\Z", re.ASCII)
 Body = TypeVar("Body", bound=Sampling)
 
@@ -99,8 +101,9 @@ def _plan(backend: Backend, body: InfillRequest) -> Gap:
         most += len(backend.encode_content(begun, "prompt")) if most > 0 else 0
         processor = lambda num_prompt: Begun(begun, backend.fill, num_prompt)  # noqa: E731
     defaults: dict[str, Any] = {"temperature": body.temperature or 0.0}
-    if body.speculative is None and body.num_draft_tokens is None:
-        defaults["speculative"] = Speculative.model_validate({"always": True})
+    guesses = backend.service.options.speculation != "off" and SUFFIX in backend.service.methods
+    if guesses and body.speculative is None and body.num_draft_tokens is None:
+        defaults["speculative"] = Speculative.model_validate({"method": SUFFIX, "always": True})
     body, limit = body.model_copy(update=defaults), None if most < 0 else most
     made = submissions(
         backend, body, [prompt], max_tokens=limit, logprobs=None, processor=allowed(backend, body, processor)
@@ -156,21 +159,26 @@ async def _pieces(answer: Answer, gap: Gap) -> AsyncIterator[dict[str, Any]]:
     num_cached = 0 if done is None else done.num_cached_tokens
     stop = None if done is None or is_cut else answer.stop_text(done)
     is_end = done is not None and done.finish_reason == "stop" and not is_cut
-    timings: dict[str, float] = {
-        "draft_n": 0 if done is None else done.num_draft_tokens,
-        "draft_n_accepted": 0 if done is None else done.num_accepted_tokens,
-    }
-    for name, count, seconds in (
-        ("prompt", num_prompt - num_cached, (first or now) - job.arrived), ("predicted", num_tokens, now - (first or now)),
-    ):  # fmt: skip
+    drafted = (0, 0) if done is None else (done.num_draft_tokens, done.num_accepted_tokens)
+    timings: dict[str, float] = dict(zip(("draft_n", "draft_n_accepted"), drafted, strict=True))
+    times = (
+        ("prompt", num_prompt - num_cached, (first or now) - job.arrived),
+        ("predicted", num_tokens, now - (first or now)),
+    )
+    for name, count, seconds in times:
         timings |= {f"{name}_n": count, f"{name}_ms": 1e3 * seconds}
         timings |= {f"{name}_per_token_ms": 1e3 * seconds / max(1, count), f"{name}_per_second": count / (seconds or 1)}
-    yield {
-        "content": shown[num_sent:], "stop": True, "model": answer.model, "seed": job.submissions[0].params.seed,
-        "stop_type": "word" if stop is not None else "eos" if is_end else "limit", "stopping_word": stop or "",
-        "tokens_predicted": num_tokens, "tokens_evaluated": num_prompt, "tokens_cached": num_cached,
-        "truncated": bool(gap.left_out), "timings": timings,
-    }  # fmt: skip
+    how = "word" if stop is not None else "eos" if is_end else "limit"
+    counts = {"tokens_predicted": num_tokens, "tokens_evaluated": num_prompt, "tokens_cached": num_cached}
+    end = {
+        "stop": True,
+        "stop_type": how,
+        "stopping_word": stop or "",
+        "truncated": bool(gap.left_out),
+        "timings": timings,
+    }
+    seed = job.submissions[0].params.seed
+    yield {"content": shown[num_sent:], "model": answer.model, "seed": seed, **end, **counts}
 
 
 async def _whole(answer: Answer, gap: Gap) -> dict[str, Any]:

@@ -90,5 +90,6 @@ class Begun:
             rest = rest[len(written) :]
         if not rest or not (onward := self._fill.onward(rest)):
             return logits
-        allowed = torch.tensor(onward, device=logits.device)
-        return torch.full_like(logits, -torch.inf).scatter_(0, allowed, logits[allowed])
+        made = torch.full_like(logits, -torch.inf)
+        made[onward] = logits[onward]
+        return made
