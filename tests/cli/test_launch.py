@@ -133,9 +133,9 @@ def test_keys(told: Any, served: Any, monkeypatch: pytest.MonkeyPatch, capsys: p
     port = str(served(api_keys=("secret",)))
     assert run("codex", "--port", port) == 2
     assert "FORETELL_API_KEY" in capsys.readouterr().err
-    assert run("codex", "--port", port, "--api-key", "secret") == 0
-    assert told()["environ"]["FORETELL_API_KEY"] == "secret"
     monkeypatch.setenv("FORETELL_API_KEY", "secret")
+    assert run("codex", "--port", port) == 0
+    assert told()["environ"]["FORETELL_API_KEY"] == "secret"
     assert run("claude", "--port", port) == 0
     assert told()["environ"]["ANTHROPIC_AUTH_TOKEN"] == "secret"
 

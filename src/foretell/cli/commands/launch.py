@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ READY = "(API: "  # in the line that a server logs when it takes requests
 
 @dataclass(frozen=True)
 class Client:
-    """How a program is told of a server. {url}, {name} (of the model) and {key} are put in."""
+    """How a program finds a server. {url}, {name} (of the model) and {key} are put in."""
 
     get: str  # how to install it
     arguments: Sequence[str] = ()  # before the user's
@@ -37,10 +38,8 @@ class Client:
     without: Sequence[str] = ()  # variables that would lead it elsewhere
 
 
-_CLAUDE_MODELS = (
-    "ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL",
-)  # fmt: skip
+_CLAUDE_MODELS = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+_CLAUDE_MODELS += tuple(f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU"))
 _CODEX = {
     "model": "{name}",
     "model_provider": "foretell",
@@ -91,40 +90,33 @@ ClientName = Annotated[str, typer.Argument(metavar="|".join(CLIENTS), show_defau
 Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", show_default=False, help="What the program is given.")
 ]
-Model = Annotated[
-    str | None,
-    typer.Option("--model", metavar="TARGET", show_default=False,
-                 help="The model to serve while the program runs, as TARGET of 'serve', where no server answers yet."),
-]  # fmt: skip
+HELP = "The model to serve while the program runs, as TARGET of 'serve', where no server answers yet."
+Model = Annotated[str | None, typer.Option("--model", metavar="TARGET", show_default=False, help=HELP)]
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the server, on this machine.")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="FORETELL_API_KEY", metavar="KEY", show_default=False, help="The server's key."),
-]
 
 
-def launch(
-    client: ClientName, arguments: Arguments = None, *, model: Model = None, port: Port = 8000, api_key: ApiKey = None
-) -> None:
+def launch(client: ClientName, arguments: Arguments = None, *, model: Model = None, port: Port = 8000) -> None:
     """Run a coding program (Claude Code, Codex, OpenCode, aider) with a model here, in this terminal.
 
-    A server that answers at the port is used; else one of --model is started, and stopped when the program ends. The
-    program is told by variables and arguments alone: no file of yours is changed. Its exit status is passed on.
+    A server that answers at the port is used; else one of --model is started, and stopped when the program ends. Variables
+    and arguments say where it is: no file of yours is changed. The program's exit status is passed on.
+    FORETELL_API_KEY: the server's key.
     """
     if client not in CLIENTS:
         raise ConfigError(f"unknown program {client!r}{nearest(client, CLIENTS)}")
     if (program := shutil.which(client)) is None:
         raise ConfigError(f"{client} is not installed, or not on PATH: {CLIENTS[client].get}")
-    url, key = f"http://127.0.0.1:{port}", api_key or "none"
+    url, key = f"http://127.0.0.1:{port}", os.environ.get("FORETELL_API_KEY") or "none"
     for each in ("SIGTERM", "SIGHUP"):  # else the server would stay when the terminal is closed
         if hasattr(signal, each):
             signal.signal(getattr(signal, each), _end)
     with ExitStack() as stack:
         if (name := _served(url, key)) is None:
             if model is None:
-                here = f"foretell serve TARGET --port {port}"
-                raise ConfigError(f"no server answers at {url}: start one with '{here}', or give --model TARGET")
-            name = stack.enter_context(_server(model, url, port, api_key))
+                raise ConfigError(
+                    f"no server answers at {url}: 'foretell serve TARGET --port {port}' starts one, or give --model TARGET"
+                )
+            name = stack.enter_context(_server(model, url, port, key))
         elif model is not None and Path(model).name != Path(name).name:
             raise ConfigError(f"the server at {url} has {name!r}, not {model!r}: drop --model, or give another --port")
         put = {"{url}": url, "{name}": name, "{key}": key}
@@ -142,36 +134,32 @@ def _served(url: str, key: str) -> str | None:
     try:
         with build_opener(ProxyHandler({})).open(asked, timeout=ANSWER_S) as answer:  # no proxy: it is this machine
             return str(json.load(answer)["data"][0]["id"])
-    except HTTPError as error:
-        error.close()
-        if error.code == 401:
-            raise ConfigError(f"the server at {url} asks for a key: set FORETELL_API_KEY, or give --api-key") from None
+    except (HTTPError, HTTPException, ValueError, LookupError, TypeError) as error:
+        if getattr(error, "code", 0) == 401:
+            raise ConfigError(f"the server at {url} asks for a key: set FORETELL_API_KEY to it") from None
         raise ConfigError(f"what answers at {url} is no server of models: give another --port") from None
     except OSError:
         return None
-    except (ValueError, LookupError, TypeError, HTTPException):
-        raise ConfigError(f"what answers at {url} is no server of models: give another --port") from None
 
 
 @contextmanager
-def _server(model: str, url: str, port: int, api_key: str | None) -> Iterator[str]:
+def _server(model: str, url: str, port: int, key: str) -> Iterator[str]:
     """A server of this model while this lasts: its name for it. Raises ModelError where it does not start."""
     given = [sys.executable, "-m", "foretell", "serve", model, "--port", str(port)]
-    environment = {**os.environ, **({"FORETELL_API_KEY": api_key} if api_key else {})}
     typer.echo(f"foretell: starting a server of {model} at {url}", err=True)
-    with tempfile.TemporaryFile("w+") as said:
-        served = subprocess.Popen(
-            given, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-        )  # in a session of its own, as Ctrl-C is the program's
+    with tempfile.TemporaryDirectory() as folder:
+        log, name = Path(folder, "log"), None
+        with log.open("w") as said:  # in a session of its own, as Ctrl-C is the program's
+            served = subprocess.Popen(given, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
         try:
-            while True:
-                ended = served.poll() is not None  # before the file is read, so that all of it is there
-                said.seek(0)
-                lines = [line.strip() for line in said.read().splitlines() if line.strip()]
-                if any(READY in line for line in lines) and (name := _served(url, api_key or "none")) is not None:
-                    break
-                if ended:
-                    raise ModelError(f"the server did not start: {_event(lines[-1] if lines else 'it said nothing')}")
+            while name is None:
+                has_ended = served.poll() is not None  # before its log is read, so that all of it is there
+                lines = log.read_text(errors="replace").splitlines()
+                if any(READY in line for line in lines):
+                    name = _served(url, key)
+                if name is None and has_ended:
+                    last = re.sub(r'\{.*"event": "(.*?)".*', r"\1", lines[-1] if lines else "it said nothing")
+                    raise ModelError(f"the server did not start: {last.removeprefix('foretell: ')}")
                 time.sleep(0.1)
             yield name
         finally:
@@ -182,26 +170,23 @@ def _server(model: str, url: str, port: int, api_key: str | None) -> Iterator[st
             served.wait()
 
 
-def _event(line: str) -> str:
-    """The message of a line of a server's log."""
-    with suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(line)["event"])
-    return line.removeprefix("foretell: ")
-
-
 def _run(program: str, client: Client, arguments: Sequence[str], put: Mapping[str, str]) -> int:
-    """The exit status of a program that is told of a server; 128 and the signal where one ended it, as shells say it."""
+    """The exit status of a program with a server; 128 and the signal where one ended it, as shells say it."""
 
-    def told(text: str) -> str:
+    def with_values(text: str) -> str:
         for name, value in put.items():
             text = text.replace(name, json.dumps(value)[1:-1] if '"' in text else value)  # JSON and TOML quote alike
         return text
 
-    environment = {**client.usual, **os.environ, **{name: told(text) for name, text in client.environment.items()}}
+    environment = {
+        **client.usual,
+        **os.environ,
+        **{name: with_values(text) for name, text in client.environment.items()},
+    }
     for name in client.without:
         environment.pop(name, None)
     try:
-        process = subprocess.Popen([program, *map(told, client.arguments), *arguments], env=environment)
+        process = subprocess.Popen([program, *map(with_values, client.arguments), *arguments], env=environment)
     except OSError as error:
         raise ConfigError(f"{program} cannot be run: {error.strerror or error}") from None
     try:
