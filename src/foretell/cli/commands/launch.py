@@ -38,8 +38,8 @@ class Client:
     without: Sequence[str] = ()  # variables that would lead it elsewhere
 
 
-_CLAUDE_MODELS = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
-_CLAUDE_MODELS += tuple(f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU"))
+_CLAUDE_MODELS = [f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("OPUS", "SONNET", "HAIKU")]
+_CLAUDE_MODELS += ["ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
 _CODEX = {
     "model": "{name}",
     "model_provider": "foretell",
