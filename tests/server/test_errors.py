@@ -120,7 +120,7 @@ def test_the_code_is_of_the_fault_that_is_named(fake: httpx.Client, more: Any, p
         ({"prompt": [97, 258]}, "prompt", "258 is not one of 0 to 257"),
         ({"prompt": 5}, "prompt", "valid string"),
         ({"prompt": "a" * 4096}, "prompt", "shorten"),
-        ({"suffix": "b"}, "suffix", "does not fill gaps"),
+        ({"suffix": "b"}, "suffix", "not taught to fill gaps"),
         ({"echo": 2}, "echo", "valid boolean"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"prompt": ["a"] * 33}, None, "at most 32"),

@@ -392,6 +392,7 @@ TABLE: dict[str, list[Row]] = {
     "CompletionRequest.echo": [(TEXT, {"echo": True}, "reply", '"text":"a<think>')],
     "CompletionRequest.logprobs": [(TEXT, {"logprobs": 2}, "logprobs", 2)],
     "CompletionRequest.prompt_logprobs": [(TEXT, {"prompt_logprobs": 2}, "num_prompt_logprobs", 2)],
+    "CompletionRequest.suffix": [(TEXT, {"suffix": "x"}, "error", "not taught to fill gaps")],
     "CompletionRequest.best_of": [(TEXT, {"best_of": 2}, "status", 400), (TEXT, {"best_of": 2, "n": 2}, "count", 2)],
     # Anthropic's
     "MessagesRequest.messages": [(MESSAGES, talk({"role": "user", "content": "other"}), "prompt", "<user>other")],

@@ -59,11 +59,11 @@ def test_every_route_tells_its_answers(document: Any) -> None:
         "/v1/models/{model}", "/v1/embeddings", "/tokenize", "/detokenize", "/props", "/health", "/ready", "/version",
         "/metrics", "/", "/v1/foretell/learner", "/v1/foretell/explain", "/v1/messages", "/v1/messages/count_tokens",
         "/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/version", "/api/ps", "/api/pull",
-        "/api/embed", "/api/embeddings",
+        "/api/embed", "/api/embeddings", "/infill",
     }  # fmt: skip
     for path, fault in (
         ("/v1/chat/completions", "ErrorReply"), ("/v1/completions", "ErrorReply"), ("/v1/responses", "ErrorReply"),
-        ("/v1/messages", "MessageError"),
+        ("/v1/messages", "MessageError"), ("/infill", "ErrorReply"),
     ):  # fmt: skip
         responses = paths[path]["post"]["responses"]
         assert set(responses) == POSTED

@@ -63,6 +63,7 @@ class PlainTokenizer:
         self.model_max_length = max_length
         self.special_tokens_map = {key: named[key] for key in NAMED if key in named}
         self.extra_special_tokens = list(extra)
+        self.fill_ids: dict[str, int] = {}  # tokens around a gap, where a file names them: see ``FillTokens.of``
         self._whole = whole
         self._loaded: Any = None
         self._cleans = cleans and type(inner.model).__name__ != "BPE"

@@ -13,6 +13,7 @@ from foretell.cli.commands.doctor import doctor
 from foretell.cli.commands.explain import explain
 from foretell.cli.commands.export import export, vllm_args
 from foretell.cli.commands.generate import generate
+from foretell.cli.commands.launch import launch
 from foretell.cli.commands.learn import learn
 from foretell.cli.commands.methods import methods
 from foretell.cli.commands.pull import list_, pull, rm
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 GROUPS = {
-    "Use": (generate, chat, serve, pull, list_, rm, cache, methods),
+    "Use": (generate, chat, serve, launch, pull, list_, rm, cache, methods),
     "Measure": (doctor, bench, report),
     "Train": (train, learn, export, vllm_args),
     "Check": (certify, explain),

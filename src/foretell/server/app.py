@@ -20,6 +20,7 @@ from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, requ
 from foretell.server.options import ServerOptions
 from foretell.server.protocol import ollama as asked
 from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.infill import InfillRequest
 from foretell.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -35,6 +36,7 @@ from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, P
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
+from foretell.server.replies.infill import InfillReply
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.replies.tokens import EmbeddingsReply, TextOfTokens, TokensReply
 from foretell.server.routes import learner, models, ollama
@@ -43,6 +45,7 @@ from foretell.server.routes.chat import chat_completions
 from foretell.server.routes.completions import completions
 from foretell.server.routes.embeddings import embeddings
 from foretell.server.routes.explain import explain
+from foretell.server.routes.infill import infill
 from foretell.server.routes.responses import responses
 from foretell.server.routes.tokenize import detokenize, tokenize
 from foretell.server.security import REQUEST_ID, Gate
@@ -142,6 +145,14 @@ def _routes() -> APIRouter:
         "/v1/messages/count_tokens", count_tokens, response_model=None, methods=["POST"], operation_id="count_tokens",
         openapi_extra=request_body(MessagesRequest), responses={200: {"model": TokenCount}, **fault},
     )  # fmt: skip
+    filled = {"model": InfillReply, "content": stream_of(InfillReply), "description": "A text."}
+    router.post(
+        "/infill",
+        response_model=None,
+        operation_id="fill_gap",
+        openapi_extra=request_body(InfillRequest),
+        responses={200: filled, **errors(*POSTED)},
+    )(infill)
     _add_ollama(router)
     _both(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
     _both(

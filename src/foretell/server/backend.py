@@ -17,6 +17,7 @@ from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import Metrics
 from foretell.server.options import ServerOptions
+from foretell.server.texts.fill import Fill
 from foretell.server.texts.tokens import TokenTexts
 
 if TYPE_CHECKING:
@@ -177,6 +178,11 @@ class Backend:
         first = getattr(self.tokenizer, "bos_token_id", None)
         first = known.get("<|endoftext|>", min(self.eos_token_ids, default=None)) if first is None else first
         return [] if first is None or not 0 <= first < self.vocab_size else [first]
+
+    @cached_property
+    def fill(self) -> Fill:
+        """What fills gaps."""
+        return Fill(self.tokenizer, self.vocab_size)
 
     @cached_property
     def longest_token(self) -> int:

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from foretell.server.backend import Backend
 from foretell.server.protocol import ollama
 from foretell.server.protocol.anthropic import MessagesRequest
+from foretell.server.protocol.infill import InfillRequest
 from foretell.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -24,6 +25,7 @@ from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies.anthropic import MessageEvent
 from foretell.server.replies.common import ErrorReply
 from foretell.server.replies.completions import ChatChunk, TextReply
+from foretell.server.replies.infill import InfillReply
 from foretell.server.replies.responses import ResponseEvent
 
 REF = "#/components/schemas/{model}"
@@ -43,7 +45,7 @@ OLLAMA = (
     ollama.OllamaChatRequest, ollama.GenerateRequest, ollama.ShowRequest, ollama.PullRequest, ollama.EmbedRequest,
     ollama.OldEmbedRequest,
 )  # fmt: skip
-READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest)
+READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest, InfillRequest)
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
     "OpenAI's API over a speculative decoder, with Anthropic's messages and Ollama's chats. Fields that are not described "
@@ -112,7 +114,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
         *READING,
         *OLLAMA,
     )
-    sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent)
+    sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent, InfillReply)
     for mode, kinds in (("validation", posted), ("serialization", sent)):
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=REF)  # type: ignore[misc]
         for name, schema in found["$defs"].items():

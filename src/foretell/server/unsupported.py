@@ -76,7 +76,7 @@ UNSUPPORTED = {
     "stop_regex": Unsupported("give stop texts, or a regular expression that the whole text matches as regex"),
     "include_reasoning": Unsupported("what was thought comes apart from the text: leave it out there", (True,)),
     "stream_reasoning": Unsupported("streams tell what is thought as it comes", (True, False)),
-    "suffix": Unsupported("the model continues texts, it does not fill gaps", ("",)),
+    "suffix": Unsupported("this route does not fill gaps: ask /infill, or /v1/completions", ("",)),
     "tfs_z": Unsupported(_SAMPLER, (1, 1.0)),
     "typical_p": Unsupported(_SAMPLER, (1, 1.0)),
     "use_beam_search": Unsupported("texts are sampled; ask for several with n", (False,)),

@@ -129,6 +129,17 @@ def test_every_rule_of_splitting(tmp_path: Path, pre: str) -> None:
     assert_equal(found, own, [*texts(150), "a<tool>b", "def return self the"])
 
 
+def test_tokens_around_a_gap(tmp_path: Path) -> None:
+    own = AutoTokenizer.from_pretrained(bundled.path("target"))
+    named = {
+        "tokenizer.ggml.fim_pre_token_id": 5,
+        "tokenizer.ggml.fim_suf_token_id": 6,
+        "tokenizer.ggml.fim_mid_token_id": 9000,
+    }
+    found = read_tokenizer(open_gguf(put(tmp_path / "x.gguf", _tokens(own, 8192) | named), name="x"))
+    assert found.fill_ids == {"pre": 5, "suf": 6}
+
+
 def test_spaces_before_digits(tmp_path: Path) -> None:
     """SmolLM's rule: every digit apart, so that the spaces before one stay together (GPT-2's rule parts them)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

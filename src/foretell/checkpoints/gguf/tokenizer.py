@@ -115,13 +115,16 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
         AddedToken(token, normalized=False, special=True, rstrip=strips(token)) for token in special_tokens.values()
     ]
     inner.add_special_tokens(named_ones)
-    return PlainTokenizer(
+    made = PlainTokenizer(
         inner,
         special_tokens,
         _whole,
         chat_template=_chat_template(file),
         max_length=context if type(context) is int else 1 << 20,
     )
+    fills = {key: token_id(file, f"fim_{key}") for key in ("pre", "suf", "mid", "rep", "sep")}
+    made.fill_ids = {key: index for key, index in fills.items() if index is not None}
+    return made
 
 
 def _whole(tokenizer: PlainTokenizer) -> Any:

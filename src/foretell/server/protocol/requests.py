@@ -183,3 +183,4 @@ class CompletionRequest(Formatted):
     )
     prompt_logprobs: PromptLogprobs = None
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")
+    suffix: str | None = Field(None, description="The text after the completion; the model must know how to fill gaps.")

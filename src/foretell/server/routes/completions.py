@@ -15,6 +15,7 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.job import finish
 from foretell.server.protocol.requests import AnyPrompt, CompletionRequest
+from foretell.server.routes.infill import filling
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretell.server.texts.formats import format_processor, wanted_format
@@ -32,6 +33,9 @@ async def completions(request: Request) -> Response:
         wanted = format
         compiling = in_compiler(backend, lambda: format_processor(backend, wanted))
         processor, left_out = await while_connected(request.receive, compiling)
+    if body.suffix:
+        one = body
+        body = await while_connected(request.receive, in_worker(backend, lambda: filling(backend, one, "suffix")))
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
     answer = Answer(
         backend,
@@ -61,6 +65,10 @@ def _plan(
     if body.prompt_logprobs is not None and (body.stream or (body.echo and body.logprobs is not None)):
         other = "stream" if body.stream else "echo with logprobs"
         raise bad(f"prompt_logprobs and {other} exclude each other: drop one of them", "prompt_logprobs")
+    if body.suffix:
+        opening, after = backend.encode("", "prompt"), backend.encode_content(body.suffix, "suffix")
+        before = [backend.encode_content(one, "prompt") if isinstance(one, str) else one for one in given]
+        prompts = [backend.fill.prompt(opening, one, after, ()) for one in before]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [_echo(backend, one) for one in given]

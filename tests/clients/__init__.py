@@ -1,0 +1,1 @@
+"""Programs that use the server, unmodified: what they send."""
