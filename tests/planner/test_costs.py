@@ -336,3 +336,20 @@ def test_costs_of_a_run_are_medians_in_plain_steps() -> None:
     assert costs.per_guess == pytest.approx(0.1)
     whole = step_costs(plain, steps, split=False)
     assert (whole.draft, whole.per_guess) == ({}, None)
+
+
+def test_beyond_the_largest_batch_a_pass_costs_what_its_rows_do() -> None:
+    """Of a model that waits for memory up to eight rows, and computes beyond: measured for one and two texts. On a line
+    through them eight texts of twelve nodes in all were as dear as eight, and guesses were taken for free."""
+
+    def seconds(rows: float) -> float:
+        return 1.0 + 0.1 * max(0.0, rows - 8)
+
+    cells = {(batch, rows): seconds(rows) for batch in (1, 2) for rows in (1, 2, 4, 8, 16, 32) if rows >= batch}
+    table = CostTable(cells, {})
+    for batch in (3, 5, 8, 16):
+        for rows in (batch, batch + 1, batch + 4, batch + 9):
+            assert table.verify(batch, rows) == pytest.approx(seconds(rows), rel=0.02), (batch, rows)
+    assert table.verify(40, 44) == pytest.approx(seconds(44), rel=0.02), "beyond all rows that were measured"
+    plain_alone = CostTable({(1, 1): 1.0}, {})
+    assert plain_alone.verify(8, 8) == pytest.approx(8.0), "nothing is known of more rows: in proportion"

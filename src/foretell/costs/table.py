@@ -51,13 +51,15 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 
 class Surface:
-    """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond them.
+    """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and (but see ``by_sum``) beyond.
 
     Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
     whichever is steeper, so that steps beyond the measured ones are never free.
     """
 
-    def __init__(self, cells: Mapping[Cell, float]) -> None:
+    def __init__(self, cells: Mapping[Cell, float], *, by_sum: bool = False) -> None:
+        """by_sum: beyond the largest batch a point is as dear as that batch's with the same batch + x."""
+        self._by_sum = by_sum
         self._batches = sorted({batch for batch, _ in cells})
         first = isotonic([min((x, y) for (b, x), y in cells.items() if b == batch)[1] for batch in self._batches])
         self._curves: dict[int, tuple[Array, Array]] = {}
@@ -82,6 +84,11 @@ class Surface:
         return self._curves[batch]
 
     def _between(self, batch: int) -> tuple[Array, Array]:
+        last = self._batches[-1]
+        if self._by_sum and batch > last and len(self._curves[last][0]) > 2:
+            xs, ys = self._curves[last]
+            more = batch - last
+            return np.append(0.0, xs[xs > more] - more), np.append(np.interp(more, xs, ys), ys[xs > more])
         if len(self._batches) == 1:  # in proportion: a larger batch is not underestimated
             xs, ys = self._curves[self._batches[0]]
             return xs, ys * (batch / self._batches[0])
@@ -129,7 +136,10 @@ class CostTable:
             bad = {cell: cost for cell, cost in cells.items() if not (math.isfinite(cost) and cost >= least)}
             if bad or any(batch < 1 or x < 0 for batch, x in cells):
                 raise ConfigError(f"costs of {name} are positive seconds of cells (batch >= 1, size >= 0); given {bad}")
-        surface = Surface({(batch, rows - batch): cost for (batch, rows), cost in self.verify_cells.items()})
+        # A pass's rows cost the same however they are divided among texts, and larger batches are not always measured. On a
+        # line through smaller batches guesses would be free as far as these wait for memory.
+        cells = {(batch, rows - batch): cost for (batch, rows), cost in self.verify_cells.items()}
+        surface = Surface(cells, by_sum=True)
         draft = {
             method: Surface({**{(batch, 0): 0.0 for batch, _ in cells}, **cells})
             for method, cells in self.draft_cells.items()
