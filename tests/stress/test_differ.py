@@ -152,7 +152,7 @@ def without_options(messages: list[dict[str, Any]]) -> ChatRequest:
         ("protocol.responses._text", lambda content: "", doors.RESPONSES),
         ("protocol.ollama.tojson", lambda given: json.dumps(given, sort_keys=True), doors.OLLAMA),
         ("protocol.ollama._conversation", lambda body, messages: without_options(messages), doors.OLLAMA),
-        ("routes.chat._delta", lambda one: {"content": ""}, f"{doors.CHAT}, streamed"),
+        ("routes.chat._delta", lambda one, is_old: {"content": ""}, f"{doors.CHAT}, streamed"),
         ("routes.ollama._ending", lambda answer, completion: {"done_reason": "never"}, doors.OLLAMA),
     ],
 )
