@@ -356,3 +356,10 @@ def test_openais_library_sends_what_it_likes(serve: Serve) -> None:
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.create(model="gpt-4o", input="a", background=True)
     client.close()
+
+
+def test_a_field_with_any_name_is_named_in_a_header_that_can_be_sent(fake: httpx.Client) -> None:
+    names = ["", " ", "a b", "\u0007", "ü" * 40, '"']
+    answer = fake.post("/v1/completions", json={"prompt": "a", "max_tokens": 4, **dict.fromkeys(names, 3)})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[HEADER].split(", ")[:3] == ['""', "%20", "a%20b"]

@@ -419,7 +419,7 @@ def _(client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=USER)
     assert missing.value.code == "model_not_found"
-    for more, field in (({"temperature": -1}, "temperature"), ({"extra_body": {"tempo": 1}}, "tempo")):
+    for more, field in (({"temperature": -1}, "temperature"), ({"extra_body": {"temprature": 1}}, "temprature")):
         with pytest.raises(openai.BadRequestError) as wrong:
             chat(client, **more)
         assert wrong.value.param == field

@@ -50,7 +50,7 @@ MALFORMED_BODIES: tuple[tuple[str, bytes], ...] = (
     (TEXT, b'{"model": "MODEL", "prompt": "a", "max_tokens": -1}'),
     (TEXT, b'{"model": "MODEL", "prompt": "a", "temperature": 1e999}'),
     (TEXT, b'{"model": "MODEL", "prompt": "a", "temperature": "hot"}'),
-    (TEXT, b'{"model": "MODEL", "prompt": "a", "no_such_field": 1}'),
+    (TEXT, b'{"model": "MODEL", "prompt": "a", "temprature": 1}'),
     (TEXT, b'{"model": "no such model", "prompt": "a"}'),
     (TEXT, b'{"model": "MODEL", "prompt": [99999999]}'),
     (TEXT, b'{"model": "MODEL", "prompt": "a", "speculative": {"method": "no_such_method"}}'),

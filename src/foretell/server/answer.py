@@ -82,7 +82,7 @@ def effect_headers(parts: Sequence[str]) -> dict[str, str]:
     """Headers that name what has no effect, as URLs spell letters that are not ASCII; of very many the first, and how many
     more."""
     named, size = list[str](), 0
-    for part in (quote(part, safe="/$.~-_")[:MOST_OF_PART] for part in parts):
+    for part in (quote(part, safe="/$.~-_")[:MOST_OF_PART] or '""' for part in parts):  # a name may be empty
         if (size := size + len(part) + 2) > MOST_LETTERS:
             named.append(f"and {len(parts) - len(named)} more")
             break
