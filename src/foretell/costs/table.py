@@ -51,7 +51,7 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 
 class Surface:
-    """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and (but see ``by_sum``) beyond.
+    """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond (but ``by_sum``).
 
     Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
     whichever is steeper, so that steps beyond the measured ones are never free.
