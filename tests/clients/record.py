@@ -2,9 +2,9 @@
 
 ::
 
-    npm install --prefix /tmp/npm @anthropic-ai/claude-code @openai/codex opencode-ai
-    python -m venv /tmp/aider && /tmp/aider/bin/pip install aider-chat
-    export PATH=/tmp/npm/node_modules/.bin:/tmp/aider/bin:$PATH
+    npm install --prefix build/npm @anthropic-ai/claude-code @openai/codex opencode-ai
+    python -m venv build/aider && build/aider/bin/pip install aider-chat
+    export PATH=$PWD/build/npm/node_modules/.bin:$PWD/build/aider/bin:$PATH
     python -m tests.clients.record --model MODEL.gguf --out tests/fixtures/clients
 
 Each program is started by ``foretell launch`` for three conversations, with a new folder as its home. The texts that it

@@ -113,10 +113,13 @@ class Batch:
             return False
         taps, owner = row.choice.method.prompt_taps, row.submission.owner
         row.beginnings = row.beginnings or beginnings(row.prompt_ids, owner)
+        same = [in_common(row.beginnings, one.row.beginnings) for one in self.arrivals]
+        if not any(same):  # the usual case, asked in each round: the store is not
+            return False
         held = self.prefixes.held(row.known[:-1], taps, owner)
         known = 0 if held is None else held[1]
-        for arrival in self.arrivals:
-            more = in_common(row.beginnings, arrival.row.beginnings) - known
+        for arrival, count in zip(self.arrivals, same, strict=True):
+            more = count - known
             if more > 0 and arrival.missing <= 2 * more and arrival.row.choice.method.prompt_taps == taps:
                 row.waits_for = arrival.row
         return row.waits_for is not None
