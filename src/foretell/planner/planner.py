@@ -310,6 +310,10 @@ class Planner:
             if len(self._waiting) >= plan.together:
                 self._flush()
 
+    def observe_reading(self, seconds: float) -> None:
+        """Drafters took so long to read prompts: plain decoding would not have."""
+        self._speed.before += seconds
+
     def _flush(self) -> None:
         """Learn from all steps that wait."""
         steps, self._waiting = self._waiting, []
