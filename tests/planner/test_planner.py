@@ -463,6 +463,23 @@ def test_speedup_is_that_of_the_clock() -> None:
     assert Run(planner(), [0.8], seed=1).planner.speedup is None, "no step has been measured"
 
 
+def test_where_nobody_guesses_all_of_a_decision_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offers for many rows take longer than the cheap trials that they allow."""
+    run, now = Run(planner(), [0.0]).steps(400), [0.0]
+    assert not run.planner.guessing
+    monkeypatch.setattr(decisions_module, "thread_time", lambda: now[0])
+    offers, before = run.planner._offers_of, run.planner.state["trial_seconds"]
+
+    def slow(*given: Any) -> Any:
+        now[0] += 0.25
+        return offers(*given)
+
+    monkeypatch.setattr(run.planner, "_offers_of", slow)
+    run.planner.replan()
+    run.steps(1)
+    assert run.planner.state["trial_seconds"] == pytest.approx(before + 0.25)
+
+
 def test_the_speedup_counts_what_drafters_read_before_a_step() -> None:
     run = Run(planner(), [0.8]).steps(300)
     before, plain = run.planner.speedup, run.true.verify(1, 1)

@@ -196,6 +196,7 @@ class Planner:
         was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
         self._known = self._known + self._age if ids == self._ids else 0
         self._ids, self._age = [], 0  # where deciding fails, nothing stands
+        self._decisions.begin()
         plain = self._offers.plain_of(rows)
         offers = self._offers_of(rows, plain)
         self.standing = standing = self._decisions.decide(
