@@ -16,7 +16,7 @@ MAX_NODES = 96
 """Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
 _REPEATS, _MOST_REPEATS = 3, 12
 _CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
-_SHARE = 1 / 3  # of the time that is left, for each batch after the first: the deepest guesses that do not fit are left out
+_SHARE = 1 / 3  # of the time that is left, for each batch after the first: deeper guesses than fit are left out
 _LONG_S = 0.1
 # Of steps of short and long texts, after one warm-up: two rounds at least, then as many as time allows.
 _TEXT_ROUNDS, _TEXT_S = 10, 0.6

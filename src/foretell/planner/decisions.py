@@ -47,7 +47,7 @@ class Decisions:
 
     def begin(self) -> None:
         """What follows is for a decision, offers too."""
-        self._begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
+        self._begun = thread_time()  # not the wall's: what the machine did meanwhile would have to be earned back
 
     @property
     def knows_plain(self) -> bool:
