@@ -16,6 +16,7 @@ from starlette.routing import Match
 from foretell import __version__
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError
+from foretell.server.models import Models
 from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
 from foretell.server.protocol import ollama as asked
@@ -56,18 +57,23 @@ if TYPE_CHECKING:
 HIDDEN: dict[str, Any] = {"include_in_schema": False, "operation_id": None}
 
 
-def build_app(service: "Service", options: ServerOptions | None = None) -> FastAPI:
-    """The ASGI app over a service, which the caller starts (before or after), drains and closes.
+def build_app(service: "Service | Models", options: ServerOptions | None = None) -> FastAPI:
+    """The ASGI app over a service, or over several models, which the caller starts (before or after), drains and closes.
 
-    Several apps may share a service. Everything that is sent is described in ``/openapi.json``.
+    Several apps may share a service. Everything that is sent is described in ``/openapi.json``. options: of ``Models``
+    its own.
     """
-    options = options or ServerOptions()
-    backend = Backend(service, options)
+    models = service if isinstance(service, Models) else None
+    options = options or (ServerOptions() if models is None else models.options)
+    backend = Backend(service, options) if not isinstance(service, Models) else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if models is not None:
+            models.begin()
         yield
-        backend.close()
+        if backend is not None:
+            backend.close()
 
     app = FastAPI(
         title="foretell",
@@ -77,7 +83,7 @@ def build_app(service: "Service", options: ServerOptions | None = None) -> FastA
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.backend = backend
+    app.state.backend, app.state.models, app.state.served, app.state.options = backend, models, service, options
     app.add_middleware(Gate, options=options)
     if options.allowed_origins:  # outside the gate: a browser's preflight has no key, and errors are read too
         app.add_middleware(
@@ -89,7 +95,7 @@ def build_app(service: "Service", options: ServerOptions | None = None) -> FastA
         )
     app.add_exception_handler(HTTPException, _http_error)
     app.router.routes += _routes().routes
-    install(app, backend)
+    install(app, options, None if backend is None or backend.takes_any else backend.names)
     return app
 
 

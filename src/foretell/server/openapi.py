@@ -1,6 +1,6 @@
 """The OpenAPI document of the routes, made from the models that validate requests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from foretell.server.backend import Backend
+from foretell.server.options import ServerOptions
 from foretell.server.protocol import ollama
 from foretell.server.protocol.anthropic import MessagesRequest
 from foretell.server.protocol.infill import InfillRequest
@@ -89,19 +89,19 @@ def lines_of(kind: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def install(app: FastAPI, backend: Backend) -> None:
-    """Give the app its document."""
+def install(app: FastAPI, options: ServerOptions, names: Sequence[str] | None) -> None:
+    """Give the app its document. names: of models, where there are no others; None: any, or they come and go."""
     made: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not made:
-            made.update(_document(app, backend))
+            made.update(_document(app, options, names))
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
+def _document(app: FastAPI, options: ServerOptions, names: Sequence[str] | None) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document["components"]["schemas"]
     posted = (
@@ -123,12 +123,12 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
         schemas.pop(unused, None)
     for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest, *READING):
         # Only these names are served: any other is a 404.
-        if not backend.takes_any:
-            schemas[kind.__name__]["properties"]["model"]["enum"] = [*backend.names, "", None]
+        if names is not None:
+            schemas[kind.__name__]["properties"]["model"]["enum"] = [*names, "", None]
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _mend(operation, path=path, needs_key=bool(backend.options.api_keys))
-    if backend.options.api_keys:
+            _mend(operation, path=path, needs_key=bool(options.api_keys))
+    if options.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read
-from foretell.server.backend import Backend
 from foretell.server.errors import ApiError
 from foretell.server.job import finish
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
@@ -26,8 +25,7 @@ Events = list[dict[str, Any]]
 
 async def messages(request: Request) -> Response:
     """Go on with a conversation."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, MessagesRequest, backend)
+    body, backend = await read(request, MessagesRequest)
     plan = await _without_places(plan_of(request, backend, as_chat(body)))
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="message", prefix="msg", max_tokens=plan.max_tokens,
@@ -45,8 +43,7 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has as a prompt."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, MessagesRequest, backend)
+    body, backend = await read(request, MessagesRequest)
     chat = as_chat(body)
     counting = in_worker(backend, lambda: len(prompt_of(backend, chat)))
     return JsonReply({"input_tokens": await _without_places(while_connected(request.receive, counting))})

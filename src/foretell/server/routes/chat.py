@@ -54,8 +54,8 @@ class ChatPlan:
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    backend: Backend = request.app.state.backend
-    body = with_tools(await read(request, ChatRequest, backend))
+    asked, backend = await read(request, ChatRequest)
+    body = with_tools(asked)
     plan = await plan_of(request, backend, body)
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(

@@ -25,8 +25,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
 async def completions(request: Request) -> Response:
     """Go on with texts."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, CompletionRequest, backend)
+    body, backend = await read(request, CompletionRequest)
     processor: MakeProcessor | None = None
     left_out: tuple[str, ...] = ()
     if (format := wanted_format(body)) is not None:

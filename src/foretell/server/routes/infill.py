@@ -46,8 +46,7 @@ class Gap:
 
 async def infill(request: Request) -> Response:
     """Fill a gap."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, InfillRequest, backend)
+    body, backend = await read(request, InfillRequest)
     gap = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
     answer = Answer(
         backend, gap.body, gap.submissions, request=request, kind="infill", prefix="infill", max_tokens=gap.max_tokens

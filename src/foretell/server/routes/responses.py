@@ -15,7 +15,6 @@ from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.answer import Answer, by_choice, effect_headers, read
-from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import CustomTool, ResponsesRequest, SingleTool, as_chat, flat_tools
@@ -29,8 +28,7 @@ Events = list[dict[str, Any]]
 
 async def responses(request: Request) -> Response:
     """Go on with items."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, ResponsesRequest, backend)
+    body, backend = await read(request, ResponsesRequest)
     _check(body)
     try:
         plan = await plan_of(request, backend, as_chat(body))
