@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from foretell.service.service import Service
 
 HIDDEN: dict[str, Any] = {"include_in_schema": False, "operation_id": None}
+ALSO_BARE = ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/models")
+_Post = tuple[str, Callable[..., Any], str, type[BaseModel], type[BaseModel], type[BaseModel] | None, str]
 
 
 def build_app(service: "Service | Models", options: ServerOptions | None = None) -> FastAPI:
@@ -103,111 +105,54 @@ def build_app(service: "Service | Models", options: ServerOptions | None = None)
 def _routes() -> APIRouter:
     """The routes of every app: a request says which app it came to, and to describe them takes most of an app's start."""
     router = APIRouter()
-    _both(
-        router,
-        "/v1/chat/completions",
-        chat_completions,
-        methods=["POST"],
-        operation_id="create_chat_completion",
-        openapi_extra=request_body(ChatRequest),
-        responses={
-            200: {"model": ChatReply, "content": stream_of(ChatChunk), "description": "A reply."},
-            **errors(*POSTED),
-        },
+    failed: dict[str, type[BaseModel]] = {"form": MessageError}
+    rows: tuple[
+        _Post, ...
+    ] = (  # path, answer, name in the document, request, reply; events of a stream, and what it is
+        (
+            "/v1/chat/completions",
+            chat_completions,
+            "create_chat_completion",
+            ChatRequest,
+            ChatReply,
+            ChatChunk,
+            "A reply.",
+        ),
+        ("/v1/completions", completions, "create_completion", CompletionRequest, TextReply, TextReply, "Completions."),
+        ("/v1/responses", responses, "create_response", ResponsesRequest, ResponseReply, ResponseEvent, "A response."),
+        ("/v1/messages", messages, "create_message", MessagesRequest, MessageReply, MessageEvent, "A message."),
+        ("/v1/messages/count_tokens", count_tokens, "count_tokens", MessagesRequest, TokenCount, None, ""),
+        ("/infill", infill, "fill_gap", InfillRequest, InfillReply, InfillReply, "A text."),
+        ("/tokenize", tokenize, "tokenize", TokenizeRequest, TokensReply, None, ""),
+        ("/detokenize", detokenize, "detokenize", DetokenizeRequest, TextOfTokens, None, ""),
+        ("/v1/embeddings", embeddings, "embeddings", EmbeddingRequest, EmbeddingsReply, None, ""),
+        ("/v1/foretell/learner", learner.post_learner, "tell_learner", LearnerRequest, LearnerReply, None, ""),
+        ("/v1/foretell/explain", explain, "explain_steps", ExplainRequest, ExplainReply, None, ""),
     )
-    _both(
-        router,
-        "/v1/completions",
-        completions,
-        methods=["POST"],
-        operation_id="create_completion",
-        openapi_extra=request_body(CompletionRequest),
-        responses={
-            200: {"model": TextReply, "content": stream_of(TextReply), "description": "Completions."},
-            **errors(*POSTED),
-        },
-    )
-    _both(
-        router,
-        "/v1/responses",
-        responses,
-        methods=["POST"],
-        operation_id="create_response",
-        openapi_extra=request_body(ResponsesRequest),
-        responses={
-            200: {"model": ResponseReply, "content": stream_of(ResponseEvent), "description": "A response."},
-            **errors(*POSTED),
-        },
-    )
-    fault = errors(*POSTED, form=MessageError)
-    router.add_api_route(
-        "/v1/messages", messages, response_model=None, methods=["POST"], operation_id="create_message",
-        openapi_extra=request_body(MessagesRequest),
-        responses={
-            200: {"model": MessageReply, "content": stream_of(MessageEvent), "description": "A message."}, **fault,
-        },
-    )  # fmt: skip
-    router.add_api_route(
-        "/v1/messages/count_tokens", count_tokens, response_model=None, methods=["POST"], operation_id="count_tokens",
-        openapi_extra=request_body(MessagesRequest), responses={200: {"model": TokenCount}, **fault},
-    )  # fmt: skip
-    filled = {"model": InfillReply, "content": stream_of(InfillReply), "description": "A text."}
-    router.post(
-        "/infill",
-        response_model=None,
-        operation_id="fill_gap",
-        openapi_extra=request_body(InfillRequest),
-        responses={200: filled, **errors(*POSTED)},
-    )(infill)
+    for path, answer, name, body, reply, events, what in rows:
+        made: dict[str, Any] = {"model": reply}
+        if events is not None:
+            made |= {"content": stream_of(events), "description": what}
+        fault = errors(*POSTED, **(failed if path.startswith("/v1/messages") else {}))
+        about = {"openapi_extra": request_body(body), "responses": {200: made, **fault}}
+        _add(router, path, answer, methods=["POST"], operation_id=name, **about)
     _add_ollama(router)
-    _both(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
-    _both(
-        router,
-        "/v1/models/{model:path}",
-        models.get_model,
-        responses={200: {"model": ModelReply}, **errors(*GOT)},
-        openapi_extra={
-            "parameters": [
-                {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            ]
-        },
-    )
-    for path, answer, body, reply in (
-        ("/tokenize", tokenize, TokenizeRequest, TokensReply),
-        ("/detokenize", detokenize, DetokenizeRequest, TextOfTokens),
-        ("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingsReply),
-    ):
-        router.add_api_route(
-            path, answer, response_model=None, methods=["POST"], operation_id=answer.__name__,
-            openapi_extra=request_body(body), responses={200: {"model": reply}, **errors(*POSTED)},
-        )  # fmt: skip
-    router.add_api_route("/props", models.props, response_model=None, responses={200: {"model": Props}, **errors(*GOT)})
-    router.add_api_route("/favicon.ico", models.icon, response_model=None, include_in_schema=False)
-    router.add_api_route(
-        "/v1/foretell/learner", learner.get_learner, response_model=None,
-        responses={200: {"model": LearnerReply}, **errors(*GOT)},
-    )  # fmt: skip
-    router.add_api_route(
-        "/v1/foretell/learner", learner.post_learner, response_model=None, methods=["POST"],
-        operation_id="tell_learner", openapi_extra=request_body(LearnerRequest),
-        responses={200: {"model": LearnerReply}, **errors(*POSTED)},
-    )  # fmt: skip
-    router.add_api_route(
-        "/v1/foretell/explain", explain, response_model=None, methods=["POST"], operation_id="explain_steps",
-        openapi_extra=request_body(ExplainRequest), responses={200: {"model": ExplainReply}, **errors(*POSTED)},
-    )  # fmt: skip
-    probe = errors(400, 405, 500, 503)
-    router.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
+    named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    got, probe, told_to_all = errors(*GOT), errors(400, 405, 500, 503), errors(400, 405, 500)
+    _add(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **got})
+    one = {200: {"model": ModelReply}, **got}
+    _add(router, "/v1/models/{model:path}", models.get_model, responses=one, openapi_extra={"parameters": [named]})
+    _add(router, "/props", models.props, responses={200: {"model": Props}, **got})
+    _add(router, "/favicon.ico", models.icon, include_in_schema=False)
+    _add(router, "/v1/foretell/learner", learner.get_learner, responses={200: {"model": LearnerReply}, **got})
+    _add(router, "/health", models.health, responses={200: {"model": Status}, **probe})
     for alias in ("/ping", "/v1/health"):  # vLLM's and SageMaker's, llama.cpp's
-        router.get(alias, response_model=None, include_in_schema=False)(models.health)
-    router.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
-    router.get("/version", response_model=None, responses={200: {"model": VersionReply}, **errors(400, 405, 500)})(
-        models.version
-    )
-    router.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
-        models.metrics
-    )
-    router.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
+        _add(router, alias, models.health, include_in_schema=False)
+    _add(router, "/ready", models.ready, responses={200: {"model": Status}, **probe})
+    _add(router, "/version", models.version, responses={200: {"model": VersionReply}, **told_to_all})
+    kept = errors(400, 401, 405, 500)
+    _add(router, "/metrics", models.metrics, response_class=PlainTextResponse, responses=kept)
+    _add(router, "/", models.page, response_class=HTMLResponse, responses=told_to_all)
     return router
 
 
@@ -238,10 +183,12 @@ def _add_ollama(router: APIRouter) -> None:
     )  # fmt: skip
 
 
-def _both(router: APIRouter, path: str, answer: Callable[..., Any], **about: Any) -> None:
-    """A route, and the same without /v1: for clients whose address has no path, as llama.cpp and MLX-LM have them."""
+def _add(router: APIRouter, path: str, answer: Callable[..., Any], **about: Any) -> None:
+    """A route, and of some the same without /v1: for clients whose address has no path, as llama.cpp and MLX-LM have
+    them."""
     router.add_api_route(path, answer, response_model=None, **about)
-    router.add_api_route(path.removeprefix("/v1"), answer, response_model=None, **{**about, **HIDDEN})
+    if path.startswith(ALSO_BARE):
+        router.add_api_route(path.removeprefix("/v1"), answer, response_model=None, **{**about, **HIDDEN})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
