@@ -392,7 +392,7 @@ def test_models_of_a_directory_are_found_by_name_and_new_ones_without_a_restart(
     (tmp_path / "other" / "a.gguf").touch()
     assert set(models_in(tmp_path)) == {"a", "b", "deep", "new", "other/a"}
     with pytest.raises(ConfigError, match="is no directory"):
-        Models(farm.load, {}, None, ModelsOptions(models_dir=str(tmp_path / "a.gguf")))
+        ModelsOptions(models_dir=str(tmp_path / "a.gguf"))
 
 
 def test_one_model_of_a_directory_needs_no_name(start: Start, tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ class Models:
         *,
         free: Callable[[], int] = free_memory,
     ) -> None:
-        """targets: by name; the first is that of requests which name none. free: bytes of memory. Raises ConfigError for a
-        folder that is not there."""
+        """targets: by name; the first is that of requests which name none. free: bytes of memory. Raises ConfigError where
+        more would be pinned than may be loaded."""
         self.options, self.several = options or ServerOptions(), several or ModelsOptions()
         self._load, self._free = load, free
         self.entries = {name: Entry(name, target, pinned=self.several.preload) for name, target in targets.items()}
@@ -67,8 +67,6 @@ class Models:
         if self.several.preload and len(targets) > self.several.max_models:
             raise ConfigError(f"--preload of {len(targets)} models needs --max-models {len(targets)} or more")
         if self.folder is not None:
-            if not self.folder.is_dir():
-                raise ConfigError(f"--models-dir {self.folder} is no directory: expected one that holds models")
             self._found(models_in(self.folder))
 
     # -- which there are -------------------------------------------------------------------------------------------

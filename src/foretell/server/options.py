@@ -157,7 +157,9 @@ class ModelsOptions:
         settle(self)
         if self.max_models < 1:
             raise ConfigError(f"max_models = {self.max_models} must be at least 1")
-        _ = self.keep_alive_s
+        if self.models_dir is not None and not Path(self.models_dir).expanduser().is_dir():
+            raise ConfigError(f"models_dir = {self.models_dir} is no directory: give one that holds models")
+        seconds_of(self.keep_alive)
 
     @property
     def keep_alive_s(self) -> float:

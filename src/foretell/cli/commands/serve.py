@@ -221,7 +221,7 @@ def _serve(
         if not run.is_local(made) and not wanted.api_keys:
             text = f"every client that reaches {options['host']} may use this server; --api-key asks for a key"
             log(text, level="warning", always=True)
-        wanted, served = replace(wanted, allowed_hosts=hosts), ", ".join(named.values())
+        wanted, served = replace(wanted, allowed_hosts=hosts), ",".join(named.values())
         service: Service | Models
         if several is None:
             (target,) = named.values()
@@ -229,7 +229,7 @@ def _serve(
             configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         else:
             service = Models(load, named, wanted, several)
-            served = ", ".join(entry.name for entry in service.entries.values()) or several.models_dir or ""
+            served = ",".join(entry.name for entry in service.entries.values()) or several.models_dir or ""
             service.preload()
         url = run.url_of(made)
         ids: dict[str, Any] = {"key_ids": [tenant_of(key) for key in wanted.api_keys]} if wanted.api_keys else {}
