@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 from structlog.contextvars import bind_contextvars
 
 from foretell import __version__
@@ -29,7 +30,7 @@ from foretell.server.job import ServerJob
 from foretell.server.models import Models
 from foretell.server.protocol.sampling import Sampling
 from foretell.server.security import HELD, TAKEN, TENANT
-from foretell.server.stream import while_connected
+from foretell.server.stream import EventStream, JsonReply, while_connected
 from foretell.server.texts.reading import AnswerPieces
 from foretell.server.unsupported import Taken
 from foretell.server.usage import metrics, usage
@@ -134,7 +135,7 @@ class Answer:
     ) -> None:
         """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it; after: see
         ``ServerJob``. Raises ApiError where the job cannot be started."""
-        self.max_tokens = max_tokens
+        self.max_tokens, self._receive = max_tokens, request.receive
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
         self.thinking = thinking
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
@@ -152,6 +153,23 @@ class Answer:
         self.job = ServerJob(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
         self.job.after = after
         self.job.start()
+
+    async def reply(
+        self,
+        events: AsyncIterator[bytes],
+        whole: Coroutine[Any, Any, dict[str, Any]],
+        without_effect: Sequence[str] = (),
+        **how: Any,
+    ) -> Response:
+        """A stream of events, or the whole, as the request asks. without_effect: parts of it; how: see ``EventStream``."""
+        headers = effect_headers(without_effect)
+        if self.body.stream:
+            whole.close()  # it was not begun
+            return EventStream(self.job, events, headers=headers, **how)
+        try:
+            return JsonReply(await while_connected(self._receive, whole), headers=headers)
+        finally:
+            self.job.close()
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer, or a chunk of it."""

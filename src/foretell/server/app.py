@@ -19,18 +19,9 @@ from foretell.server.errors import ApiError
 from foretell.server.models import Models
 from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, request_body, stream_of
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ollama as asked
+from foretell.server.protocol import ollama as asked, requests as bodies
 from foretell.server.protocol.anthropic import MessagesRequest
 from foretell.server.protocol.infill import InfillRequest
-from foretell.server.protocol.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ExplainRequest,
-    LearnerRequest,
-    TokenizeRequest,
-)
 from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies import ollama as told
 from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, Props, Status, VersionReply
@@ -106,29 +97,22 @@ def _routes() -> APIRouter:
     """The routes of every app: a request says which app it came to, and to describe them takes most of an app's start."""
     router = APIRouter()
     failed: dict[str, type[BaseModel]] = {"form": MessageError}
-    rows: tuple[
-        _Post, ...
-    ] = (  # path, answer, name in the document, request, reply; events of a stream, and what it is
-        (
-            "/v1/chat/completions",
-            chat_completions,
-            "create_chat_completion",
-            ChatRequest,
-            ChatReply,
-            ChatChunk,
-            "A reply.",
-        ),
-        ("/v1/completions", completions, "create_completion", CompletionRequest, TextReply, TextReply, "Completions."),
+    # Path, answer, name in the document, request, reply; events of a stream, and what they are.
+    rows: tuple[_Post, ...] = (
+        ("/v1/chat/completions", chat_completions, "create_chat_completion", bodies.ChatRequest, ChatReply, ChatChunk,
+         "A reply."),
+        ("/v1/completions", completions, "create_completion", bodies.CompletionRequest, TextReply, TextReply,
+         "Completions."),
         ("/v1/responses", responses, "create_response", ResponsesRequest, ResponseReply, ResponseEvent, "A response."),
         ("/v1/messages", messages, "create_message", MessagesRequest, MessageReply, MessageEvent, "A message."),
         ("/v1/messages/count_tokens", count_tokens, "count_tokens", MessagesRequest, TokenCount, None, ""),
         ("/infill", infill, "fill_gap", InfillRequest, InfillReply, InfillReply, "A text."),
-        ("/tokenize", tokenize, "tokenize", TokenizeRequest, TokensReply, None, ""),
-        ("/detokenize", detokenize, "detokenize", DetokenizeRequest, TextOfTokens, None, ""),
-        ("/v1/embeddings", embeddings, "embeddings", EmbeddingRequest, EmbeddingsReply, None, ""),
-        ("/v1/foretell/learner", learner.post_learner, "tell_learner", LearnerRequest, LearnerReply, None, ""),
-        ("/v1/foretell/explain", explain, "explain_steps", ExplainRequest, ExplainReply, None, ""),
-    )
+        ("/tokenize", tokenize, "tokenize", bodies.TokenizeRequest, TokensReply, None, ""),
+        ("/detokenize", detokenize, "detokenize", bodies.DetokenizeRequest, TextOfTokens, None, ""),
+        ("/v1/embeddings", embeddings, "embeddings", bodies.EmbeddingRequest, EmbeddingsReply, None, ""),
+        ("/v1/foretell/learner", learner.post_learner, "tell_learner", bodies.LearnerRequest, LearnerReply, None, ""),
+        ("/v1/foretell/explain", explain, "explain_steps", bodies.ExplainRequest, ExplainReply, None, ""),
+    )  # fmt: skip
     for path, answer, name, body, reply, events, what in rows:
         made: dict[str, Any] = {"model": reply}
         if events is not None:

@@ -115,8 +115,10 @@ def about(backend: Backend) -> About:
 
 
 def about_files(entry: Entry) -> About:
-    """What a model's files tell, where it was never loaded; what cannot be read is left out. Slow."""
+    """What is known of a model, from its files where it was never loaded; what cannot be read is left out. Slow."""
     told, path = entry.told(), entry.path
+    if entry.about is not None:
+        return told
     try:
         found = None if path is None else read_plain(path, name=entry.name)
         template = template_of(load_tokenizer(entry.target)) or ""

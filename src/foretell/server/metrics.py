@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -193,9 +194,9 @@ class Metrics:
         self._observers[name].observe(value)
 
 
-def several(loaded: Iterable[Metrics], loads: Mapping[str, tuple[bool, int]]) -> Iterable[Metric]:
-    """The families of several models, each once: ``model_name`` tells them apart. loads: of each model by its name, whether
-    it is loaded, and how often it was."""
+def render_several(loaded: Iterable[Metrics], loads: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
+    """``Metrics.render`` of several models, each family once: ``model_name`` tells them apart. loads: of each model by its
+    name, whether it is loaded, and how often it was."""
     is_loaded = GaugeMetricFamily(PREFIX + "model_loaded", "1 of a model in memory.", labels=["model_name"])
     times = CounterMetricFamily(PREFIX + "model_loads", "Times that a model was loaded.", labels=["model_name"])
     for name, (now, count) in loads.items():
@@ -205,22 +206,8 @@ def several(loaded: Iterable[Metrics], loads: Mapping[str, tuple[bool, int]]) ->
     for family in chain(*(metrics.families() for metrics in loaded), ProcessCollector(registry=None).collect()):
         if (known := found.setdefault(family.name, family)) is not family:
             known.samples += family.samples
-    return found.values()
-
-
-def render(families: Iterable[Metric]) -> tuple[bytes, str]:
-    """As ``Metrics.render``."""
-    registry = CollectorRegistry()
-    registry.register(_Made(families))
-    return generate_latest(registry), CONTENT_TYPE
-
-
-class _Made(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self.families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self.families
+    made: Any = SimpleNamespace(collect=found.values)
+    return generate_latest(made), CONTENT_TYPE
 
 
 class _Figures(Collector):

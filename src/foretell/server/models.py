@@ -24,7 +24,7 @@ from foretell.server.backend import LATEST, Backend
 from foretell.server.entries import Entry, about, models_in, stamp_of
 from foretell.server.errors import ApiError, bad, internal, of_engine
 from foretell.server.logs import log
-from foretell.server.metrics import render, several
+from foretell.server.metrics import render_several
 from foretell.server.options import GGUF, ModelsOptions, ServerOptions
 from foretell.service.heap import trim_heap
 from foretell.service.memory import TooLittleMemoryError
@@ -380,7 +380,7 @@ class Models:
     def render_metrics(self) -> tuple[bytes, str]:
         """As ``Metrics.render``."""
         loads = {one.name: (one.backend is not None, one.num_loads) for one in self.entries.values()}
-        return render(several([one.backend.metrics for one in self.loaded if one.backend is not None], loads))
+        return render_several([one.backend.metrics for one in self.loaded if one.backend is not None], loads)
 
 
 def stopping() -> ApiError:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from foretell import __version__
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
-from foretell.server.answer import Answer, backend_of, by_choice, effect_headers, in_worker, read_json
+from foretell.server.answer import Answer, backend_of, by_choice, in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.entries import About, Entry, about, about_files
 from foretell.server.errors import ApiError, bad
@@ -24,10 +24,10 @@ from foretell.server.models import Models
 from foretell.server.protocol import ollama as protocol
 from foretell.server.protocol.ollama import Asked, as_chat, keep_alive_of, of_prompt
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.routes.chat import ChatPlan, plan_of
+from foretell.server.routes.chat import ChatPlan, answer_of, plan_of
 from foretell.server.routes.embeddings import vectors
 from foretell.server.sampling import submissions
-from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
+from foretell.server.stream import JsonReply, as_json, time_text, while_connected
 from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, WrittenCall, arguments_of
 
@@ -78,13 +78,12 @@ async def show(request: Request) -> Response:
     """What the model is, and what it can do; of several none is loaded for that."""
     body = await read_json(request, protocol.ShowRequest)
     models: Models | None = request.app.state.models
-    told: About
     if models is None:
         backend = await backend_of(request, body.model or body.name)
         told, model = about(backend), _served(backend, backend.served(body.model or body.name)[0])
     else:
         entry = await models.entry(body.model or body.name)
-        told, model = entry.about or await asyncio.to_thread(about_files, entry), _entry(models, entry)
+        told, model = await asyncio.to_thread(about_files, entry), _entry(models, entry)
         model["details"] |= {"family": told.architecture, "families": [told.architecture]}
     can = ["completion", *(["tools"] if told.template else []), *(["thinking"] if told.thinks else [])]
     sizes = {"context_length": told.context, "embedding_length": told.hidden_size, "block_count": told.num_layers}
@@ -192,21 +191,10 @@ def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> ChatPlan:
 async def _answered(
     request: Request, backend: Backend, asked: ChatRequest, plan: ChatPlan, *, is_chat: bool
 ) -> Response:
-    answer = Answer(
-        backend, asked, plan.submissions, request=request, kind="", prefix="ollama", max_tokens=plan.max_tokens,
-        thinking=plan.thinking,
-        after=plan.after,
-    )  # fmt: skip
-    headers = effect_headers(plan.without_effect)
+    answer = answer_of(request, backend, asked, plan, "", "ollama")
     reading = TextReading(plan.thinking, plan.calls)
-    if asked.stream:
-        lines = _lines(answer, reading, is_chat=is_chat)
-        return EventStream(answer.job, lines, headers=headers, failed=_failed, media_type=LINES)
-    try:
-        made = await while_connected(request.receive, _whole(answer, reading, is_chat=is_chat))
-        return JsonReply(made, headers=headers)
-    finally:
-        answer.job.close()
+    parts = _lines(answer, reading, is_chat=is_chat), _whole(answer, reading, is_chat=is_chat)
+    return await answer.reply(*parts, plan.without_effect, failed=_failed, media_type=LINES)
 
 
 async def _whole(answer: Answer, reading: TextReading, *, is_chat: bool) -> dict[str, Any]:
