@@ -27,7 +27,7 @@ HELD = {
 
 @dataclass(frozen=True)
 class About:
-    """What is told of a model."""
+    """What clients read of a model."""
 
     format: str
     size: int  # bytes of its weights

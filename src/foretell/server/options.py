@@ -139,18 +139,16 @@ class ModelsOptions:
     """Of a server with several models."""
 
     models_dir: str | None = setting(
-        None, "Every GGUF file and every directory with a config.json in here is a model too, by its name; new ones are "
-        "seen. A request's model is loaded when it first comes.", metavar="DIRECTORY",
+        None, "Serve every GGUF file and every directory with a config.json in here too, by its name.", metavar="DIRECTORY",
     )  # fmt: skip
     max_models: int = setting(
-        3, "Of several models so many are loaded at once. For a further one, or where memory is short, the one that was "
-        "not used for longest is unloaded, once it answers nobody.", min=1,
+        3, "Of several, loaded at once; the one that was not used for longest is unloaded for another.", min=1,
     )  # fmt: skip
     keep_alive: str = setting(
-        "5m", "Of several models one that nobody asks for is unloaded after so long: seconds, or '90s', '1h30m'; -1: "
-        "never. A request of Ollama's may say otherwise.", metavar="TIME",
+        "5m", "How long one of several stays loaded where nobody asks: seconds, or '90s', '1h30m'; -1: always.",
+        metavar="TIME",
     )  # fmt: skip
-    preload: bool = setting(False, "Load every TARGET at the start, and never unload it.")
+    preload: bool = setting(False, "Load every TARGET at the start, and keep it.")
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""

@@ -50,9 +50,9 @@ def chosen_targets(ctx: typer.Context, param: Any, given: list[str] | None) -> l
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[[NAME=]TARGET]...", envvar=VARIABLE, show_default=False, callback=chosen_targets,
-                   help="The model to serve, as --target of 'generate' (auto, the default, too). Of several, or with "
-                   "--models-dir, a request's model chooses one by its name, and the first is loaded at the start."),
+    typer.Argument(metavar="[NAME=]TARGET", envvar=VARIABLE, show_default=False, callback=chosen_targets,
+                   help="The model to serve, as --target of 'generate' (auto, the default, too). Of several a request's "
+                   "model names one; the first is loaded at the start."),
 ]  # fmt: skip
 Host = Annotated[
     str, typer.Option("--host", rich_help_panel=SERVER, help="Where to listen; 127.0.0.1 is this machine alone.")
