@@ -6,7 +6,6 @@ outlives a model (``Service.prefixes``), so one that comes back goes on from the
 """
 
 import asyncio
-import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +25,7 @@ from foretell.server.errors import ApiError, bad, internal, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import render_several
 from foretell.server.options import GGUF, ModelsOptions, ServerOptions
-from foretell.service.heap import trim_heap
+from foretell.service.heap import collect
 from foretell.service.memory import TooLittleMemoryError
 from foretell.service.service import STATES, Service
 from foretell.service.snapshot import Snapshot
@@ -87,7 +86,7 @@ class Models:
     @property
     def loaded(self) -> list[Entry]:
         """Those that are."""
-        return [entry for entry in self.entries.values() if entry.backend is not None]
+        return [entry for entry in list(self.entries.values()) if entry.backend is not None]
 
     def _known(self, name: str) -> Entry | None:
         tagged = name.removesuffix(LATEST)
@@ -104,7 +103,7 @@ class Models:
             return found
         if not name and len(there) == 1:
             return self.entries[there[0]]
-        names = get_close_matches(name, there, n=max(1, len(there)), cutoff=0.0)
+        names = get_close_matches(name[:128], there, n=max(1, len(there)), cutoff=0.0)
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         has = f"this server has {', '.join(map(repr, names[:MOST_NAMES])) or 'none'}{more}"
         if not name:
@@ -198,7 +197,7 @@ class Models:
                 waiter.set_exception(told)
         self.touched(entry)
         if error is not None:
-            await asyncio.to_thread(_collect)  # what the failed load has left
+            await asyncio.to_thread(collect)  # what the failed load has left
 
     async def _load_in_turn(self, entry: Entry) -> None:
         """Load a model once there is room. Raises ApiError."""
@@ -265,7 +264,7 @@ class Models:
         backend.close()
         await asyncio.to_thread(self._close, service)
         del backend, service  # the last references
-        await asyncio.to_thread(_collect)
+        await asyncio.to_thread(collect)
         log("unloaded a model", model=entry.name)
         kept = self._kept()  # takes no more than what a model that is loaded may hold
         left = max((store.max_bytes for _, store in kept), default=0)
@@ -311,7 +310,7 @@ class Models:
         if len(self.loaded) < self.several.max_models and (kept := self._kept(entry)):
             kept[0][0].prefixes = None  # prompts that may come again are worth less than an answer
             del kept
-            await asyncio.to_thread(_collect)
+            await asyncio.to_thread(collect)
             return True
         if not others or left <= 0:
             there = ", ".join(f"{one.name!r} ({one.doing})" for one in self.loaded) or "none"
@@ -395,14 +394,3 @@ def _unloadable(entry: Entry, error: BaseException) -> ApiError:
         reason = reason.replace(path, entry.name)
     text = f"the model {entry.name!r} cannot be loaded: {reason}"
     return ApiError(500, text, code="model_not_loaded", headers={"x-should-retry": "false"})
-
-
-def _collect() -> None:
-    """Give the memory of a model back, circles of objects too: those of the start are looked at no more (``uncollected``),
-    and a model may be among them."""
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    gc.collect()
-    if frozen:
-        gc.freeze()
-    trim_heap()
