@@ -103,7 +103,7 @@ class Models:
             return found
         if not name and len(there) == 1:
             return self.entries[there[0]]
-        names = get_close_matches(name[:128], there, n=max(1, len(there)), cutoff=0.0)
+        names = get_close_matches(name[:128], there, n=max(1, len(there)), cutoff=0.0) if name else there
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         has = f"this server has {', '.join(map(repr, names[:MOST_NAMES])) or 'none'}{more}"
         if not name:

@@ -70,17 +70,12 @@ def kv_budget(
     """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free, without bytes_per_row of
     each row; no more than max_rows rows of row_tokens can use. models: that share it, of which each may have one such row
     even so. Raises TooLittleMemoryError where not even one fits."""
-    budget = max(0, budget_bytes(model.spec.device, given_gib, models) - max_rows * bytes_per_row)
-    tokens = min(budget // bytes_per_token, max_rows * row_tokens)
-    if tokens < row_tokens and models > 1:
-        whole = kv_budget(
-            model, bytes_per_token, given_gib=given_gib, row_tokens=row_tokens, max_rows=max_rows,
-            bytes_per_row=bytes_per_row,
-        )  # fmt: skip
-        return min(row_tokens, whole)
-    if tokens < row_tokens:
-        raise TooLittleMemoryError(
-            f"{budget / 2**30:.2f} GiB of KV memory hold {tokens} tokens of {model.spec.name!r}, and one request may have "
-            f"{row_tokens}: give a smaller max_model_len, or more with kv_memory_gib"
-        )
-    return tokens
+    for share in (models, 1):
+        budget = max(0, budget_bytes(model.spec.device, given_gib, share) - max_rows * bytes_per_row)
+        tokens = min(budget // bytes_per_token, max_rows * row_tokens)
+        if tokens >= row_tokens:
+            return tokens if share == models else row_tokens
+    raise TooLittleMemoryError(
+        f"{budget / 2**30:.2f} GiB of KV memory hold {tokens} tokens of {model.spec.name!r}, and one request may have "
+        f"{row_tokens}: give a smaller max_model_len, or more with kv_memory_gib"
+    )

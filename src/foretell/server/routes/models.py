@@ -42,13 +42,8 @@ def _entry(models: Models, entry: Entry) -> dict[str, Any]:
         found = _model(entry.backend, entry.name)
     else:
         named = {"id": entry.name, "object": "model", "type": "model", "display_name": entry.name, "root": entry.name}
-        unknown: dict[str, Any] = {
-            "max_model_len": entry.told().context,
-            "speculative": {},
-            "methods": [],
-            "resting": {},
-        }
-        found = {**named, "owned_by": "foretell", "parent": None, **unknown}
+        unknown: dict[str, Any] = {"parent": None, "speculative": {}, "methods": [], "resting": {}}
+        found = {**named, **unknown, "owned_by": "foretell", "max_model_len": entry.told().context}
     made = {"created": models.created, "created_at": time_text(models.created), "status": {"value": entry.state}}
     return {**found, **made}
 
