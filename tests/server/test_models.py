@@ -248,7 +248,8 @@ def test_streams_hold_their_model_until_their_end(start: Start, farm: Farm) -> N
     entry = client.models.entries["one"]  # type: ignore[attr-defined]
     body = {"model": "one", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # the connection is closed with it
+        next(lines)
         assert entry.users == 1
     until(lambda: entry.users == 0)
     assert said(client, "two") == "two"

@@ -26,6 +26,7 @@ from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies import ollama as told
 from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, Props, Status, VersionReply
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
+from foretell.server.replies.common import ErrorReply
 from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
 from foretell.server.replies.explain import ExplainReply
 from foretell.server.replies.infill import InfillReply
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
 HIDDEN: dict[str, Any] = {"include_in_schema": False, "operation_id": None}
 ALSO_BARE = ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/models")
+ANSWER = "An answer."  # of lines of JSON
+FORMS: dict[str, type[BaseModel]] = {"/v1/messages": MessageError, "/api/": told.OllamaError}
+"""Of errors, by what a path begins with."""
 _Post = tuple[str, Callable[..., Any], str, type[BaseModel], type[BaseModel], type[BaseModel] | None, str]
 
 
@@ -96,7 +100,6 @@ def build_app(service: "Service | Models", options: ServerOptions | None = None)
 def _routes() -> APIRouter:
     """The routes of every app: a request says which app it came to, and to describe them takes most of an app's start."""
     router = APIRouter()
-    failed: dict[str, type[BaseModel]] = {"form": MessageError}
     # Path, answer, name in the document, request, reply; events of a stream, and what they are.
     rows: tuple[_Post, ...] = (
         ("/v1/chat/completions", chat_completions, "create_chat_completion", bodies.ChatRequest, ChatReply, ChatChunk,
@@ -112,15 +115,27 @@ def _routes() -> APIRouter:
         ("/v1/embeddings", embeddings, "embeddings", bodies.EmbeddingRequest, EmbeddingsReply, None, ""),
         ("/v1/foretell/learner", learner.post_learner, "tell_learner", bodies.LearnerRequest, LearnerReply, None, ""),
         ("/v1/foretell/explain", explain, "explain_steps", bodies.ExplainRequest, ExplainReply, None, ""),
+        ("/api/chat", ollama.chat, "ollama_chat", asked.OllamaChatRequest, told.OllamaChatLine, told.OllamaChatLine,
+         ANSWER),
+        ("/api/generate", ollama.generate, "ollama_generate", asked.GenerateRequest, told.OllamaTextLine,
+         told.OllamaTextLine, ANSWER),
+        ("/api/pull", ollama.pull, "ollama_pull", asked.PullRequest, told.OllamaStatus, told.OllamaStatus, ANSWER),
+        ("/api/show", ollama.show, "ollama_show", asked.ShowRequest, told.OllamaShown, None, ""),
+        ("/api/embed", ollama.embed, "ollama_embed", asked.EmbedRequest, told.OllamaVectors, None, ""),
+        ("/api/embeddings", ollama.embed, "ollama_embeddings", asked.OldEmbedRequest, told.OllamaVector, None, ""),
     )  # fmt: skip
     for path, answer, name, body, reply, events, what in rows:
         made: dict[str, Any] = {"model": reply}
         if events is not None:
-            made |= {"content": stream_of(events), "description": what}
-        fault = errors(*POSTED, **(failed if path.startswith("/v1/messages") else {}))
-        about = {"openapi_extra": request_body(body), "responses": {200: made, **fault}}
+            made |= {"content": (lines_of if what == ANSWER else stream_of)(events), "description": what}
+        form = next((form for start, form in FORMS.items() if path.startswith(start)), ErrorReply)
+        about = {"openapi_extra": request_body(body), "responses": {200: made, **errors(*POSTED, form=form)}}
         _add(router, path, answer, methods=["POST"], operation_id=name, **about)
-    _add_ollama(router)
+    theirs = {200: {"model": told.OllamaModels}, **errors(*GOT, form=told.OllamaError)}
+    for each in ("tags", "ps"):
+        _add(router, f"/api/{each}", ollama.tags, operation_id=f"ollama_{each}", responses=theirs)
+    their_version = {200: {"model": VersionReply}, **errors(400, 405, 500, form=told.OllamaError)}
+    _add(router, "/api/version", ollama.version, operation_id="ollama_version", responses=their_version)
     named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     got, probe, told_to_all = errors(*GOT), errors(400, 405, 500, 503), errors(400, 405, 500)
     _add(router, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **got})
@@ -138,33 +153,6 @@ def _routes() -> APIRouter:
     _add(router, "/metrics", models.metrics, response_class=PlainTextResponse, responses=kept)
     _add(router, "/", models.page, response_class=HTMLResponse, responses=told_to_all)
     return router
-
-
-def _add_ollama(router: APIRouter) -> None:
-    fault, got = errors(*POSTED, form=told.OllamaError), errors(*GOT, form=told.OllamaError)
-    routes: tuple[tuple[str, Callable[..., Any], type[BaseModel], type[BaseModel], bool], ...] = (
-        ("chat", ollama.chat, asked.OllamaChatRequest, told.OllamaChatLine, True),
-        ("generate", ollama.generate, asked.GenerateRequest, told.OllamaTextLine, True),
-        ("pull", ollama.pull, asked.PullRequest, told.OllamaStatus, True),
-        ("show", ollama.show, asked.ShowRequest, told.OllamaShown, False),
-        ("embed", ollama.embed, asked.EmbedRequest, told.OllamaVectors, False),
-        ("embeddings", ollama.embed, asked.OldEmbedRequest, told.OllamaVector, False),
-    )
-    for name, answer, body, line, has_lines in routes:
-        streamed = {"content": lines_of(line), "description": "An answer."} if has_lines else {}
-        router.add_api_route(
-            f"/api/{name}", answer, response_model=None, methods=["POST"], operation_id=f"ollama_{name}",
-            openapi_extra=request_body(body), responses={200: {"model": line, **streamed}, **fault},
-        )  # fmt: skip
-    for path in ("/api/tags", "/api/ps"):
-        router.add_api_route(
-            path, ollama.tags, response_model=None, operation_id=path[1:].replace("api/", "ollama_"),
-            responses={200: {"model": told.OllamaModels}, **got},
-        )  # fmt: skip
-    router.add_api_route(
-        "/api/version", ollama.version, response_model=None, operation_id="ollama_version",
-        responses={200: {"model": VersionReply}, **errors(400, 405, 500, form=told.OllamaError)},
-    )  # fmt: skip
 
 
 def _add(router: APIRouter, path: str, answer: Callable[..., Any], **about: Any) -> None:

@@ -8,6 +8,8 @@ import gc
 from collections.abc import Callable
 from time import monotonic
 
+import torch
+
 from foretell.core.platform import own_function
 
 IDLE_S = 1.0
@@ -30,6 +32,7 @@ def collect() -> None:
     gc.collect()
     if frozen:
         gc.freeze()
+    torch.cuda.empty_cache()  # where a device is in use
     trim_heap()
 
 

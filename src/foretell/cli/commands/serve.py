@@ -195,7 +195,10 @@ def _serve(
         if learn is not None:
             guessing: list[Any] = [] if service_options.speculation == "off" else [speculated(target)[1], *also]
             settings.check_learning(guessing, target, learn)
+    import torch
+
     from foretell.server.models import Models
+    from foretell.service.memory import free_bytes
 
     def load(name: str, target: str, prefixes: "PrefixStore | None") -> "Service":
         assert several is not None
@@ -228,7 +231,8 @@ def _serve(
             service = _service(options, *speculated(target), service_options, learn, None)
             configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         else:
-            service = Models(load, named, wanted, several)
+            device = torch.device(options["device"])
+            service = Models(load, named, wanted, several, free=lambda: free_bytes(device))
             served = ",".join(entry.name for entry in service.entries.values()) or several.models_dir or ""
             service.preload()
         url = run.url_of(made)
