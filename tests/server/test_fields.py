@@ -608,6 +608,8 @@ WITHOUT_EFFECT = {
 ELSEWHERE = {
     "OllamaMessage.tool_name": "test_turns.py",
     **{f"PullRequest.{name}": "test_ollama.py" for name in ("model", "name", "stream")},
+    **{f"{name}.keep_alive": "test_models.py" for name in (
+        "OldEmbedRequest", "EmbedRequest", "GenerateRequest", "OllamaChatRequest")},
     **{f"EmbedRequest.{name}": "test_ollama.py" for name in ("model", "input", "dimensions")},
     **{f"OldEmbedRequest.{name}": "test_ollama.py" for name in ("model", "prompt")},
     **{f"EmbeddingRequest.{name}": "test_reading.py" for name in (
