@@ -60,7 +60,6 @@ def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) ->
         ),
         (["serve", "qwen2.5-coder-0.5b", "--learn", "--method", "suffix"], "methods suffix cannot learn"),
         (["serve", "bundled", "--speculation", "off", "--learn"], "nothing guesses here"),
-        (["serve", "bundled", "--method", "hybrid", "--learn", "--learn-lora", "4"], "eagle3 is a head"),
         (["learn", "--target", "bundled", "--method", "suffix", "--data", "DATA"], "suffix cannot learn"),
     ],
 )
@@ -80,7 +79,7 @@ def test_what_cannot_learn_is_refused_before_the_load(
     "wrong",
     [
         {"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"replay": -1}, {"batch_texts": 0},
-        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""}, {"learn_lora": -1},
+        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""},
         {"seed": 2**70},
     ],
 )  # fmt: skip
@@ -92,7 +91,6 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"learn_lora": 4}, "learn_lora = 4 is for draft models, and eagle1 is a head"),
         ({"learn_device": "banana"}, "device 'banana' cannot be used here"),
     ],
 )

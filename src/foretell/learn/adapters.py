@@ -180,10 +180,10 @@ class Adapters:
 
 def check_options(engine: Engine, choices: list[Speculation], options: LearnOptions) -> None:
     """Before costs are measured and a process is started. Raises ConfigError where none of the methods can learn, where a
-    draft model cannot, where an option is of none that is loaded, and where the device or the folder cannot be used."""
+    draft model cannot, and where the device or the folder cannot be used."""
     if engine.model.is_shared:
         raise ConfigError("learning needs one process: it cannot swap weights in several at the same step")
-    check_configs([choice.config for choice in choices], options)
+    check_configs([choice.config for choice in choices])
     for choice in able_to_learn(choices).values():
         base: Any = choice.method.trained
         init = weights_of(choice.config)

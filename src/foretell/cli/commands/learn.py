@@ -56,7 +56,7 @@ def learn(
     options = settings.learn_options({**(learning or {}), "where": "inline"})
     read_text(data, f"data {data!r}")
     speculative = settings.speculation(ctx, models, guessing)
-    settings.check_learning([speculative], models.target, options)
+    settings.check_learning([speculative], models.target)
     engine = settings.load_engine(models, speculative, no_color=no_color)
     from foretell.learn.files import learn_from
     from foretell.learn.plot import draw_history

@@ -139,7 +139,7 @@ def _serve(
     also = [_also(given, models.target) for given in options["also"] or ()]
     if learn is not None:
         guessing: list[Any] = [] if service_options.speculation == "off" else [speculative, *also]
-        settings.check_learning(guessing, models.target, learn)
+        settings.check_learning(guessing, models.target)
     from foretell.service.service import Service
 
     made = run.bind(options["host"], options["port"])

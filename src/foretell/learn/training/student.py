@@ -14,7 +14,6 @@ from foretell.heads.teacher import ComputedBatch, Teacher
 from foretell.learn.options import RECIPES, LearnOptions
 from foretell.learn.training.acceptance import CLIP, AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
-from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
 from foretell.learn.training.vocabulary import MASS, DraftVocabulary
 from foretell.methods.draft_model.drafter import ACCEPTANCE
@@ -72,9 +71,7 @@ class Student:
         model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
         if model:
             head.load_state_dict(model)
-        rank = options.learn_lora if origin.method == "draft_model" else 0
-        self.lora = add_lora(head, rank, options.seed) if rank else {}
-        head.to(self.device).train()
+        head.train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
         self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base, mass)
         hidden = origin.target.hidden_size
@@ -209,16 +206,15 @@ class Student:
     # -- weights -----------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of what is trained, float32 on the CPU: all weights, or, with LoRA, the updates alone."""
+        """A copy of all weights, float32 on the CPU."""
         state = self.objective.head.state_dict()
-        kept = {name: value for name, value in state.items() if not self.lora or name.rpartition(".")[2] in PARTS}
-        copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
+        copied = {name: value.detach().cpu().clone() for name, value in state.items()}
         return copied if self.acceptance is None else {**copied, **self.acceptance.weights()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Go on from what ``weights`` returned. The optimiser's state is kept: gradients are of the same size."""
         own = {name: value for name, value in weights.items() if not name.startswith(ACCEPTANCE)}
-        self.objective.head.load_state_dict(own, strict=not self.lora)
+        self.objective.head.load_state_dict(own)
         if self.acceptance is not None:
             self.acceptance.load(weights)
 
@@ -233,20 +229,13 @@ class Student:
         }
 
     def checkpoint(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What ``weights`` returned as ``Method.rebuilt`` takes it: all weights by their names in the checkpoint, updates
-        merged; and what else the next start goes on from."""
-        if not self.lora:
-            return dict(weights) if self.vocabulary is None else {**weights, MASS: self.vocabulary.mass.clone()}
-        state = {name: value.detach().cpu() for name, value in self.objective.head.state_dict().items()}
-        out = merged(state, self.lora, dict(weights))
-        return {**out, **{name: value for name, value in weights.items() if name.startswith(ACCEPTANCE)}}
+        """What ``weights`` returned as ``Method.rebuilt`` takes it, and what else the next start goes on from."""
+        return dict(weights) if self.vocabulary is None else {**weights, MASS: self.vocabulary.mass.clone()}
 
     def module(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The drafter with these weights, to be written: a copy on the CPU, without updates or an acceptance head."""
+        """The drafter with these weights, to be written: a copy on the CPU, without an acceptance head."""
         made = copy.deepcopy(self.objective.head).cpu()
-        unwrap(made)
-        whole = self.checkpoint(weights)
-        made.load_state_dict({name: whole[name] for name in made.state_dict()})
+        made.load_state_dict({name: weights[name] for name in made.state_dict()})
         return made
 
     def settle_acceptance(
