@@ -14,7 +14,6 @@ from foretell.heads import formats
 from foretell.heads.head import Head
 from foretell.heads.layout import TargetInfo
 from foretell.heads.rope import RopeScaling
-from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
@@ -29,15 +28,6 @@ ATTENTION = {"intermediate_size": 8, "num_heads": 2, "num_kv_heads": 1, "head_di
 def eagle3(**changes: Any) -> Head:
     values = {**ATTENTION, "draft_vocab_size": 50, "layer_ids": (0, 2, 4), **changes}
     return Eagle3Head(Eagle3HeadConfig(H, V, **values))
-
-
-def dflash(**changes: Any) -> Head:
-    values = {**ATTENTION, "num_layers": 1, "block_size": 5, "layer_ids": (1, 4), "mask_token_id": 9, **changes}
-    return DFlashHead(DFlashHeadConfig(H, V, **values))
-
-
-def spark(**changes: Any) -> Head:
-    return dflash(markov_rank=2, confidence=True, **{"sample_from_anchor": True, **changes})
 
 
 def saved(path: Path, head: Head, layout: str | None = None, **target: Any) -> str:
@@ -224,32 +214,10 @@ def test_what_engines_can_run_of_others_heads(
     assert note in "\n".join(how.notes)
 
 
-def test_vllm_args_of_block_drafters(invoke: Invoke, tmp_path: Path) -> None:
-    head = saved(tmp_path / "d", dflash(causal=True))
-    vllm, sglang, notes = said(invoke, head, "--target", "bundled")
-    assert vllm == {"method": "dflash", "model": head, "num_speculative_tokens": 4}
-    assert sglang == ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", head]
-    assert "is_causal" in notes
-    head = saved(tmp_path / "w", dflash(num_layers=2, windows=(8, 0)), "dflash_speculators")
-    vllm, sglang, notes = said(invoke, head, "--target", "bundled")
-    assert vllm == {"method": "dflash", "model": head, "num_speculative_tokens": 4}
-    assert sglang is None
-    assert "in those with windows alone" in notes
-    assert "export --to dflash'" in notes
-    head = saved(tmp_path / "s", spark())
-    vllm, sglang, _ = said(invoke, head, "--target", "bundled", "--num-speculative-tokens", "5")
-    assert vllm == {"method": "dspark", "model": head, "num_speculative_tokens": 5}
-    assert sglang == ["--speculative-algorithm", "DSPARK", "--speculative-draft-model-path", head]
-
-
 def test_vllm_args_that_cannot_be(invoke: Invoke, tmp_path: Path) -> None:
     adapter = KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=4))
     for name, head, length, status, message in (
         ("a", adapter, None, 1, "'kangaroo' runs in foretell alone: neither engine has it"),
-        ("b", spark(), 4, 2, "must equal block_size = 5 for DSpark"),
-        ("c", spark(sample_from_anchor=False), None, 1, "the anchor of this head makes no guess"),
-        ("d", dflash(sample_from_anchor=True), None, 1, "the anchor of this head makes the first guess"),
-        ("e", dflash(), 9, 2, "must be at most 4"),
         ("f", eagle3(), 0, 2, "must be at least 1"),
         ("g", eagle3(layer_ids=(0, 2, 9)), None, 1, "reads the output of target layer 9"),
     ):

@@ -121,7 +121,6 @@ def test_bar_text() -> None:
         ("eagle3", "draft_vocab_size"),
         ("medusa", "num_heads"),
         ("kangaroo", "head_dim"),
-        ("dflash", "block_size"),
         ("mtp", "intermediate_size"),
     ],
 )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import DrawMode, chain_parent, layout
-from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.mtp.drafter import MTP
@@ -23,7 +22,7 @@ from foretell.model.windows import UNBOUNDED, DraftWindow
 from tests.methods.eagle.eagles import random_head
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, decoded, prompts
 from tests.methods.eagle.test_native import Levels, distance
-from tests.methods.test_native import flash, mtp, requests, run, target, twin
+from tests.methods.test_native import mtp, requests, run, target, twin
 from tests.model.tiny import VOCAB, tiny_module
 
 CPU = torch.device("cpu")
@@ -50,8 +49,6 @@ METHODS = {
     "eagle3": lambda model: Eagle3(limited(random_head(replace(CONFIGS["eagle3"], head_dim=16))), model),
     "eagle1-layers": lambda model: Eagle3(limited(random_head(replace(CONFIGS["eagle3-layers"], head_dim=16))), model),
     "mtp": lambda model: MTP(limited(mtp()), model),
-    "dflash": lambda model: DFlash(limited(flash()), model),
-    "dflash-windows": lambda model: DFlash(limited(flash(windows=(5, 0))), model),
 }
 
 
@@ -190,7 +187,7 @@ def test_bundled_drafts_by_their_key() -> None:
     ]
     expected = [one.token_ids for one in engine.generate_batch(asked)]
     for keys in (
-        {"method": "draft_model", "draft_vocab_size": 900}, {"method": "eagle3"}, {"method": "dflash"},
+        {"method": "draft_model", "draft_vocab_size": 900}, {"method": "eagle3"},
         {"method": "hybrid", "second": "eagle3"},
     ):  # fmt: skip
         found = engine.generate_batch([replace(one, speculative={**keys, "draft_window": 8}) for one in asked])

@@ -57,12 +57,6 @@ class Blocks(ctypes.Structure):
     ]
 
 
-class Markov(ctypes.Structure):
-    """A bigram of low rank."""
-
-    _fields_ = [("first", Matrix), ("second", Matrix)]
-
-
 class HeadFunctions:
     """The library's functions for heads. Those named ``*_scratch`` return bytes, the others 0 or an error's number."""
 
@@ -84,10 +78,9 @@ class HeadFunctions:
         self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
         self.pair_tree_scratch = typed("pair_tree_scratch", pointer, pointer, *[number] * 3, pointer, number)
         self.pair_tree = typed("pair_tree", pointer, pointer, *[number] * 3, *[pointer] * 7, number, *[pointer] * 6)
-        self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
-        self.draw = typed("draw", *[pointer] * 2, *[number] * 3, *[pointer] * 6)
-        self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
-        self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)
+        self.draw_scratch = typed("draw_scratch", number, number)
+        self.draw = typed("draw", pointer, *[number] * 3, *[pointer] * 5)
+        self.adapter_scratch = typed("adapter_scratch", pointer, pointer, *[number] * 3)
         self.adapter = typed("adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3)
         self.product = typed("product", pointer, number, pointer, number, pointer, number, number, of=core)
         self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)

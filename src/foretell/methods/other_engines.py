@@ -12,7 +12,6 @@ from foretell.heads.head import Head
 from foretell.heads.layout import Layout, TargetInfo
 from foretell.heads.pair_head import PairConfig
 from foretell.heads.rope import default_attention_factor
-from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.medusa.formats import MedusaVLLM
@@ -44,8 +43,6 @@ def serving(head: Head, layout: Layout, model: str, about: TargetInfo, length: i
         return _eagle1(head, model, about, length or DEFAULT_LENGTH)
     if isinstance(head, MedusaHead):
         return _medusa(head, layout, model, length)
-    if isinstance(head, DFlashHead):
-        return _block(head, layout, model, about, length)
     return Serving(None, None, [f"a head of kind {head.method!r} runs in foretell alone: neither engine has it"])
 
 
@@ -140,40 +137,6 @@ def _medusa(head: MedusaHead, layout: Layout, model: str, length: int | None) ->
     if layout.name != "medusa_vllm":
         return Serving(None, None, [*notes, "for vLLM 0.32, 'foretell export --to medusa_vllm' first"])
     return Serving({"method": "medusa", "model": model, "num_speculative_tokens": length}, None, notes)
-
-
-def _block(head: DFlashHead, layout: Layout, model: str, about: TargetInfo, length: int | None) -> Serving:
-    config, notes = head.config, _positions(about)
-    most, spark = config.num_guesses, layout.name.startswith("dspark")
-    length = most if length is None else length
-    if length > most:
-        raise ConfigError(f"num_speculative_tokens = {length} must be at most {most}: a block has no more guesses")
-    if config.sample_from_anchor != spark:
-        guess = "makes the first guess" if config.sample_from_anchor else "makes no guess"
-        both = "DSpark has it guess" if spark else "DFlash does not"
-        return Serving(
-            None, None, [f"the anchor of this head {guess}; in both engines, {both}: train it the other way"]
-        )
-    if spark and length != config.block_size:
-        raise ConfigError(
-            f"num_speculative_tokens = {length} must equal block_size = {config.block_size} for DSpark in vLLM, which "
-            "otherwise drafts wrongly"
-        )
-    if config.causal:
-        notes.append(
-            "its block is causal (is_causal, which vLLM reads): an engine that does not read that drafts worse"
-        )
-    if config.num_layers > 1:
-        notes.append("on a CPU vLLM 0.32 norms the context's keys of all layers as the first's: it guesses differently")
-    inner = layout.speculators is not None
-    if inner and config.windows_causal and any(config.windows) and not all(config.windows):
-        notes.append("vLLM 0.32 makes blocks causal in all its layers, where they are in those with windows alone")
-    name = "dspark" if spark else "dflash"
-    flags = ["--speculative-algorithm", name.upper(), "--speculative-draft-model-path", model]
-    if inner:
-        notes.append(f"SGLang does not read the speculators layout: 'foretell export --to {name}' first")
-    vllm = {"method": name, "model": model, "num_speculative_tokens": length}
-    return Serving(vllm, None if inner else flags, notes)
 
 
 def _tree_flags(algorithm: str, model: str, length: int) -> list[str]:

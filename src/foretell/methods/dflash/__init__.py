@@ -1,1 +1,0 @@
-"""DFlash: a block of guesses in one pass."""
