@@ -148,7 +148,7 @@ def test_what_was_learned_is_loaded_again_by_a_restart_and_by_name(tmp_path: Pat
 
 @pytest.mark.parametrize("target", ["smollm2-135m", "bundled"])
 def test_the_default_methods_of_targets_with_drafters_can_learn(target: str) -> None:
-    settings.check_learning([settings.default_config(target, None)], target, LearnOptions())
+    settings.check_learning([settings.default_config(target, None)], target)
 
 
 def test_what_only_the_loaded_model_tells_is_refused_before_costs_are_measured(tmp_path: Path) -> None:

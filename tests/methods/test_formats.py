@@ -29,7 +29,6 @@ from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
-from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.model.target import ModelSpec
 
 H, V, DV, LAYERS = 16, 40, 12, 8
@@ -97,10 +96,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "medusa of a reduced vocabulary": lambda: medusa(draft_vocab_size=DV),
     "medusa with the target's head": lambda: medusa(own_lm_head=False),
     "kangaroo": lambda: scrambled(KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=8))),
-    "mtp": lambda: scrambled(MTPHead(MTPHeadConfig(**SIZES, **ATTENTION, tap_layer=LAYERS - 1))),
-    "mtp of a Qwen3 layer": lambda: scrambled(
-        MTPHead(MTPHeadConfig(**SIZES, **ATTENTION, tap_layer=LAYERS - 1, qk_norm=True, rope_theta=1e6))
-    ),
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, num_layers=2, normalize=True,
         drafter="eagle3"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(**SIZES, layer=5, columns=12, training={"recall": 0.9}))),

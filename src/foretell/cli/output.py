@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,17 +32,6 @@ def check_writable(file: str | None, option: str = "--output") -> None:
     except OSError as error:
         expected = "expected a file in a folder that exists and that you may write to"
         raise ConfigError(f"{option} {file!r} cannot be written: {error.strerror}; {expected}") from None
-
-
-def check_plot(file: str | None, option: str = "--plot") -> None:
-    """Raise ConfigError unless a plot can be drawn into file: now, not after the work that it shows."""
-    if file is None:
-        return
-    if not file.endswith((".png", ".svg", ".pdf")):
-        raise ConfigError(f"{option} {file!r} must end in .png, .svg or .pdf")
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"{option} needs matplotlib: pip install 'foretell[plot]'")
-    check_writable(file, option)
 
 
 def write(text: str, file: str | None) -> None:

@@ -70,9 +70,6 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
                 console.print(
                     f"{method.label}: accepted by position, given the one before it: {listed}", soft_wrap=True
                 )
-        for method in at.methods:
-            if method.headroom is not None:
-                console.print(escape(f"{method.label}: {method.headroom.line}"), soft_wrap=True)
         _show_quality(console, at)
     methods = [method for at in report.temperatures for method in at.methods]
     different = dict.fromkeys(method.label for method in methods if method.exact and not method.identical_expected)
@@ -84,8 +81,6 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     if lossy:
         console.print(f"{', '.join(lossy)}: LOSSY, the text has another distribution than the target's.", style="bold")
     notes = [f"{name}: {text}" for name, text in NOTES.items() if name in columns]
-    if any(method.headroom is not None for method in methods):
-        notes.append("possible: the speedup if every guess of the method's shape were right, at these costs.")
     if any(len(method.categories) > 1 for method in methods):
         notes.append("mean of N: over tasks or categories, each counting alike; the first line counts tokens.")
     if not wide:

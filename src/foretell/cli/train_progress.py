@@ -1,4 +1,4 @@
-"""What ``foretell train`` shows while it works: a bar, or lines for a log, and the plot of the losses.
+"""What ``foretell train`` shows while it works: a bar, or lines for a log.
 
 Of several processes one alone speaks.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from foretell.cli.errors import say
 from foretell.cli.output import has_color
-from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretell.train.metrics import Evaluation
@@ -50,24 +49,6 @@ def training_bar(no_color: bool) -> Iterator[Callable[["Report"], None]]:
     """A bar on stderr while training."""
     with bar("training", no_color) as update:
         yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
-
-
-def plotting() -> Callable[[Path], None]:
-    """Draws the loss plot. Without matplotlib it prints one message, and training continues."""
-    told = False
-
-    def draw(out: Path) -> None:
-        nonlocal told
-        from foretell.train.plot import draw_losses
-
-        try:
-            draw_losses(out)
-        except ConfigError as error:
-            if not told:
-                told = True
-                say(str(error))
-
-    return draw
 
 
 @contextmanager

@@ -43,11 +43,7 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.kangaroo.formats:KangarooLayout",),
         "foretell.train.recipes.kangaroo:RECIPE",
     ),
-    "mtp": Parts(
-        "foretell.methods.mtp.config:MTPConfig",
-        ("foretell.methods.mtp.trained:MTPDirectory",),
-        "foretell.train.recipes.mtp:RECIPE",
-    ),
+    "mtp": Parts("foretell.methods.mtp.config:MTPConfig"),  # reads the module in a target's own checkpoint
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),

@@ -10,7 +10,6 @@ head                    layout              "architectures"             names of
 ``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
 ``MedusaHead``          medusa_vllm         MedusaModel                 under medusa_heads.
 ``KangarooHead``        kangaroo            ForetellKangaroo
-``MTPHead``             mtp                 ForetellMTP                under mtp.
 ``AcceptanceHead``      acceptance          ForetellAcceptance
 ``JudgeWeights``        judge               ForetellJudge
 ======================  ==================  ==========================  ===========================================

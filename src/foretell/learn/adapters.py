@@ -170,12 +170,9 @@ class Adapters:
         spec = self.engine.model.spec
         if name != "draft_model":
             return Origin(name, init, spec, self._matrices, slots, _floats(base.head.state_dict()))
-        acceptance = None
-        if base.acceptance is not None:
-            acceptance = (config.acceptance or "bundled/acceptance", base.model.spec)
         tokens = base.model.tokens.cpu() if isinstance(base.model, NarrowModel) else None
         longest = base.model.spec.max_positions
-        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
+        return Origin(name, init, spec, None, slots, tokens=tokens, longest=longest)
 
 
 def check_options(engine: Engine, choices: list[Speculation], options: LearnOptions) -> None:

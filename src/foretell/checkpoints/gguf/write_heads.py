@@ -127,11 +127,9 @@ def _check_architecture(config: Mapping[str, Any], method: str) -> None:
     named = str((config.get("architectures") or [config.get("speculators_model_type")])[0])
     if named == "LlamaForCausalLMEagle3":
         return
-    told = {
-        "Eagle3Qwen3ForCausalLM": "its eagle3 has no norms of queries and keys",
-        "ForetellMTP": "it reads an MTP module inside its target's file, in families that are trained with one",
-    }
-    raise ConfigError(f"llama.cpp cannot run this {method} head: {told.get(named, 'it reads eagle3 heads')}")
+    qwen = named == "Eagle3Qwen3ForCausalLM"
+    told = "its eagle3 has no norms of queries and keys" if qwen else "it reads eagle3 heads"
+    raise ConfigError(f"llama.cpp cannot run this {method} head: {told}")
 
 
 def _layer(layer: Mapping[str, Any], context: int | None) -> dict[str, Any]:

@@ -317,13 +317,10 @@ def show(found: "Checkup", *, no_color: bool) -> None:
     if best is not None and len(best.predictions) > 1:
         parts = "  ".join(f"{one.num_speculative_tokens}: {one.speedup.value:.2f}" for one in best.predictions)
         console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
-    for method in found.methods:
-        if method.headroom is not None:
-            console.print(escape(f"{method.label}: {method.headroom.line}"), soft_wrap=True)
     console.print(
         "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
         "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured); 'foretell bench' "
-        "measures it. possible: if every guess were right, at these costs.",
+        "measures it.",
         soft_wrap=True,
     )
     _show_outlook(console, found.outlook)

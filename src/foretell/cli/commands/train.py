@@ -12,7 +12,7 @@ from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
 from foretell.cli.output import as_json, waiting, write
-from foretell.cli.train_progress import answering_bar, plotting, speaks, told_if_interrupted, training_bar
+from foretell.cli.train_progress import answering_bar, speaks, told_if_interrupted, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
@@ -315,7 +315,7 @@ def _drafter(
     with told_if_interrupted(lambda: _kept(out)), training_bar(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
-            save=prepared.save, finish=prepared.finish, progress=progress, plot=plotting(), notice=_tell,
+            save=prepared.save, finish=prepared.finish, progress=progress, notice=_tell,
         )  # fmt: skip
     figures = evaluation.as_dict()
     losses = slots.logged_losses(Path(out) / "log.jsonl")
