@@ -5,7 +5,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -60,6 +60,16 @@ def write(text: str, file: str | None) -> None:
 def as_json(value: Any, *, pretty: bool = False) -> str:
     """One JSON object and a newline. Numbers that JSON does not have become null."""
     return json.dumps(_finite(value), ensure_ascii=False, indent=2 if pretty else None, allow_nan=False) + "\n"
+
+
+def deliver(report: dict[str, Any], file: str | None, *, json_: bool, show: Callable[[], None]) -> None:
+    """A report, as JSON in a file where one is given, and on standard output as JSON or as ``show`` prints it."""
+    if file is not None:
+        write(as_json(report, pretty=True), file)
+    if json_:
+        write(as_json(report, pretty=sys.stdout.isatty()), None)
+    else:
+        show()
 
 
 def _finite(value: Any) -> Any:

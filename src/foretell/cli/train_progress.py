@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from foretell.cli.errors import say
-from foretell.cli.output import has_color
+from foretell.cli.layout import console_of_errors
 
 if TYPE_CHECKING:
     from foretell.train.metrics import Evaluation
@@ -91,11 +91,10 @@ def bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], Non
     if not sys.stderr.isatty():
         yield _lines(what)
         return
-    from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bars:
+    columns = *Progress.get_default_columns(), TextColumn("{task.fields[note]}")
+    with Progress(*columns, console=console_of_errors(no_color)) as bars:
         task = bars.add_task(what, total=1.0, note="")
         yield lambda done, total, note: bars.update(task, completed=done, total=total, note=note)
 
