@@ -36,8 +36,7 @@ from foretell.core.registry import load_reference
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.heads.head import Head
-from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, fill
-from foretell.heads.marker import marker
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, fill, marker
 from foretell.heads.repacked import OUTPUT
 from foretell.model.target import ModelSpec
 

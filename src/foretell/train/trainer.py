@@ -374,15 +374,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     resume: bool = False,
-    identity: Mapping[str, Any] | None = None,
-    save: Callable[[Path], None] | None = None,
-    finish: Callable[[Objective, Teacher, Responses], None] | None = None,
-    progress: Callable[[Report], None] | None = None,
-    notice: Callable[[str], None] | None = None,
+    **more: Any,
 ) -> Evaluation:
     """Train a head and return its evaluation on held-out text. See ``Trainer`` for arguments and errors."""
-    trainer = Trainer(
-        objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
-        progress=progress, notice=notice,
-    )  # fmt: skip
-    return trainer.run(resume=resume)
+    return Trainer(objective, teacher, responses, out, config or TrainConfig(), **more).run(resume=resume)

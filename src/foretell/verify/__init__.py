@@ -12,7 +12,6 @@ from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact
 from foretell.verify.greedy_block import GreedyBlock
 from foretell.verify.lossy.judge import Judge, JudgeHead
-from foretell.verify.lossy.lenience import Lenience
 from foretell.verify.lossy.top_n import TopN
 from foretell.verify.lossy.typical import Typical
 from foretell.verify.multidraft import KSeq
@@ -61,7 +60,6 @@ __all__ = [
     "Judge",
     "JudgeHead",
     "KSeq",
-    "Lenience",
     "Rejection",
     "TopN",
     "Transport",

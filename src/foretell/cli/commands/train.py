@@ -177,8 +177,6 @@ def train(
         )
     if not speaks():
         return
-    for warning in figures.get("warnings", ()):
-        say(f"warning: {warning}")
     if json_:
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
@@ -283,7 +281,7 @@ def _drafter(
     max_short_share: float,
     no_color: bool,
 ) -> dict[str, Any]:
-    from foretell.train import methods, slots
+    from foretell.train import methods
     from foretell.train.answering import answers_of
     from foretell.train.trainer import train
 
@@ -318,8 +316,6 @@ def _drafter(
             save=prepared.save, finish=prepared.finish, progress=progress, notice=_tell,
         )  # fmt: skip
     figures = evaluation.as_dict()
-    losses = slots.logged_losses(Path(out) / "log.jsonl")
-    figures["warnings"] = slots.warnings_of(figures["conditional"], figures["conditional_greedy"], losses)
     return {"method": method, "target": target, "out": out, **figures}
 
 

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from foretell.checkpoints.names import WEIGHTS
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.methods.acceptance.load import load_acceptance
+from foretell.heads.load import load_head
+from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.translated import (
     TranslatedDraft,
@@ -73,7 +76,7 @@ class DraftModelConfig(WindowedMethodConfig):
                 f"shape 'specdec' needs an acceptance head, and none is given for draft {self.model}: train one with "
                 "'foretell train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
             )
-        acceptance = load_acceptance(self.acceptance or "bundled/acceptance", draft.spec)
+        acceptance = load_head(self.acceptance or "bundled/acceptance", draft.spec, AcceptanceHead, dtype=torch.float32)
         return DraftModel(draft, acceptance) if between is None else TranslatedDraft(draft, between, acceptance)
 
     def _crosses(self, tokenizers: tuple[Any, Any] | None) -> bool:

@@ -21,8 +21,7 @@ from foretell.heads.config_keys import Keys
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.layer_keys import describe_rope, describe_windows, refuse_unknown, rope, windows
-from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids
-from foretell.heads.marker import marker
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, marker
 from foretell.heads.pair_head import PairConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
