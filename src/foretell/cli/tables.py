@@ -1,10 +1,8 @@
 """The bench report for people."""
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from foretell.cli.layout import print_table
-from foretell.cli.output import has_color
+from foretell.cli.layout import console_of, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,11 +35,10 @@ NOTES = {
 def show(report: "BenchReport", *, no_color: bool) -> None:
     """One table per temperature, then the acceptance by position, and the settings and machine."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=_width())
+    console = console_of(no_color, WIDE)  # wide enough for all
     wide = console.width >= WIDE
     columns = {name: justify for name, justify in COLUMNS.items() if wide or name not in NOT_IF_NARROW}
     if report.partial:
@@ -159,11 +156,6 @@ def _show_quality(console: "Console", at: "TemperatureReport") -> None:
     console.print(
         "95 %: Wilson. plain alone, method alone: questions that only one of the two has right. p: McNemar's exact test."
     )
-
-
-def _width() -> int | None:
-    """None, the terminal's own; where it is no terminal, wide enough for all."""
-    return None if sys.stdout.isatty() else WIDE
 
 
 def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:
