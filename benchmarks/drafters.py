@@ -25,7 +25,7 @@ from foretell.bench import BenchMethod, BenchReport, MethodReport, load_suite, p
 from foretell.cli.output import as_json
 
 # Plain decoding always runs.
-METHODS = "draft_model,medusa,eagle1,eagle2,eagle3,kangaroo,ngram,suffix"
+METHODS = "draft_model,medusa,eagle1,eagle2,eagle3,kangaroo,dflash,ngram,suffix"
 BORROWED = {"eagle2": "eagle1"}
 COLUMNS = (
     "method", "T", "accepted by slot, given the one before", "length", "c", "drafting", "verifying", "speedup", "tokens/s",

@@ -25,7 +25,7 @@ METHODS: tuple[Any, ...] = (
     "ngram", "suffix", {"method": "draft_model", "num_speculative_tokens": 5},
     {"method": "draft_model", "shape": "sequoia/size=16"}, {"method": "draft_model", "shape": "dyspec/size=15"},
     {"method": "eagle3", "num_speculative_tokens": 5}, {"method": "eagle3", "shape": "eagle2/size=15"},
-    "medusa", "kangaroo", {"method": "hybrid"},
+    "dflash", "medusa", "kangaroo", {"method": "hybrid"},
 )  # fmt: skip
 RULES = "rejection", "block", "traversal"
 """Rules whose tokens are not those of plain decoding: they are compared with the CPU's."""

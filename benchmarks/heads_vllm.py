@@ -22,7 +22,10 @@ Step = tuple[int, int, list[int]]
 MAX_CHARACTERS = 400
 
 
-NAMES = {"eagle3": "eagle3", "speculators": "eagle3", "eagle1": "eagle", "medusa_vllm": "medusa"}
+NAMES = {
+    "eagle3": "eagle3", "speculators": "eagle3", "eagle1": "eagle", "medusa_vllm": "medusa",
+    "dflash": "dflash", "dflash_speculators": "dflash", "dspark": "dspark", "dspark_speculators": "dspark",
+}  # fmt: skip
 """Layouts, and vLLM's method for each."""
 
 

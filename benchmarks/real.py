@@ -16,7 +16,7 @@ questions, the machine and the versions of foretell and torch. Not by the commit
 of its runs come from which, and the table says so where they are not all from one.
 
 Models: smollm2 (SmolLM2-135M-Instruct) and qwen (Qwen2.5-Coder 1.5B with the 0.5B as draft), which are looked for under
---models by the names below; any other by ``--model NAME=TARGET[,draft=DIR][,eagle3=DIR]``, which also gives a
+--models by the names below; any other by ``--model NAME=TARGET[,draft=DIR][,eagle3=DIR][,dflash=DIR]``, which also gives a
 known one its drafters. Weights: bf16, int8, int4, as ``foretell bench --weights``; "auto" for a GGUF file is the
 file's own.
 
@@ -67,11 +67,13 @@ class Model:
     target: str
     draft: str | None = None
     eagle3: str | None = None
+    dflash: str | None = None
 
     def methods(self) -> list[str]:
         """What is measured where nothing is asked for."""
         found = [f"draft_model:{count}" for count in range(1, 6)] if self.draft else []
         found += ["eagle3:5", "hybrid:15"] if self.eagle3 else []
+        found += ["dflash:4"] if self.dflash else []
         auto = "draft_model:5" if self.draft else "hybrid:15" if self.eagle3 else "suffix"
         return [*found, "suffix", "ngram", f"auto:{auto}"]
 
@@ -79,8 +81,8 @@ class Model:
         """A method with its weights; None where this model has none for it."""
         name = text.removeprefix("auto:").split(":")[0]
         drafts = name == "draft_model" or "second=draft_model" in text
-        second = self.draft if drafts else self.eagle3
-        weights = {"draft_model": self.draft, "eagle3": self.eagle3, "hybrid": second}
+        second = self.draft if drafts else self.dflash if "second=dflash" in text else self.eagle3
+        weights = {"draft_model": self.draft, "eagle3": self.eagle3, "dflash": self.dflash, "hybrid": second}
         if name in weights and weights[name] is None:
             return None
         method = parse_method(text, draft=weights.get(name))
@@ -96,7 +98,7 @@ MODELS = {
 
 
 def chosen_models(texts: Sequence[str] | None, folder: Path | None) -> dict[str, Model]:
-    """``NAME[=TARGET][,draft=DIR][,eagle3=DIR]`` of each option; the known ones without any."""
+    """``NAME[=TARGET][,draft=DIR][,eagle3=DIR][,dflash=DIR]`` of each option; the known ones without any."""
     models = {}
     for text in texts or MODELS:
         head, *rest = text.split(",")
@@ -109,8 +111,8 @@ def chosen_models(texts: Sequence[str] | None, folder: Path | None) -> dict[str,
                 known, target=str(folder / known.target), draft=str(folder / known.draft) if known.draft else None
             )
         given = dict(part.split("=", 1) for part in rest)
-        if not given.keys() <= {"draft", "eagle3"}:
-            raise SystemExit(f"--model {text}: expected NAME=TARGET[,draft=DIR][,eagle3=DIR]")
+        if not given.keys() <= {"draft", "eagle3", "dflash"}:
+            raise SystemExit(f"--model {text}: expected NAME=TARGET[,draft=DIR][,eagle3=DIR][,dflash=DIR]")
         models[name] = replace(known, **given, **({"target": target} if target else {}))
     return models
 
@@ -128,6 +130,7 @@ class Group:
     target: str
     draft: str | None
     eagle3: str | None
+    dflash: str | None
     weights: str
     draft_weights: str
     temperature: float
@@ -142,7 +145,7 @@ class Group:
 
     def key(self, method: BenchMethod) -> str:
         """Of a cell. A model that was moved is the same model."""
-        places = {"target": None, "draft": None, "eagle3": None}
+        places = {"target": None, "draft": None, "eagle3": None, "dflash": None}
         config = {**method.config.resolved(), "model": None, "speculation": method.speculation}
         return json.dumps({**asdict(self), **places, "method": method.label, "config": config}, sort_keys=True)
 
@@ -319,7 +322,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--models", type=Path, help="folder of the known models")
-    parser.add_argument("--model", action="append", help="NAME[=TARGET][,draft=DIR][,eagle3=DIR]; may be repeated")
+    parser.add_argument(
+        "--model", action="append", help="NAME[=TARGET][,draft=DIR][,eagle3=DIR][,dflash=DIR]; may be repeated"
+    )
     parser.add_argument("--weights", default="bf16", help="of the target: bf16, int8, int4, auto, separated by commas")
     parser.add_argument(
         "--draft-weights", default="least", help="of the draft model: same as the target's, or one of these"
@@ -371,9 +376,9 @@ def run(
         origin = provenance()
         machine, versions = origin["machine"], origin["versions"]
         group = Group(
-            name, model.target, model.draft, model.eagle3, weights, drafts, temperature, suite, digest(items),
+            name, model.target, model.draft, model.eagle3, model.dflash, weights, drafts, temperature, suite, digest(items),
             args.tokens, args.rounds, args.threads,
-            files=files_of([model.target, model.draft, model.eagle3]),
+            files=files_of([model.target, model.draft, model.eagle3, model.dflash]),
             machine=", ".join(filter(None, (machine["processor"], machine["accelerator"]))),
             versions=", ".join(f"{part} {versions[part]}" for part in ("foretell", "torch")),
         )  # fmt: skip

@@ -31,6 +31,7 @@ WHAT = {
     "eagle3": "EAGLE-3 head (2503.01840): one layer over three fused layers of the target, with a vocabulary of its own.",
     "medusa": "Medusa heads (2401.10774): each guesses one more token from the target's last hidden state.",
     "kangaroo": "Kangaroo adapter (2404.18911): norm, attention and norm behind the target's own lower layers.",
+    "dflash": "DFlash-type block drafter (2602.06036) with DSpark's Markov and confidence heads: a block in one pass.",
     "acceptance": "Acceptance head of SpecDec++ (2405.19715): will the target keep the guess that the drafter just read?\n"
     "With `reads_law` it departs from the paper: beside the drafter's hidden state it reads log q(x), log max q, the\n"
     "entropy of q, and the temperature. What it foresees: docs/drafters.md.",

@@ -31,6 +31,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from foretell.heads.head import Head
 from foretell.methods.acceptance.head import AcceptanceHead
+from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.judge.head import JudgeWeights
@@ -90,6 +91,9 @@ _OTHER = {
     "linear.bias": ("stream",),
     "lm_head.weight": ("draft", "stream"),
     "embed_tokens.weight": ("vocab", "stream"),
+    "markov_w1.weight": ("vocab", "rank"),
+    "markov_w2.weight": ("draft", "rank"),
+    "confidence_head.proj.weight": ("one", "seen"),
 }
 _NORM = re.compile(r"(^|\.)(?!q_norm|k_norm)\w*norm(\.\d+)?\.weight$")
 
@@ -120,10 +124,14 @@ def axes_of(head: Head, big: Any) -> dict[str, Axis]:
         axes["fused"] = twice
     if isinstance(head, Eagle3Head):
         axes["attended"] = twice
+    if isinstance(head, Eagle3Head | DFlashHead):
         fused = stream
         for count in range(1, len(head.config.layer_ids)):
             fused = fused.then(stream, count * small.hidden_size)
         axes["fused"] = fused
+    if isinstance(head, DFlashHead):
+        rank = Axis.first(small.markov_rank, small.markov_rank, silent=True)  # nothing lies in between
+        axes["rank"], axes["seen"] = rank, stream.then(rank, small.hidden_size)
     return axes
 
 

@@ -13,6 +13,7 @@ from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.engine.engine import Engine
+from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import Kangaroo
@@ -21,6 +22,7 @@ from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import Target
+from tests.methods.dflash import test_drafter as blocks
 from tests.methods.eagle import eagles
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
@@ -108,6 +110,7 @@ LEARNED: dict[str, Callable[[TransformersModel], Method]] = {
     "eagle1": lambda model: Eagle1(eagles.random_head(eagles.EAGLE1), model),
     "eagle3": lambda model: Eagle3(eagles.random_head(eagles.EAGLE3), model),
     "kangaroo": lambda model: Kangaroo(KangarooHead.fresh(model, exit_layer=1, head_dim=8), model),
+    "dflash": lambda model: DFlash(blocks.random_head(model), model),
 }
 
 

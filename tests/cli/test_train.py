@@ -109,6 +109,7 @@ def test_bar_text() -> None:
         ("eagle3", "draft_vocab_size"),
         ("medusa", "num_heads"),
         ("kangaroo", "head_dim"),
+        ("dflash", "block_size"),
     ],
 )
 def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str) -> None:

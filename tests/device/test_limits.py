@@ -27,7 +27,7 @@ from tests.device.pretend import NAME, device
 LONG = SamplingParams(max_new_tokens=18, ignore_eos=True)
 FAST = ("none", "draft_model:4", "eagle3:eagle2/size=8", "draft_model:transport:static/branching=3x1", "hybrid")
 SLOW = (
-    "eagle1", "eagle3", "medusa", "kangaroo", "kangaroo:static",
+    "eagle1", "eagle3", "medusa", "dflash", "kangaroo", "kangaroo:static",
     "ngram", "suffix", "prediction",
     "draft_model:dyspec/size=8", "draft_model:opt_tree", "draft_model:eagle2", "draft_model:sequoia",
     "draft_model:adaptive", "draft_model:specdec", "draft_model:k_seq:static", "draft_model:importance:static",

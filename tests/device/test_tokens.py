@@ -69,7 +69,7 @@ def test_the_tokens_are_the_cpus(name: str) -> None:
     assert_same({**FAST, **SLOW}[name], requests(ROWS))
 
 
-@pytest.mark.parametrize("name", ["eagle3"])
+@pytest.mark.parametrize("name", ["dflash", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_masks_are_as_wide_as_the_keys(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """CUDA refuses a mask with one value for all keys (seen on an H200, where rows joined others)."""
     attend, widths = functional.scaled_dot_product_attention, []

@@ -30,7 +30,7 @@ def figures(where: str, method: str) -> tuple[list[float], float]:
     return norms, evaluate(objective, teacher, responses, divergence).loss
 
 
-METHODS = ("eagle3",)
+METHODS = ("eagle3", "dflash")
 
 
 def on_the_device() -> dict[str, tuple[list[float], float]]:

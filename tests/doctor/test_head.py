@@ -24,7 +24,7 @@ from foretell.train.responses import Responses
 from tests.doctor import plants
 from tests.stress import MINUTES
 
-KINDS = ("eagle3", "eagle1", "medusa", "kangaroo")
+KINDS = ("eagle3", "eagle1", "medusa", "dflash", "kangaroo")
 
 
 def questions(start: int, count: int) -> list[Item]:

@@ -1,4 +1,4 @@
-"""Draft vocabularies: wrong maps are tried, and the right one is read from the output head's rows."""
+"""Draft vocabularies of block drafters: wrong maps are tried, and the right one is read from the output head's rows."""
 
 import torch
 
@@ -6,7 +6,7 @@ from foretell import Engine
 from foretell.doctor.remap import remapped
 from foretell.doctor.variants import variants
 from foretell.heads.draft_vocabulary import draft_vocabulary
-from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.medusa.head import head_weight
 from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import VOCAB, tiny_module
@@ -14,15 +14,14 @@ from tests.model.tiny import VOCAB, tiny_module
 SIZE = 20
 
 
-def made() -> tuple[Eagle3Head, Engine]:
+def made() -> tuple[DFlashHead, Engine]:
     model = TransformersModel(tiny_module("qwen3"))
-    config = Eagle3HeadConfig(
-        32, VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, layer_ids=(0, 1, 2),
-        draft_vocab_size=SIZE,
+    config = DFlashHeadConfig(
+        32, VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=1, block_size=4,
+        layer_ids=(0, 2), mask_token_id=VOCAB - 1, draft_vocab_size=SIZE,
     )  # fmt: skip
     maps = draft_vocabulary((torch.arange(VOCAB) * 7) % 11, SIZE)
-    head = Eagle3Head.fresh(config, torch.Generator().manual_seed(0), vocabulary=maps)
-    head.lm_head.weight.data = head_weight(model)[head.target_ids].clone()
+    head = DFlashHead.fresh(config, model=model, vocabulary=maps, output=head_weight(model))
     return head.requires_grad_(requires_grad=False), Engine(model)
 
 
@@ -34,7 +33,7 @@ def test_a_map_that_the_rows_contradict() -> None:
     assert not torch.equal(head.target_ids, right)
     (found,) = remapped(head, engine)
     assert found.fault == "token_mapping"
-    assert isinstance(found.head, Eagle3Head)
+    assert isinstance(found.head, DFlashHead)
     assert torch.equal(found.head.target_ids, right)
     assert not torch.equal(head.target_ids, right)  # the head itself stays as it is
 
@@ -44,4 +43,4 @@ def test_ids_where_offsets_are_read() -> None:
     right = head.d2t.clone()
     head.d2t += torch.arange(SIZE)
     tried = [each.head for each in variants(head, engine.model.spec) if each.fault == "token_mapping"]
-    assert any(isinstance(each, Eagle3Head) and torch.equal(each.d2t, right) for each in tried)
+    assert any(isinstance(each, DFlashHead) and torch.equal(each.d2t, right) for each in tried)

@@ -24,6 +24,8 @@ from foretell.draft.none import NoMethod
 from foretell.draft.prediction import Prediction, PredictionDrafter
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Library, Suffix, SuffixDrafter
+from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
 from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
@@ -36,7 +38,7 @@ from foretell.model.target import CausalModel, Target
 from tests.engine.harness import TreeMethod, audit_table, foresight, table
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as adapter
-from tests.model.tiny import tiny_module
+from tests.model.tiny import VOCAB, tiny_module
 
 CAPACITY = 128
 ALPHABET = 7  # few tokens: texts repeat themselves
@@ -300,6 +302,19 @@ def medusa() -> Method:
     return Medusa(head, tiny())
 
 
+def dflash(**changes: Any) -> Method:
+    config = DFlashHeadConfig(
+        hidden_size=32, vocab_size=VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2,
+        block_size=5, layer_ids=(0, 2, 3), mask_token_id=VOCAB - 1, **changes,
+    )  # fmt: skip
+    head = DFlashHead.fresh(config, seed=5, model=tiny())
+    noise = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
+    return DFlash(head, tiny())
+
+
 def target() -> CausalModel:
     return table(num_layers=3)
 
@@ -309,7 +324,7 @@ def draft(**options: Any) -> Method:
     return DraftModel(model, foresight(model))
 
 
-MODELS: dict[str, Callable[[], CausalModel]] = dict.fromkeys(("medusa", "eagle1", "eagle3", "kangaroo"), tiny)
+MODELS: dict[str, Callable[[], CausalModel]] = dict.fromkeys(("medusa", "eagle1", "eagle3", "kangaroo", "dflash"), tiny)
 METHODS: dict[str, Callable[[], Method]] = {
     "none": NoMethod,
     "ngram": Ngram,
@@ -321,11 +336,15 @@ METHODS: dict[str, Callable[[], Method]] = {
     "eagle1": lambda: Eagle1(random_head(EAGLE1), tiny()),  # type: ignore[arg-type]
     "eagle3": lambda: Eagle3(random_head(EAGLE3), tiny()),  # type: ignore[arg-type]
     "kangaroo": lambda: Kangaroo(adapter(), tiny()),
+    "dflash": dflash,
+    "dflash, all": lambda: dflash(causal=True, markov_rank=6, sample_from_anchor=True, confidence=True),
 }
+MODELS["dflash, all"] = tiny
 CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
 CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[4:]]
 CASES += [
-    (name, "static/branching=2x2x1", DrawMode.COUPLED) for name in ("draft_model", "medusa", "eagle1", "kangaroo")
+    (name, "static/branching=2x2x1", DrawMode.COUPLED)
+    for name in ("draft_model", "medusa", "eagle1", "kangaroo", "dflash")
 ]
 CASES += [("suffix", "opt_tree/size=7", DrawMode.FIXED)]
 CASES += [
@@ -334,6 +353,7 @@ CASES += [
         DrawMode.COUPLED),
     ("draft_model", "specdec/threshold=0.6", DrawMode.COUPLED), ("draft_model", "adaptive/threshold=0.3", DrawMode.COUPLED),
     ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED),
+    ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
 ]  # fmt: skip
 
 
@@ -398,7 +418,7 @@ def test_an_adapter_that_lacks_a_state_in_some_rows(monkeypatch: pytest.MonkeyPa
     assert False in mixed
 
 
-@pytest.mark.parametrize("name", ["ngram", "prediction", "suffix", "draft_model", "medusa", "eagle3"])
+@pytest.mark.parametrize("name", ["ngram", "prediction", "suffix", "draft_model", "medusa", "eagle3", "dflash"])
 def test_steps_in_which_a_drafter_is_not_asked(name: str) -> None:
     """It is told what came of them all the same, and guesses as if it had been asked and had had no room."""
     found = []
@@ -428,9 +448,9 @@ def memory_of(drafter: Any) -> KVCache:
     return cache
 
 
-@pytest.mark.parametrize(("name", "pending"), [("draft_model", 0), ("eagle1", 1), ("eagle3", 1)])
+@pytest.mark.parametrize(("name", "pending"), [("draft_model", 0), ("eagle1", 1), ("eagle3", 1), ("dflash", 0)])
 def test_reading_ahead(name: str, pending: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row reads, the others' memory stays as it is; then a proposal reads one node a row."""
+    """One row reads, the others' memory stays as it is; then a proposal reads one node a row, a block drafter its block."""
     with torch.inference_mode():
         lane = opened(name, "a", "b", "c", "e")
         drafter, context = lane.drafter, lane.context
@@ -456,7 +476,7 @@ def test_reading_ahead(name: str, pending: int, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(KVCache, "write", spied)
         lane.propose("chain", DrawMode.COUPLED)
-        assert set(widths) == {1}
+        assert set(widths) == {5 if name == "dflash" else 1}
 
 
 def test_a_draft_model_whose_context_is_at_its_end() -> None:
@@ -556,6 +576,7 @@ FAULTS: list[tuple[str, type[Drafter], Fault]] = [
     ("kangaroo", KangarooDrafter, forgets_memory),
     ("kangaroo", KangarooDrafter, forgets_last),
     ("kangaroo", KangarooDrafter, all_lack),
+    ("dflash", DFlashDrafter, forgets_memory),
 ]
 
 
@@ -580,7 +601,7 @@ def test_a_wrong_join_is_seen(name: str, drafter: Any, fault: Fault, monkeypatch
     assert is_caught(name)
 
 
-@pytest.mark.parametrize("name", ["draft_model", "eagle3", "kangaroo"])
+@pytest.mark.parametrize("name", ["draft_model", "eagle3", "kangaroo", "dflash"])
 def test_slots_that_do_not_survive_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that change places, or join, with one slot too few."""
     monkeypatch.setattr(KVCache, "keep", lambda self, rows, used: KEEP(self, rows, used - 1))
@@ -590,7 +611,7 @@ def test_slots_that_do_not_survive_are_seen(name: str, monkeypatch: pytest.Monke
     assert is_caught(name)
 
 
-@pytest.mark.parametrize("name", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("name", ["draft_model", "eagle3", "dflash"])
 def test_reading_ahead_wrongly_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into the memory of another row."""
     rows = KVCache.rows

@@ -30,7 +30,7 @@ WAITING: dict[str, Callable[[], Method]] = {
     "hybrid": lambda: Hybrid(Suffix(), Eagle3(random_head(EAGLE3), tiny()), shape=Chain(3), discount=1.0),  # type: ignore[arg-type]
 }
 CAN = {
-    "ngram", "suffix", "draft_model", "draft_model, short", "eagle1", "eagle3", "hybrid",
+    "ngram", "suffix", "draft_model", "draft_model, short", "eagle1", "eagle3", "dflash", "dflash, all", "hybrid",
 }  # fmt: skip
 OWN_MODEL = {"hybrid": tiny, **MODELS}
 

@@ -42,7 +42,7 @@ def test_resolved_reads_back(method: str, verify: str) -> None:
     [
         ("ngrams", "did you mean 'ngram'"),
         ("draft-model", "did you mean 'draft_model'"),
-        ("frobnicate", "known: draft_model, eagle1"),
+        ("frobnicate", "known: dflash, draft_model, eagle1"),
         ({"method": "predicton"}, "did you mean 'prediction'"),
         ({"method": 3}, "method = 3 is not a method"),
         ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),

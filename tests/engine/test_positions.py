@@ -15,7 +15,7 @@ from foretell.heads.head import Head
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
 from tests.engine.harness import ToyTokenizer, table
-from tests.methods.test_formats import eagle1, eagle3, spec
+from tests.methods.test_formats import dflash, eagle1, eagle3, spec
 
 TARGET = table(1)
 PARAMS = SamplingParams(max_new_tokens=80, ignore_eos=True, seed=3, temperature=0.7)
@@ -66,7 +66,7 @@ def test_a_request_with_a_longer_text_is_told_why_nothing_was_guessed() -> None:
     assert plain_reason(seen[-1], None) == "draft_model was made for texts of at most 10 tokens, and this one is longer"
 
 
-@pytest.mark.parametrize("make", [eagle1, eagle3])
+@pytest.mark.parametrize("make", [eagle1, eagle3, dflash])
 def test_heads_know_what_their_checkpoints_say(make: Any, tmp_path: Path) -> None:
     head: Head = make()
     formats.save(head, tmp_path, target=spec())

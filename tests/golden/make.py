@@ -172,7 +172,7 @@ class Maker:
         """The bundled pair and its heads, in float32."""
         pair = {"method": "draft_model", "num_speculative_tokens": 5}
         self.group("bundled", pair, "generate", self.temperatures("bundled", 0.0, 0.7, 1.0))
-        for method in ("medusa", "eagle1", "eagle2", "eagle3", "kangaroo"):
+        for method in ("medusa", "eagle1", "eagle2", "eagle3", "dflash", "kangaroo"):
             self.group("bundled", {"method": method}, "batch:2", self.temperatures("bundled", 0.0, 0.7))
         for config in (
             {**pair, "shape": "specdec"}, {**pair, "verify": "rejection"}, {**pair, "verify": "judge"},

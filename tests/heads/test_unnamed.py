@@ -16,7 +16,7 @@ def other() -> CausalModel:
     return load_model("bundled/draft", implementation="lean")
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle1", "medusa", "kangaroo", "hybrid"])
+@pytest.mark.parametrize("method", ["eagle3", "eagle1", "medusa", "kangaroo", "dflash", "hybrid"])
 def test_a_bundled_head_that_nobody_named_is_not_spoken_of(method: str, other: CausalModel) -> None:
     with pytest.raises(ModelError) as caught:
         Engine(other, None, speculative=method)

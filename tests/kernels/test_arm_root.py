@@ -17,7 +17,7 @@ from tests.kernels.test_wheel import NEW_SETUPTOOLS, ROOT, built_in
 from tests.processes import quick_compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_emulator, NEW_SETUPTOOLS]
-HEADS = ("eagle1", "eagle3", "medusa")
+HEADS = ("eagle1", "eagle3", "medusa", "dflash")
 ARM64 = 183  # EM_AARCH64
 SCRIPT = """
 import sys

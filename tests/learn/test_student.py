@@ -79,7 +79,7 @@ def shift(text: Text) -> Text:
     return replace(text, ids=text.ids.roll(1, 0), logs=text.logs.roll(1, 0), tail=text.tail.roll(1, 0))
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle1", "eagle3", "medusa"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle1", "eagle3", "medusa", "dflash"])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_learning_a_few_texts_raises_their_score_and_serves(method: str, temperature: float) -> None:
     engine = engine_of(method)

@@ -21,11 +21,11 @@ from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead
-from tests.methods.test_formats import ATTENTION, LAYERS, H, V, eagle1, eagle3, medusa, scrambled, spec
+from tests.methods.test_formats import ATTENTION, DSPARK, LAYERS, H, V, dflash, eagle1, eagle3, medusa, scrambled, spec
 
 HEADS: dict[str, Callable[[], Head]] = {
     "eagle3": eagle3, "speculators": eagle3, "eagle1": eagle1, "medusa": lambda: medusa(draft_vocab_size=12),
-    "medusa_vllm": medusa,
+    "medusa_vllm": medusa, "dflash": dflash, "dspark": lambda: dflash(**DSPARK), "dflash_speculators": dflash,
     "kangaroo": lambda: scrambled(KangarooHead(KangarooHeadConfig(H, V, 2, 2, 1, 8))),
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, 2, True, "draft_model"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(H, V, 3, 8))),
@@ -33,7 +33,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 """A head of each kind, by the layout that it is written in."""
 BAD = (float("inf"), float("nan"), 10**12, 10**30, 1e30, -1, True, "x", [1e400])
 
-FLAGS = {"norm_before_residual", "norm_output"}
+FLAGS = {"norm_before_residual", "norm_output", "causal", "windows_causal", "sample_from_anchor"}
 """Fields for which one of them is a value."""
 
 
@@ -105,6 +105,20 @@ def test_eagle_s_map_of_other_numbers(tmp_path: Path) -> None:
     tensors = load_file(file)
     save_file({**tensors, "d2t": tensors["d2t"] + 0.5}, file)
     with pytest.raises(ModelError, match="d2t holds float32 numbers, expected whole ones"):
+        formats.load(tmp_path / "head", num_layers=LAYERS)
+
+
+def test_a_map_of_dflash_s_that_is_not_the_identity(tmp_path: Path) -> None:
+    """It was thrown away, and the head's columns taken for other tokens."""
+    formats.save(dflash(), tmp_path / "head", "dflash_speculators")
+    file = tmp_path / "head/model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.ones(V, dtype=torch.bool)}, file)
+    formats.load(tmp_path / "head", num_layers=LAYERS)
+    swapped = torch.zeros(V, dtype=torch.int64)
+    swapped[0], swapped[1] = 1, -1
+    save_file({**tensors, "d2t": swapped}, file)
+    with pytest.raises(ModelError, match="do not map the whole vocabulary to itself"):
         formats.load(tmp_path / "head", num_layers=LAYERS)
 
 

@@ -24,6 +24,7 @@ from foretell.heads.layout import TargetInfo
 from foretell.heads.load import load_head
 from foretell.heads.rope import RopeScaling
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
@@ -64,6 +65,11 @@ def medusa(**changes: Any) -> MedusaHead:
     return scrambled(MedusaHead(MedusaHeadConfig(**SIZES, **values)))
 
 
+def dflash(**changes: Any) -> DFlashHead:
+    values = {"num_layers": 2, "block_size": 4, "layer_ids": (1, 4), "mask_token_id": 39, "rope_theta": 1e6, **changes}
+    return scrambled(DFlashHead(DFlashHeadConfig(**SIZES, **ATTENTION, **values)))
+
+
 def scrambled(head: Some) -> Some:
     """Every number different, so that no two tensors can be confused."""
     with torch.no_grad():
@@ -72,6 +78,7 @@ def scrambled(head: Some) -> Some:
     return head
 
 
+DSPARK = {"markov_rank": 3, "confidence": True, "sample_from_anchor": True}
 HEADS: dict[str, Callable[[], Head]] = {
     "eagle3": eagle3,
     "eagle3 with every option": lambda: eagle3(
@@ -95,6 +102,11 @@ HEADS: dict[str, Callable[[], Head]] = {
     "medusa of two blocks": lambda: medusa(num_layers=2),
     "medusa of a reduced vocabulary": lambda: medusa(draft_vocab_size=DV),
     "medusa with the target's head": lambda: medusa(own_lm_head=False),
+    "dflash": dflash,
+    "dflash, causal": lambda: dflash(causal=True),
+    "dspark": lambda: dflash(**DSPARK),
+    "dspark without confidence": lambda: dflash(markov_rank=3),
+    "dspark without markov": lambda: dflash(confidence=True, sample_from_anchor=True),
     "kangaroo": lambda: scrambled(KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=8))),
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, num_layers=2, normalize=True,
         drafter="eagle3"))),
@@ -151,6 +163,7 @@ def test_defaults() -> None:
     found = {name: formats.default_layout(make()).name for name, make in HEADS.items()}
     assert found["eagle3"] == "eagle3"
     assert found["medusa"] == "medusa"
+    assert (found["dflash"], found["dspark"]) == ("dflash", "dspark")
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -297,6 +310,30 @@ def test_medusa_in_both_layouts(tmp_path: Path) -> None:
     names = stored(tmp_path / "vllm" / "model.safetensors")
     assert names["medusa_heads.2.1.weight"] == [V, H]
     assert "token_map" not in names
+
+
+def test_dflash_and_dspark_keys(tmp_path: Path) -> None:
+    formats.save(dflash(causal=True), tmp_path / "dflash", target=spec())
+    config = written(tmp_path / "dflash")
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert (config["model_type"], config["block_size"], config["num_target_layers"]) == ("qwen3", 4, LAYERS)
+    assert config["dflash_config"] == {
+        "mask_token_id": 39, "target_layer_ids": [1, 4], "causal_head": True, "sample_from_anchor": False,
+    }  # fmt: skip
+    assert config["is_causal"]  # vLLM's key
+    formats.save(dflash(**DSPARK), tmp_path / "dspark")
+    config = written(tmp_path / "dspark")
+    assert config["architectures"] == ["DSparkDraftModel"]
+    inner = config["dflash_config"]
+    for key, value in {
+        "markov_rank": 3, "markov_head_type": "vanilla", "enable_confidence_head": True,
+        "confidence_head_with_markov": True, "mask_token_id": 39, "target_layer_ids": [1, 4],
+    }.items():  # fmt: skip
+        assert inner[key] == config[key] == value
+    assert inner["projector_type"] == "dspark"
+    names = stored(tmp_path / "dspark" / "model.safetensors")
+    assert names["markov_head.markov_w1.weight"] == names["markov_head.markov_w2.weight"] == [V, 3]
+    assert names["confidence_head.proj.weight"] == [1, H + 3]
 
 
 # -- files of others, written by hand -------------------------------------------------------------------------------
@@ -557,6 +594,61 @@ def test_reads_medusa_of_vllm(tmp_path: Path) -> None:
     same(one, two)
 
 
+def dflash_files() -> dict[str, Tensor]:
+    narrow = {f"self_attn.{part}_proj.weight": [rows, H] for part, rows in (("q", 16), ("k", 8), ("v", 8))}
+    layer = {key: shape for key, shape in {**EAGLE3_LAYER, **narrow}.items() if key != "hidden_norm.weight"}
+    layer |= {"self_attn.q_norm.weight": [8], "self_attn.k_norm.weight": [8]}
+    return random(
+        {
+            **{f"layers.{index}.{key}": shape for index in range(2) for key, shape in layer.items()},
+            "fc.weight": [H, 2 * H], "hidden_norm.weight": [H], "norm.weight": [H],
+        }
+    )  # fmt: skip
+
+
+def dflash_config(**changes: Any) -> dict[str, Any]:
+    config = {
+        **LLAMA, "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 8,
+        "block_size": 4, "num_target_layers": LAYERS, "layer_types": ["full_attention"] * 2,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        "dflash_config": {"mask_token_id": 39, "target_layer_ids": [1, 4]},
+    }  # fmt: skip
+    return {key: value for key, value in {**config, **changes}.items() if value is not ...}
+
+
+def test_reads_dflash_of_others(tmp_path: Path) -> None:
+    extra = random({"embed_tokens.weight": [V, H]})  # a copy of the target's, as some trainers leave it
+    head = formats.load(lay(tmp_path / "x", dflash_config(), {**dflash_files(), **extra}))
+    assert isinstance(head, DFlashHead)
+    assert (head.taps, head.config.block_size, head.config.rope_theta) == ((1, 4), 4, 1e6)
+    assert not head.config.sample_from_anchor
+    inside = dflash_config(block_size=..., dflash_config={"mask_token_id": 39, "block_size": 5, "causal_head": True})
+    other = formats.load(lay(tmp_path / "y", inside, dflash_files()))
+    assert isinstance(other, DFlashHead)
+    assert (other.taps, other.config.block_size, other.config.causal) == ((1, 5), 5, True)  # the authors' default ids
+    with pytest.raises(ModelError, match=r"no dflash_config.target_layer_ids"):
+        formats.load(lay(tmp_path / "y", {**inside, "num_target_layers": None}, dflash_files()))
+
+
+@pytest.mark.parametrize("nested", ["dflash_config", "dspark_config", ""])
+def test_reads_dspark_of_others(tmp_path: Path, nested: str) -> None:
+    heads = {"markov_head.markov_w1.weight": [V, 3], "markov_head.markov_w2.weight": [V, 3]}
+    tensors = {**dflash_files(), **random({**heads, "confidence_head.proj.weight": [1, H + 3]})}
+    keys = {"markov_rank": 3, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    ids = {"mask_token_id": 39, "target_layer_ids": [1, 4]}
+    places: dict[str, dict[str, Any]] = {"dflash_config": {**ids, "projector_type": "dspark"}}
+    if nested:
+        places[nested] = {**places.get(nested, {}), **keys}
+        config = dflash_config(architectures=["DSparkDraftModel"], **places)
+    else:
+        config = dflash_config(architectures=["Qwen3DSparkModel"], dflash_config=..., **ids, **keys)
+    head = formats.load(lay(tmp_path / "x", config, tensors))
+    assert isinstance(head, DFlashHead)
+    assert (head.config.markov_rank, head.config.confidence, head.config.sample_from_anchor) == (3, True, True)
+    assert head.confidence_head is not None
+    assert float(head.confidence_head.proj.bias.detach()) == 0.0
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 GOOD = native(**{IDS: [2, 4, 5]})
@@ -565,7 +657,8 @@ GOOD = native(**{IDS: [2, 4, 5]})
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: Eagle3DraftModel,"),
+        ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlashDraftModel,"),
+        ({**GOOD, "architectures": ["DFlash2DraftModel"]}, "architecture 'DFlash2DraftModel', which is no head known"),
         ({**GOOD, "architectures": []}, "architecture None, which is no head"),
         (speculators(speculators_model_type="hydra"), "speculators_model_type 'hydra', which is no head known"),
         ({**GOOD, "hidden_size": ...}, "has no 'hidden_size', which this kind"),
@@ -630,8 +723,8 @@ GOOD = native(**{IDS: [2, 4, 5]})
             "transformer_layer_config.model_type is 'gpt_oss' in config.json; only layers of 'llama' and 'qwen3'",
         ),
         (
-            speculators(speculators_model_type="hydra", architectures=["Eagle3DraftModel"]),
-            "speculators_model_type 'hydra', which is no head known .*heads of type 'eagle3'",
+            speculators(speculators_model_type="hydra", architectures=["DFlashDraftModel"]),
+            "speculators_model_type 'hydra', which is no head known .*heads of type 'dflash', 'dspark', 'eagle3'",
         ),
         ({**GOOD, "draft_vocab_size": 99}, "draft_vocab_size = 99 must be between 1 and vocab_size = 40"),
         ({**GOOD, "draft_vocab_size": 13}, r"lm_head\.weight is \[12, 16\], expected \[13, 16\]"),
@@ -715,6 +808,36 @@ def test_a_whole_model_is_told_so(tmp_path: Path) -> None:
         formats.load(lay(tmp_path / "x", {**LLAMA, "architectures": ["LlamaForCausalLM"]}, tensors))
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (dflash_config(layer_types=["sliding_attention"] * 2), "layer_types in config.json has 'sliding_attention', sl"),
+        (dflash_config(is_causal=True, causal=False), "causal_head, is_causal and causal in config.json contradict"),
+        (dflash_config(layer_types=..., sliding_window=8, max_window_layers=1), "nothing says which layers"),
+        (dflash_config(residual_multiplier=0.5), "residual_multiplier is 0.5 in config.json, which is not known"),
+        (
+            dflash_config(dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 3, "attention_mode": "mla"}),
+            r"dflash_config\.attention_mode is 'mla' in config.json; only 'gqa'",
+        ),
+        (dflash_config(block_size=...), "has no 'block_size'"),
+        (dflash_config(block_size=1), "block_size = 1 of a dflash head must be at least 2"),
+        (dflash_config(dflash_config={"target_layer_ids": [1, 4]}), "has no 'mask_token_id'"),
+        (dflash_config(dflash_config={"target_layer_ids": [4, 1], "mask_token_id": 3}), "distinct and ascend"),
+        (dflash_config(architectures=["DSparkDraftModel"], markov_head_type="rnn"), "markov_head_type is 'rnn'"),
+        (
+            dflash_config(
+                architectures=["DSparkDraftModel"], markov_rank=3, enable_confidence_head=True,
+                confidence_head_with_markov=False,
+            ),
+            "confidence_head_with_markov is False in config.json; only True",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_block_drafters(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        formats.load(lay(tmp_path / "x", config, dflash_files()))
+
+
 def test_own_layouts_refuse_keys_they_do_not_know(tmp_path: Path) -> None:
     formats.save(HEADS["kangaroo"](), tmp_path / "x")
     config = written(tmp_path / "x")
@@ -732,6 +855,8 @@ def test_heads_that_a_layout_cannot_hold(tmp_path: Path) -> None:
     for head, layout, said in (
         (eagle3(), "speculatros", "did you mean 'speculators'"),
         (eagle3(), "eagle1", "it holds eagle1 heads, and this is an eagle3 head"),
+        (dflash(**DSPARK), "dflash", "no place for a Markov head"),
+        (dflash(), "dspark", "neither a Markov head nor"),
         (medusa(own_lm_head=False), "medusa_vllm", "end in the target's own head"),
         (
             medusa(draft_vocab_size=DV),

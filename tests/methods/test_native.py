@@ -16,10 +16,13 @@ import torch
 from foretell import Engine, Request, SamplingParams
 from foretell.core.tree import TokenTree, chain_parent, layout
 from foretell.draft.base import Method
+from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.head import Head
 from foretell.kernels import build
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
 from foretell.methods.acceptance.native import speed_up
+from foretell.methods.dflash.drafter import DFlash
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.methods.kangaroo.head import KangarooHead
@@ -65,6 +68,18 @@ def medusa(**options: Any) -> MedusaHead:
     return made
 
 
+def flash(**options: Any) -> DFlashHead:
+    config = DFlashHeadConfig(
+        hidden_size=32, vocab_size=VOCAB, intermediate_size=40, num_heads=4, num_kv_heads=2, head_dim=16, num_layers=2,
+        block_size=5, layer_ids=(0, 2), mask_token_id=3, rope_theta=100.0,
+    )  # fmt: skip
+    config = replace(config, **options)
+    size = config.draft_vocab_size
+    some = None if size is None else draft_vocabulary((torch.arange(VOCAB) * 7) % 11, size)
+    made: DFlashHead = stirred(DFlashHead.fresh(config, model=target(), vocabulary=some))
+    return made
+
+
 def kangaroo() -> KangarooHead:
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -79,6 +94,14 @@ METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "medusa": lambda model: Medusa(medusa(), model),
     "medusa-reduced": lambda model: Medusa(medusa(draft_vocab=torch.arange(0, VOCAB, 2)), model),
     "medusa-shared": lambda model: Medusa(medusa(own_lm_head=False), model),
+    "dflash": lambda model: DFlash(flash(), model),
+    "dflash-causal": lambda model: DFlash(flash(causal=True), model),
+    "dspark": lambda model: DFlash(flash(sample_from_anchor=True, markov_rank=8, confidence=True), model),
+    "dflash-reduced": lambda model: DFlash(flash(draft_vocab_size=29), model),
+    "dspark-reduced": lambda model: DFlash(
+        flash(sample_from_anchor=True, markov_rank=8, confidence=True, draft_vocab_size=29), model
+    ),
+    "dflash-windows": lambda model: DFlash(flash(windows=(6, 0)), model),
     "kangaroo": lambda model: Kangaroo(kangaroo(), model),
 }
 
@@ -152,7 +175,7 @@ def test_proposals_are_the_twins(name: str, shape: str, verify: str, plain: bool
             torch.testing.assert_close(tree.q, other.q, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa-shared", "kangaroo"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa-shared", "dspark", "kangaroo"])
 def test_beside_a_target_that_scales_embeddings_and_caps_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a head shares with Gemma 2 it reads as Gemma 2 does."""
     module = tiny_module("gemma2", head_dim=16, final_logit_softcapping=0.5)
@@ -168,7 +191,7 @@ def test_beside_a_target_that_scales_embeddings_and_caps_logits(name: str, monke
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("name", ["eagle3", "medusa", "kangaroo"])
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo"])
 def test_threads_do_not_change_a_bit(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are part of it: Kangaroo's were read by torch, whose sums have another order on two threads."""
     monkeypatch.setattr("foretell.engine.loop.thread_limit", nullcontext)  # beside other processes there would be fewer
@@ -210,7 +233,7 @@ def test_a_prompt_is_remembered_as_it_is_read_node_by_node(dtype: torch.dtype) -
     torch.testing.assert_close(made[0], torch.stack([read.keys[0], read.values[0]])[..., :61, :], **close)
 
 
-@pytest.mark.parametrize("name", ["medusa", "kangaroo"])
+@pytest.mark.parametrize("name", ["medusa", "dspark", "kangaroo"])
 def test_a_head_that_differs_is_seen(name: str) -> None:
     """The comparison above would see a head that is another one by a fiftieth."""
     trees, _ = run(METHODS[name](target()), "chain", "rejection", plain=True)

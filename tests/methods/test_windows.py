@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import DrawMode, chain_parent, layout
+from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.model.hf.adapter import TransformersModel
@@ -21,7 +22,7 @@ from foretell.model.windows import UNBOUNDED, DraftWindow
 from tests.methods.eagle.eagles import random_head
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, decoded, prompts
 from tests.methods.eagle.test_native import Levels, distance
-from tests.methods.test_native import requests, run, target, twin
+from tests.methods.test_native import flash, requests, run, target, twin
 from tests.model.tiny import VOCAB, tiny_module
 
 CPU = torch.device("cpu")
@@ -47,6 +48,8 @@ METHODS = {
     "draft_model": lambda model: DraftModel(model.limited(LIMIT)),
     "eagle3": lambda model: Eagle3(limited(random_head(replace(CONFIGS["eagle3"], head_dim=16))), model),
     "eagle1-layers": lambda model: Eagle3(limited(random_head(replace(CONFIGS["eagle3-layers"], head_dim=16))), model),
+    "dflash": lambda model: DFlash(limited(flash()), model),
+    "dflash-windows": lambda model: DFlash(limited(flash(windows=(5, 0))), model),
 }
 
 
@@ -185,7 +188,7 @@ def test_bundled_drafts_by_their_key() -> None:
     ]
     expected = [one.token_ids for one in engine.generate_batch(asked)]
     for keys in (
-        {"method": "draft_model", "draft_vocab_size": 900}, {"method": "eagle3"},
+        {"method": "draft_model", "draft_vocab_size": 900}, {"method": "eagle3"}, {"method": "dflash"},
         {"method": "hybrid", "second": "eagle3"},
     ):  # fmt: skip
         found = engine.generate_batch([replace(one, speculative={**keys, "draft_window": 8}) for one in asked])

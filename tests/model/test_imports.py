@@ -34,6 +34,7 @@ print(engine.model.spec.implementation, [name for name in {HEAVY!r} if name in s
     [
         ("native", "draft_model", "native []"),
         pytest.param("native", "eagle3", "native []", marks=pytest.mark.slow),
+        pytest.param("native", "dflash", "native []", marks=pytest.mark.slow),
         pytest.param("lean", "none", "lean []", marks=pytest.mark.slow),
         pytest.param("transformers", "none", "transformers ['transformers'", marks=pytest.mark.slow),  # the control
     ],

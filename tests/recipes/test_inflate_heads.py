@@ -17,6 +17,7 @@ from foretell.heads.modules import causal_mask
 from foretell.heads.pair_head import PairHead
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -63,6 +64,14 @@ def eagle3(**options: Any) -> Eagle3Head:
     return Eagle3Head.fresh(config, torch.Generator(), vocabulary=draft_vocabulary(torch.arange(V) % 7, 24))
 
 
+def dflash(**options: Any) -> DFlashHead:
+    sizes = {"num_layers": 2, "block_size": 4, "layer_ids": (1, 2), "mask_token_id": 5, **SIZES}
+    config = DFlashHeadConfig(H, V, 40, **sizes, **options)
+    if config.draft_vocab_size is None:
+        return DFlashHead(config)
+    return DFlashHead.fresh(config, vocabulary=draft_vocabulary(torch.arange(V) % 7, config.draft_vocab_size))
+
+
 HEADS: dict[str, Any] = {
     "kangaroo 1": lambda: KangarooHead(KangarooHeadConfig(H, V, 1, **LARGE_EPS)),
     "kangaroo 2": lambda: KangarooHead(KangarooHeadConfig(H, V, 2, **LARGE_EPS)),
@@ -77,6 +86,9 @@ HEADS: dict[str, Any] = {
         MedusaHeadConfig(H, V, 2, 1, tap_layer=2, draft_vocab_size=20)
     ),
     "medusa on the target's head": lambda: MedusaHead(MedusaHeadConfig(H, V, 2, 1, 2, V, own_lm_head=False)),
+    "dflash": dflash,
+    "dspark": lambda: dflash(sample_from_anchor=True, markov_rank=3, confidence=True, causal=True),
+    "dspark of a reduced vocabulary": lambda: dflash(markov_rank=3, confidence=True, draft_vocab_size=24),
     "judge": lambda: JudgeWeights(JudgeHeadConfig(H, V, layer=1, columns=H)),
 }
 
@@ -95,6 +107,12 @@ def says(head: Head, model: TransformersModel) -> list[Tensor]:
     elif isinstance(head, MedusaHead):
         said = [head(model.normed(labeled.taps), index) for index in range(2)]
         out = said if head.config.own_lm_head else [model.head(one) for one in said]
+    elif isinstance(head, DFlashHead):
+        blocks = model.embed(torch.full((2, 3, 4), head.config.mask_token_id).flatten(1)).unflatten(1, (3, 4))
+        normed = head(labeled.taps, blocks, torch.tensor([[2, 5, 9], [1, 3, 10]]))
+        out = [head.logits(normed.flatten(1, 2), model)]
+        if head.markov_head is not None:
+            out += [head.bias(tokens), head.confidence(normed, torch.full((2, 3, 4), 7))]
     else:
         out = [head(labeled.taps)]
     return [one[..., :V] for one in out]

@@ -17,7 +17,7 @@ from foretell.model.target import Target
 from foretell.service.memory import bytes_per_row, bytes_per_token
 from tests.engine.harness import table
 
-WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo")
+WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")
 WITHOUT = ("none", "medusa", "ngram", "suffix", "prediction")
 
 

@@ -23,6 +23,10 @@ OPTIONS = {
     "eagle3": (*SIZES, "num_slots", "decay", "alone", "draft_vocab_size", "layer_ids"),
     "eagle1": (*SIZES, "num_slots", "weight_feature", "weight_law", "noise"),
     "medusa": ("num_heads", "num_layers", "draft_vocab_size", "decay"),
+    "dflash": (
+        *SIZES, "num_layers", "block_size", "num_features", "layer_ids", "mask_token_id", "markov_rank", "num_anchors",
+        "gamma", "draft_vocab_size",
+    ),
     "kangaroo": (*SIZES[1:], "exit_layer"),
     "acceptance": ("num_layers", "target_share", "weight_accepted", "weight_rejected", "temperatures"),
     "draft_model": (),
@@ -147,7 +151,8 @@ def test_numbers_that_do_not_fit_what_is_saved(tmp_path: Path) -> None:
     ("method", "given", "said"),
     [
         ("eagle3", {"layer_ids": [2, 1]}, r"must be\s+distinct and ascend"),
-        ("eagle3", {"layer_ids": [99]}, "reads the output of target layer 99"),
+        ("dflash", {"layer_ids": [2, 1]}, r"must be\s+distinct and ascend"),
+        ("dflash", {"layer_ids": [99]}, "reads the output of target layer 99"),
         ("medusa", {"own_lm_head": False, "num_layers": 0}, "has no weights to learn"),
     ],
 )

@@ -13,6 +13,7 @@ ABOUT = {
     "eagle2": NETWORK,
     "eagle3": NETWORK,
     "medusa": NETWORK,
+    "dflash": NETWORK,
     "mtp": "a part of the target that was trained to see further ahead",
     "kangaroo": "the lower part of the target itself, with a small trained addition",
     "ngram": "a search for what followed the same last words earlier in the text",

@@ -7,7 +7,7 @@ opens; the heads are folders in their own formats (`foretell.heads.formats`), or
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "acceptance", "judge")
+HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "dflash", "acceptance", "judge")
 NAMED = {f"{target}/eagle3": "head.gguf" for target in ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")}
 """Heads for models of ``foretell list``, and the file of a folder. Their output heads are their targets' own rows."""
 _ALIASES = {"eagle2": "eagle1"}  # the same weights on another tree

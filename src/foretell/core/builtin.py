@@ -38,6 +38,16 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.medusa.formats:MedusaAuthors", "foretell.methods.medusa.formats:MedusaVLLM"),
         "foretell.train.recipes.medusa:RECIPE",
     ),
+    "dflash": Parts(
+        "foretell.methods.dflash.config:DFlashConfig",
+        (
+            "foretell.methods.dflash.formats:DFlashLayout",
+            "foretell.methods.dflash.formats:DSparkLayout",
+            "foretell.methods.dflash.formats:DFlashSpeculators",
+            "foretell.methods.dflash.formats:DSparkSpeculators",
+        ),
+        "foretell.train.recipes.dflash:RECIPE",
+    ),
     "kangaroo": Parts(
         "foretell.methods.kangaroo.config:KangarooConfig",
         ("foretell.methods.kangaroo.head:KangarooLayout",),

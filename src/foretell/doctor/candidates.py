@@ -113,7 +113,7 @@ def _depth(name: str) -> dict[str, int]:
     """As deep as a method that draws is looked at, unless its own default is what it was made for."""
     kind = METHODS[name]
     own = {"num_speculative_tokens": DEPTH}
-    return own if kind.capabilities.draws and name not in ("medusa", "hybrid") else {}
+    return own if kind.capabilities.draws and name not in ("medusa", "dflash", "hybrid") else {}
 
 
 def _with_weights(name: str, spec: ModelSpec, draft: str | None, given: str | None) -> Iterator[Candidate]:

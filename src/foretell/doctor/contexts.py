@@ -12,6 +12,8 @@ from foretell.engine.engine import Engine
 from foretell.heads.head import Head
 from foretell.heads.objective import LossSlot, Objective, Outcome
 from foretell.heads.teacher import ComputedBatch, Teacher
+from foretell.methods.dflash.head import DFlashHead
+from foretell.methods.dflash.objective import DFlashObjective
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
@@ -75,6 +77,8 @@ def objective_of(head: Head) -> Objective:
         return Eagle1Objective(head, num_slots=NUM_SLOTS)
     if isinstance(head, MedusaHead):
         return MedusaObjective(head)
+    if isinstance(head, DFlashHead):
+        return DFlashObjective(head)
     if isinstance(head, KangarooHead):
         return KangarooObjective(head)
     raise ConfigError(f"a head of kind {head.method!r} does not guess, so there is nothing to diagnose")

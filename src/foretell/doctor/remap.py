@@ -8,6 +8,7 @@ from torch import Tensor
 from foretell.doctor.variants import HeadVariant
 from foretell.engine.engine import Engine
 from foretell.heads.head import Head
+from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.medusa.head import head_weight
 
@@ -20,7 +21,7 @@ MOST_PRODUCTS = 4e11
 def remapped(head: Head, engine: Engine) -> list[HeadVariant]:
     """The head with the vocabulary that its output matrix itself suggests: columns of heads that began as the target's
     are still most like the rows that they came from."""
-    if not isinstance(head, Eagle3Head) or head.vocabulary is None or head.lm_head is None:
+    if not isinstance(head, Eagle3Head | DFlashHead) or head.vocabulary is None or head.lm_head is None:
         return []
     spec = engine.model.spec
     if float(len(head.d2t)) * spec.vocab_size * spec.hidden_size > MOST_PRODUCTS:

@@ -16,6 +16,7 @@ from torch import Tensor
 from foretell.core.errors import ForetellError
 from foretell.heads.head import Head
 from foretell.heads.modules import Attention
+from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.kangaroo.head import KangarooHead
@@ -152,7 +153,7 @@ def _norms(head: Head) -> Iterator[HeadVariant]:
 
 def _tokens(head: Head) -> Iterator[HeadVariant]:
     """Draft vocabularies that are one off, or were stored as ids where offsets are read."""
-    if isinstance(head, Eagle3Head) and head.vocabulary is not None:
+    if isinstance(head, Eagle3Head | DFlashHead) and head.vocabulary is not None:
         index = torch.arange(len(head.d2t), device=head.d2t.device)
         given = {
             "d2t holds ids where offsets are read: subtract the index": head.d2t - index,
@@ -186,7 +187,11 @@ def _inputs(head: Head) -> Iterator[HeadVariant]:
         first = copy.deepcopy(head)
         first.fc.weight.data = torch.cat(first.fc.weight.data.chunk(2, 1)[::-1], 1)
         yield HeadVariant("inputs", "join the feature before the embedding", first)
+    if isinstance(head, DFlashHead):
+        for field in ("causal", "sample_from_anchor"):
+            value = not getattr(head.config, field)
+            yield from _of("inputs", f"{field} = {str(value).lower()}", changed(head, **{field: value}))
 
 
-KINDS = (Eagle3Head, Eagle1Head, MedusaHead, KangarooHead)
+KINDS = (Eagle3Head, Eagle1Head, MedusaHead, DFlashHead, KangarooHead)
 """Heads that can be diagnosed."""

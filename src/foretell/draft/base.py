@@ -333,7 +333,8 @@ class Method(ABC):
         """The same method with other weights, named as its checkpoint has them: what learning while serving swaps in. This
         one stays as it is. Raises ConfigError for a method that cannot."""
         raise ConfigError(
-            f"method {self.name!r} cannot learn while it serves: choose draft_model, eagle1, eagle2, eagle3 or medusa"
+            f"method {self.name!r} cannot learn while it serves: choose draft_model, eagle1, eagle2, eagle3, medusa or "
+            "dflash"
         )
 
     @abstractmethod

@@ -17,8 +17,8 @@ from foretell.core.settings import settle
 RANGES: dict[str, tuple[int, int]] = {
     "hidden_size": (1, 2**20), "vocab_size": (1, 2**26), "draft_vocab_size": (1, 2**26), "columns": (1, 2**20),
     "intermediate_size": (1, 2**22), "num_heads": (1, 2**12), "num_kv_heads": (1, 2**12), "head_dim": (1, 2**12),
-    "num_layers": (0, 2**10), "tap_layer": (0, 2**16),
-    "layer": (0, 2**16), "exit_layer": (1, 2**16),
+    "num_layers": (0, 2**10), "block_size": (1, 2**10), "markov_rank": (0, 2**16), "tap_layer": (0, 2**16),
+    "layer": (0, 2**16), "exit_layer": (1, 2**16), "mask_token_id": (0, 2**26),
 }  # fmt: skip
 """Least and largest value by a field's name: beyond every model known, and small enough that products of a few of them fit
 into 64 bits."""

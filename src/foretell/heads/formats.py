@@ -9,12 +9,17 @@ head                    layout              "architectures"             names of
 ``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
 ``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
 ``MedusaHead``          medusa_vllm         MedusaModel                 under medusa_heads.
+``DFlashHead``          dflash (default)    DFlashDraftModel
+``DFlashHead``          dspark (default     DSparkDraftModel
+                        with its heads)
+``DFlashHead``          dflash_speculators  (speculators_model_type)    the layers' configuration inside
+``DFlashHead``          dspark_speculators  (speculators_model_type)    the same
 ``KangarooHead``        kangaroo            ForetellKangaroo
 ``AcceptanceHead``      acceptance          ForetellAcceptance
 ``JudgeWeights``        judge               ForetellJudge
 ======================  ==================  ==========================  ===========================================
 
-Whatever a head needs is always written, defaults too: layer ids, norm flags, the layer it reads. Keys that
+Whatever a head needs is always written, defaults too: layer ids, norm flags, mask token, the layer it reads. Keys that
 other tools' files lack are filled in only where all engines use the same default.
 """
 

@@ -56,6 +56,12 @@ class Blocks(ctypes.Structure):
     ]
 
 
+class Markov(ctypes.Structure):
+    """A bigram of low rank."""
+
+    _fields_ = [("first", Matrix), ("second", Matrix)]
+
+
 FUNCTIONS = {
     "pair_scratch": "ppnnnn",
     "pair": "ppnnnnpppppnnnppnppnp",
@@ -63,9 +69,10 @@ FUNCTIONS = {
     "pair_chain": "ppnnnpppppnpppp",
     "pair_tree_scratch": "ppnnnpn",
     "pair_tree": "ppnnnpppppppnpppppp",
-    "draw_scratch": "nn",
-    "draw": "pnnnppppp",
-    "adapter_scratch": "ppnnn",
+    "draw_scratch": "pnnn",
+    "draw": "ppnnnpppppp",
+    "flash_scratch": "ppnnnnn",
+    "flash": "ppnnnnppppnnppp",
     "adapter": "ppnnnnppppnnnppp",
     "blocks_scratch": "pnnn",
     "blocks": "pnnnppnp",

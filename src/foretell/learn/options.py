@@ -19,6 +19,7 @@ RECIPES = {
     "eagle2": "eagle1",
     "eagle3": "eagle3",
     "medusa": "medusa",
+    "dflash": "dflash",
 }
 """Methods whose weights can learn while serving, and the recipe that trains each; of a method that is made of others the
 part that has weights (``MethodConfig.trained``)."""

@@ -97,22 +97,24 @@ class Draws:
 
 def draw_block(
     memory: Memory, vocabulary: Vocabulary, logits: Tensor, pending: Tensor, limits: Sequence[int],
-    processors: Processors, label: DrawnBy, noise: Noise,
+    processors: Processors, label: DrawnBy, noise: Noise, markov: heads.Markov | None = None,
 ) -> TokenTree:  # fmt: skip
     """The chain ``grow.chain`` would draw, limits[b] guesses of row b after pending [B], in one call.
 
-    logits [B, D, V], float32, or [B, D, DV] of a draft vocabulary: of guess d + 1 whatever the guesses before it are."""
+    logits [B, D, V], float32, or [B, D, DV] of a draft vocabulary: of guess d + 1 whatever the guesses before it are, but
+    for what markov adds for the token before it."""
     depth = max(limits)
     given = logits[:, :depth].contiguous().clone()  # drawing overwrites it
     draws = Draws.of(vocabulary, processors, label, noise, depth)
     guesses, limit = torch.empty(len(given), depth, dtype=torch.int64), torch.tensor(list(limits))
     view = ctypes.addressof(draws.view)
-    threads = torch.get_num_threads()
+    bigram = None if markov is None else ctypes.addressof(markov)
+    threads, pending = torch.get_num_threads(), pending.contiguous()
     with memory.lock:
-        scratch = memory.scratch(memory.functions.draw_scratch(given.shape[2], threads))
+        scratch = memory.scratch(memory.functions.draw_scratch(bigram, len(given), given.shape[2], threads))
         problem = memory.functions.draw(
-            view, len(given), given.shape[2], threads, vocabulary.address, limit.data_ptr(), given.data_ptr(),
-            guesses.data_ptr(), scratch,
+            view, bigram, len(given), given.shape[2], threads, vocabulary.address, limit.data_ptr(),
+            pending.data_ptr(), given.data_ptr(), guesses.data_ptr(), scratch,
         )  # fmt: skip
     check(problem)
     tokens = torch.cat([pending[:, None], guesses], 1)

@@ -15,7 +15,7 @@ from foretell.heads.objective import Objective
 from foretell.heads.teacher import Teacher
 from foretell.methods.medusa.head import head_weight, norm_weight
 from foretell.model.target import CausalModel
-from foretell.train.config import check_range
+from foretell.train.config import TINY, check_range
 from foretell.train.responses import Responses
 
 Options = dict[str, Any]
@@ -100,13 +100,13 @@ class Making:
 
 NUMBERS: dict[str, tuple[Any, float, float]] = {
     **{name: (int | None, *config_values.RANGES[name]) for name in ("intermediate_size", "num_kv_heads", "head_dim")},
-    "draft_vocab_size": (int | None, *config_values.RANGES["draft_vocab_size"]),
-    **{name: (int, *config_values.RANGES[name]) for name in ("num_layers", "exit_layer")},
+    **{name: (int | None, *config_values.RANGES[name]) for name in ("draft_vocab_size", "mask_token_id")},
+    **{name: (int, *config_values.RANGES[name]) for name in ("num_layers", "block_size", "markov_rank", "exit_layer")},
     "num_heads": (int | None, *config_values.RANGES["num_heads"]),
     "rope_theta": (float | None, *config_values.SHARES["rope_theta"]),
     "rms_norm_eps": (float | None, *config_values.SHARES["rms_norm_eps"]),
-    "num_slots": (int, 1, 64), "num_features": (int, 1, 64),
-    "decay": (float, 0.0, 1.0), "alone": (float, 0.0, 1.0), "target_share": (float, 0.0, 1.0),
+    "num_slots": (int, 1, 64), "num_features": (int, 1, 64), "num_anchors": (int, 1, 2**20),
+    "decay": (float, 0.0, 1.0), "alone": (float, 0.0, 1.0), "target_share": (float, 0.0, 1.0), "gamma": (float, TINY, 1e6),
     **dict.fromkeys(("weight_feature", "weight_law", "weight_accepted", "weight_rejected", "noise"), (float, 0.0, 1e6)),
 }  # fmt: skip
 """Kind, least and largest value of the methods' own settings that are numbers. None, where it is one: the target's own."""

@@ -20,8 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 from foretell.heads import formats
 from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.head import Head
 from foretell.heads.layout import TargetInfo
 from foretell.heads.rope import RopeScaling
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.checkpoints.gguf.oracle import checkpoint
 from tests.checkpoints.gguf.oracle.tokens import tokenizer_of
@@ -37,7 +39,8 @@ MODULES = {
 """architecture of a file -> (family of ``checkpoints``, class)."""
 WHOLE = "qwen35-whole"
 """A target's file with its module inside, as people download it."""
-HIDDEN, DRAFT_VOCAB = 32, 40
+HEADS = ("eagle3", "dflash", "dspark")
+HIDDEN, DRAFT_VOCAB, MASK = 32, 40, 3
 TARGET = TargetInfo("target", "Qwen3ForCausalLM", num_layers=6, max_positions=8192)
 SIZES: dict[str, Any] = {"intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 _CONVERT = """
@@ -52,21 +55,27 @@ convert_hf_to_gguf.main()
 """
 
 
-def eagle3() -> Eagle3Head:
-    """A head with weights of few values: they pack well, and are the same in every dtype."""
+def head_of(name: str) -> Head:
+    """One of HEADS, with weights of few values: they pack well, and are the same in every dtype."""
     generator = torch.Generator().manual_seed(5)
     vocabulary = draft_vocabulary(torch.randperm(VOCAB, generator=generator), DRAFT_VOCAB)
-    head = Eagle3Head(
-        Eagle3HeadConfig(
-            HIDDEN, VOCAB, **SIZES, norm_before_residual=True, rope_theta=50000.0, layer_ids=(1, 2, 4),
-            rope_scaling=RopeScaling("llama3", 8.0, 4096, 1.0, 4.0), draft_vocab_size=DRAFT_VOCAB, own_embedding=True,
-        )
-    )  # fmt: skip
+    head: Head
+    if name == "eagle3":
+        scaling = RopeScaling("llama3", 8.0, 4096, 1.0, 4.0)
+        options: dict[str, Any] = {"norm_before_residual": True, "rope_theta": 50000.0, "rope_scaling": scaling}
+        own = {"draft_vocab_size": DRAFT_VOCAB, "layer_ids": (1, 2, 4), "own_embedding": True}
+        head = Eagle3Head(Eagle3HeadConfig(HIDDEN, VOCAB, **SIZES, **options, **own))
+    else:
+        spark: dict[str, Any] = {"markov_rank": 8, "confidence": True, "sample_from_anchor": True}
+        options = {**spark, "draft_vocab_size": DRAFT_VOCAB} if name == "dspark" else {}
+        sizes = {**SIZES, "num_layers": 2, "block_size": 5, "layer_ids": (1, 4), "mask_token_id": MASK}
+        head = DFlashHead(DFlashHeadConfig(HIDDEN, VOCAB, **sizes, **options))
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_((torch.randn(parameter.shape, generator=generator) * 2).round() / 4)
         for key, tensor in zip(("d2t", "t2d"), vocabulary, strict=True):
-            head.get_buffer(key).copy_(tensor)
+            if key in head.state_dict():
+                head.get_buffer(key).copy_(tensor)
     return head.requires_grad_(requires_grad=False)
 
 
@@ -130,7 +139,7 @@ def main() -> None:
     """Convert."""
     source, *names = sys.argv[1:]
     DATA.mkdir(exist_ok=True)
-    for name in names or (*MODULES, WHOLE, "eagle3"):
+    for name in names or (*MODULES, WHOLE, *HEADS):
         with tempfile.TemporaryDirectory() as made:
             folder, out, target = Path(made) / "dir", Path(made) / "out.gguf", Path(made) / "target"
             if name in MODULES:
@@ -143,7 +152,7 @@ def main() -> None:
                 save_whole(folder)
                 options = []
             else:
-                formats.save(eagle3(), folder, target=TARGET)
+                formats.save(head_of(name), folder, target=TARGET)
                 save_target(target)
                 options = ["--target-model-dir", str(target)]
             subprocess.run([sys.executable, "-c", _CONVERT, source, str(folder), str(out), *options], check=True)

@@ -17,31 +17,33 @@ from foretell.heads.load import load_head
 from foretell.heads.native import Memory
 from foretell.heads.repacked import blocks_kept, by_chance, with_weights
 from foretell.heads.rope import RopeScaling
+from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
-from tests.methods.gguf.record import HIDDEN, SIZES, TARGET, eagle3, open_data, save_target
+from tests.methods.gguf.record import HEADS, HIDDEN, SIZES, TARGET, head_of, open_data, save_target
 from tests.methods.gguf.rewrite import rewrite
 from tests.model.tiny import VOCAB, tiny_module
 
 
-def test_a_file_of_their_converter_is_the_head_that_it_was_made_of(tmp_path: Path) -> None:
-    wanted, found = eagle3(), formats.load(open_data("eagle3", tmp_path))
+@pytest.mark.parametrize("name", HEADS)
+def test_a_file_of_their_converter_is_the_head_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    wanted, found = head_of(name), formats.load(open_data(name, tmp_path))
     assert found.config == wanted.config
     assert found.state_dict().keys() == wanted.state_dict().keys()
     for key, tensor in wanted.state_dict().items():
         assert torch.equal(found.state_dict()[key], tensor), key
 
 
-def test_ours_holds_what_theirs_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", HEADS)
+def test_ours_holds_what_theirs_does(name: str, tmp_path: Path) -> None:
     """Tensors by name, kind, shape and bytes, and all keys that a head or its target's vocabulary has."""
     save_target(tmp_path / "target")
     vocabulary = vocabulary_of(tmp_path / "target", name="target", size=VOCAB)
-    formats.save_gguf(eagle3(), tmp_path / "ours.gguf", vocabulary, target=TARGET)
-    theirs, ours = open_gguf(open_data("eagle3", tmp_path), name="a"), open_gguf(tmp_path / "ours.gguf", name="b")
+    formats.save_gguf(head_of(name), tmp_path / "ours.gguf", vocabulary, target=TARGET)
+    theirs, ours = open_gguf(open_data(name, tmp_path), name="a"), open_gguf(tmp_path / "ours.gguf", name="b")
     assert ours.tensors.keys() == theirs.tensors.keys()
     for key, info in theirs.tensors.items():
         assert (ours.tensors[key].kind, ours.tensors[key].shape) == (info.kind, info.shape), key
@@ -66,7 +68,7 @@ def test_every_scaling_of_frequencies_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "steps"), [("Q8_0", 254), ("Q4_0", 15)])
 def test_rounded_matrices_are_near_and_stay_in_their_blocks(kind: str, steps: int, tmp_path: Path) -> None:
-    head = eagle3()
+    head = head_of("eagle3")
     formats.save_gguf(
         head, tmp_path / "head.gguf", {"tokenizer.ggml.model": "none"}, target=TARGET, kind_of_matrices=kind
     )
@@ -94,14 +96,14 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"tensors": {"blk.0.attn_k.weight": None}},
         r"lacks 1 of its 12 tensors \(the first: blk.0.attn_k",
     ),
-    "sinks": ("eagle3", {"tensors": {"blk.0.attn_sinks.weight": ZEROS}}, "blk.0.attn_sinks.weight: attention sinks"),
+    "sinks": ("dflash", {"tensors": {"blk.1.attn_sinks.weight": ZEROS}}, "blk.1.attn_sinks.weight: attention sinks"),
     "selector": (
-        "eagle3",
+        "dflash",
         {"tensors": {"selector_hidden.weight": ZEROS}},
         "has tensor selector_hidden.weight: another",
     ),
     "strange": ("eagle3", {"tensors": {"blk.0.attn_q.scale": ZEROS}}, "has tensor blk.0.attn_q.scale: another variant"),
-    "layers": ("eagle3", {"keys": {"eagle3.block_count": 99}}, "eagle3.block_count = 99; only 1 is supported"),
+    "layers": ("dflash", {"keys": {"dflash.block_count": 99}}, "dflash.block_count is 99, for 2"),
     "no layers read": ("eagle3", {"keys": {"eagle3.target_layers": None}}, "target_layers = None; expected a list"),
     "flag": (
         "eagle3",
@@ -113,13 +115,15 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "two heads": ("eagle3", {"keys": {"eagle3.output_of_target": True}}, "without output.weight"),
     "map": ("eagle3", {"tensors": {"d2t": np.zeros(40, np.float32)}}, "d2t is F32; expected the target's ids"),
     "width": ("eagle3", {"keys": {"eagle3.target_hidden_size": 64}}, "target_hidden_size is 64 in config.json"),
-    "rotated": ("eagle3", {"keys": {"eagle3.rope.dimension_count": 8}}, "rope.dimension_count = 8; only 16"),
+    "mask": ("dflash", {"keys": {"tokenizer.ggml.mask_token_id": None}}, "mask_token_id = None; expected the id"),
+    "scale": ("dflash", {"keys": {"dflash.logit_scale": 2.0}}, "dflash.logit_scale = 2.0; only 1.0 is supported"),
+    "rotated": ("dflash", {"keys": {"dflash.rope.dimension_count": 8}}, "rope.dimension_count = 8; only 16"),
     "assistant": (
-        "eagle3",
+        "dflash",
         {"keys": {"general.architecture": "gemma4-assistant"}},
         "'gemma4-assistant': it attends to",
     ),
-    "model": ("eagle3", {"keys": {"general.architecture": "qwen3"}}, "holds a model of architecture 'qwen3'"),
+    "model": ("dflash", {"keys": {"general.architecture": "qwen3"}}, "holds a model of architecture 'qwen3'"),
 }
 
 
@@ -138,7 +142,7 @@ def test_an_output_head_that_is_the_target_s_is_read_from_there(
 ) -> None:
     """As if the file held it; without a target nobody guesses by zeros, and nobody writes them."""
     module = tiny_module("qwen3", num_hidden_layers=5, hidden_size=HIDDEN, head_dim=16)
-    target, whole = model_of(module), eagle3()
+    target, whole = model_of(module), head_of("eagle3")
     assert isinstance(whole, Eagle3Head)
     whole.lm_head.weight.data = module.lm_head.weight.detach()[whole.target_ids].clone()
     vocabulary = {"tokenizer.ggml.model": "none"}
@@ -188,8 +192,8 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
     path = open_data("eagle3", tmp_path)
     with pytest.raises(ModelError, match=r"reads the output of target layer 4, and .* has layers 0 to 3$"):
         load_head(str(path), spec, Eagle3Head)
-    with pytest.raises(ModelError, match="holds an eagle3 head, and a kangaroo head is needed"):
-        load_head(str(path), spec, KangarooHead)
+    with pytest.raises(ModelError, match="holds an eagle3 head, and a dflash head is needed"):
+        load_head(str(path), spec, DFlashHead)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
@@ -279,7 +283,7 @@ def test_no_other_file_is_written_over(tmp_path: Path) -> None:
     out = tmp_path / "model.gguf"
     out.write_bytes(b"something")
     with pytest.raises(ConfigError, match="holds no draft head"):
-        formats.save_gguf(eagle3(), out, {}, target=TARGET)
+        formats.save_gguf(head_of("eagle3"), out, {}, target=TARGET)
     assert out.read_bytes() == b"something"
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
 

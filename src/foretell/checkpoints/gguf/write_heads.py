@@ -16,13 +16,14 @@ from torch import Tensor
 
 from foretell.checkpoints.files import read_json
 from foretell.checkpoints.gguf.file import is_gguf, open_gguf
-from foretell.checkpoints.gguf.heads import ARCHITECTURE, MARKER, OPTIONAL, OUTPUT_LENT, REQUIRED, HeadFile
+from foretell.checkpoints.gguf.heads import MARKER, NAMES, OUTPUT_LENT, HeadFile
 from foretell.checkpoints.gguf.tokenizer import CONTROL, UNUSED, USER_DEFINED
 from foretell.core.errors import ConfigError, ModelError
 
 _NORMAL = 1  # the token type of all others
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PAIRS = ("attn_q", "attn_k")
+_DFLASH = ("dflash", "dspark", "DFlashDraftModel", "DSparkDraftModel")  # speculators' types, and architectures
 
 
 def write_head(
@@ -44,24 +45,27 @@ def write_head(
     if path.exists() and not _is_head(path):
         raise ConfigError(f"{path} is there, and holds no draft head; choose another file")
     config = head.config
-    _check_architecture(config, method)
-    values = {**vocabulary, **_keys(config, context)}
-    names = {ours: theirs for theirs, ours in (OPTIONAL | REQUIRED).items()}
+    kind = _kind(config, method)
+    values = {**vocabulary, **(_eagle3 if kind == "eagle3" else _dflash)(config, context)}
+    count = values["block_count"]
+    known = {**NAMES[kind].may, **NAMES[kind].required(count)}
+    names = {ours: theirs for theirs, ours in known.items()}
     stray = sorted(head.tensors.keys() - names.keys() - {"t2d"})
     if stray:
-        raise ConfigError(f"llama.cpp has no place for tensor {stray[0]} of this head in architecture {ARCHITECTURE!r}")
+        raise ConfigError(f"llama.cpp has no place for tensor {stray[0]} of this head in architecture {kind!r}")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    writer = GGUFWriter(part, ARCHITECTURE)
+    writer = GGUFWriter(part, kind)
     try:
         for key, value in values.items():
-            _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{ARCHITECTURE}.{key}", value)
+            _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{kind}.{key}", value)
         for ours, tensor in head.tensors.items():
             if ours == "d2t":
                 ids = tensor.long() + torch.arange(len(tensor))
                 writer.add_tensor("d2t", ids.numpy(), raw_dtype=GGMLQuantizationType.I64)
             elif ours != "t2d":
                 theirs = names[ours]
-                _put(writer, theirs, _turned(tensor, values, theirs), kind_of_matrices)
+                own = _turned(tensor, values, theirs) if kind == "eagle3" else tensor
+                _put(writer, theirs, own, kind_of_matrices)
         factors = _factors(values, config)
         if factors is not None:
             _put(writer, "rope_freqs.weight", factors)
@@ -117,18 +121,19 @@ def vocabulary_of(path: Path, *, name: str, size: int) -> dict[str, Any]:
 
 def _is_head(path: Path) -> bool:
     try:
-        return is_gguf(path) and open_gguf(path, name=str(path)).get("general.architecture") == ARCHITECTURE
+        return is_gguf(path) and open_gguf(path, name=str(path)).get("general.architecture") in NAMES
     except ModelError:
         return False
 
 
-def _check_architecture(config: Mapping[str, Any], method: str) -> None:
-    """Raises ConfigError where llama.cpp has none for the head."""
+def _kind(config: Mapping[str, Any], method: str) -> str:
+    """The architecture of a head. Raises ConfigError where llama.cpp has none."""
     named = str((config.get("architectures") or [config.get("speculators_model_type")])[0])
-    if named == "LlamaForCausalLMEagle3":
-        return
+    kinds = {"LlamaForCausalLMEagle3": "eagle3", **dict.fromkeys(_DFLASH, "dflash")}
+    if named in kinds:
+        return kinds[named]
     qwen = named == "Eagle3Qwen3ForCausalLM"
-    told = "its eagle3 has no norms of queries and keys" if qwen else "it reads eagle3 heads"
+    told = "its eagle3 has no norms of queries and keys" if qwen else "it reads eagle3 and dflash heads"
     raise ConfigError(f"llama.cpp cannot run this {method} head: {told}")
 
 
@@ -185,7 +190,7 @@ def _factors(values: Mapping[str, Any], config: Mapping[str, Any]) -> Tensor | N
     return factors.float()
 
 
-def _keys(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+def _eagle3(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
     states = config["eagle_aux_hidden_state_layer_ids"]
     for good, what in (
         (config["num_hidden_layers"] == 1, f"{config['num_hidden_layers']} layers: it has one"),
@@ -203,6 +208,30 @@ def _keys(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
         "norm_before_fc": bool(config.get("norm_before_fc")),
         **({OUTPUT_LENT: True} if config.get(MARKER, {}).get(OUTPUT_LENT) else {}),
     }
+
+
+def _dflash(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    layer = config.get("transformer_layer_config", config)
+    own = {**config, **config.get("dflash_config", {})}
+    spark = bool(own.get("markov_rank"))
+    if not spark and own.get("sample_from_anchor"):
+        raise ConfigError("llama.cpp's dflash has no place for an anchor that guesses without a Markov head")
+    if own.get("enable_confidence_head") and not spark:
+        raise ConfigError("llama.cpp's dflash has no place for a confidence head without a Markov head")
+    states = own.get("aux_hidden_state_layer_ids") or [layer_id + 1 for layer_id in own["target_layer_ids"]]
+    out = {
+        **_layer(layer, context),
+        "target_layers": list(states),
+        "block_size": own["block_size"],
+        "attention.causal": bool(own.get("causal_head")),
+        "tokenizer.ggml.mask_token_id": own["mask_token_id"],
+    }
+    if spark:
+        out |= {
+            "sample_from_anchor": bool(own["sample_from_anchor"]),
+            "has_confidence_head": bool(own["enable_confidence_head"]),
+        }
+    return out
 
 
 def _turned(tensor: Tensor, values: Mapping[str, Any], theirs: str) -> Tensor:

@@ -21,7 +21,7 @@ HeadDir = Annotated[
 
 GGUF = "gguf"
 """The layout that is a file."""
-SUMMARY = "EAGLE-3 as one file (llama.cpp)"
+SUMMARY = "EAGLE-3, DFlash and DSpark as one file (llama.cpp)"
 
 
 def export(

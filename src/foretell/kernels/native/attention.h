@@ -44,13 +44,14 @@ static Work work_of(Pass *p, int t) {
   return w;
 }
 
-/* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. A window ends at
- * the node's own position. */
-INLINE Seen seen_by(const Pass *p, const Layer *layer, int64_t row, int grouped) {
+/* What a node sees: of the slots that its row has in common with others (grouped), or of the rest. seen [rows]: of each the
+ * last slot, and all before it; or NULL: as the plan says. A window ends at the node's own position. */
+INLINE Seen seen_by(const Pass *p, const Layer *layer, const int64_t *seen, int64_t row, int grouped) {
   const int64_t own = p->positions[row] + 1, high = MIN(own, p->length[p->owner[row]] + p->run[row]);
   const int64_t common = p->num_groups && !layer->sinks ? p->common[p->owner[row]] : 0;
   int64_t low = layer->window ? MAX(0, own - layer->window) : 0;
   if (low <= layer->sinks) low = 0;
+  if (seen) return (Seen){row, low, seen[row] + 1, seen[row] + 1};
   if (grouped) return (Seen){row, MIN(low, common), common, common};
   return (Seen){row, MAX(low, common), high, own};
 }
@@ -60,10 +61,10 @@ INLINE int64_t node_of(const Pass *p, const Tile *tile, int64_t i) {
   return tile->members ? tile->members[tile->first + i] : p->start[tile->b] + tile->first + i;
 }
 
-static void look_at(const Pass *p, const Layer *layer, Tile *tile) {
+static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile *tile) {
   tile->low = INT64_MAX, tile->high = tile->last = 0;
   for (int64_t i = 0; i < tile->nodes; i++) {
-    const Seen s = seen_by(p, layer, node_of(p, tile, i), tile->members != 0);
+    const Seen s = seen_by(p, layer, seen, node_of(p, tile, i), tile->members != 0);
     tile->low = MIN(tile->low, s.low), tile->high = MAX(tile->high, s.total), tile->last = MAX(tile->last, s.low);
   }
 }
@@ -365,7 +366,7 @@ static void begin_tile(const Pass *p, const Layer *layer, const Tile *tile, floa
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
     joined[i * ld + dim + 1] = 0.0f;
     if (tile->members || !p->num_groups) continue;
-    const Seen common = seen_by(p, layer, node_of(p, tile, i / tile->heads), 1);
+    const Seen common = seen_by(p, layer, 0, node_of(p, tile, i / tile->heads), 1);
     if (common.low < common.high)
       memcpy(joined + i * ld, begun_of(p, common.row, tile->head + i % tile->heads), (dim + 2) * sizeof(float));
   }
@@ -434,11 +435,11 @@ INLINE double cost_of(const Tile *tile, int64_t from, int64_t to) {
   return (double)(MIN(to, tile->high) - MAX(from, tile->low) + 16) * (double)(tile->heads * tile->nodes + 4);
 }
 
-static Sharing share_out(const Pass *p, const Layer *layer, int grouped) {
+static Sharing share_out(const Pass *p, const Layer *layer, const int64_t *seen, int grouped) {
   const int64_t group = p->model->heads / p->model->kv_heads, pairs = (grouped ? p->num_groups : p->batch) * p->model->kv_heads;
   int64_t longest = 0, most = p->nodes;
   for (int64_t i = 0; i < p->rows; i++) {
-    const Seen s = seen_by(p, layer, i, grouped);
+    const Seen s = seen_by(p, layer, seen, i, grouped);
     longest = MAX(longest, s.total - s.low);
   }
   for (int64_t g = 0; grouped && g < p->num_groups; g++) most = MAX(most, p->groups[g].nodes);
@@ -454,7 +455,7 @@ static Sharing share_out(const Pass *p, const Layer *layer, int grouped) {
   for (int64_t i = 0; i < s.tiles; i++) {
     Tile tile = tile_at(p, &s, i);
     if (tile.nodes <= 0) continue; /* a row with fewer nodes than others */
-    look_at(p, layer, &tile);
+    look_at(p, layer, seen, &tile);
     if (s.whole) s.total += cost_of(&tile, tile.low, tile.high);
     for (int64_t j = tile.low / SEGMENT; !s.whole && j * SEGMENT < tile.high; j++)
       s.total += cost_of(&tile, j * SEGMENT, (j + 1) * SEGMENT);
@@ -462,19 +463,10 @@ static Sharing share_out(const Pass *p, const Layer *layer, int grouped) {
   return s;
 }
 
-/* Keys and values of row b's nodes and a key-value head, into the cache's slots; threads that share a row all put the same
- * bytes, which spares a barrier. */
-static void put_nodes(Pass *p, const Layer *layer, int index, int64_t b, int64_t kv_head) {
-  const Model *m = p->model;
-  for (int64_t i = p->start[b]; i < p->start[b + 1]; i++) {
-    const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * m->dim;
-    remember(p, layer, index, b, kv_head, p->slots[i], p->positions[i], k, k + m->kv_heads * m->dim);
-  }
-}
-
 /* Tiles of groups (grouped), or of rows: see attend. */
-static void attend_tiles(Pass *p, const Layer *layer, int index, int t, unsigned *phase, int grouped) {
-  const Sharing sharing = share_out(p, layer, grouped);
+static void attend_tiles(Pass *p, const Layer *layer, int index, const int64_t *seen, Put *put, void *context, int t,
+                         unsigned *phase, int grouped) {
+  const Sharing sharing = share_out(p, layer, seen, grouped);
   const Work w = work_of(p, t);
   const double threads = p->threads;
   Seen sees[QUERIES];
@@ -483,7 +475,7 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, int t, unsigned
   for (int64_t i = 0; i < sharing.tiles; i++) {
     Tile tile = tile_at(p, &sharing, i);
     if (tile.nodes <= 0) continue;
-    look_at(p, layer, &tile);
+    look_at(p, layer, seen, &tile);
     const int64_t n0 = tile.low / SEGMENT, n1 = (tile.high + SEGMENT - 1) / SEGMENT, count = tile.nodes * tile.heads;
     int first = -1, last = -1, mine = 0;
     int64_t from = n1, to = n0; /* segments of this thread */
@@ -499,9 +491,9 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, int t, unsigned
     shared += first != last;
     if (!mine) continue;
     const int64_t pair = tile.b * p->model->kv_heads + tile.kv_head;
-    if (pair != here && !grouped) put_nodes(p, layer, index, tile.b, tile.kv_head), here = pair;
+    if (pair != here && !grouped) put(context, layer, index, tile.b, tile.kv_head), here = pair;
     const Slots s = slots_of(p, tile.b, tile.kv_head, index);
-    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, node_of(p, &tile, n), grouped);
+    for (int64_t n = 0; n < tile.nodes; n++) sees[n] = seen_by(p, layer, seen, node_of(p, &tile, n), grouped);
     begin_tile(p, layer, &tile, w.joined, w.ld);
     const int sinks = from == n0 && layer->sinks && tile.last > 0; /* they stand before the first segment */
     if (sinks) {
@@ -525,7 +517,7 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, int t, unsigned
   barrier(p, phase);
   if (own < 0) return;
   Tile tile = tile_at(p, &sharing, own);
-  look_at(p, layer, &tile);
+  look_at(p, layer, seen, &tile);
   const int64_t count = tile.nodes * tile.heads;
   begin_tile(p, layer, &tile, w.joined, w.ld);
   for (int64_t j = tile.low / SEGMENT; j * SEGMENT < tile.high; j++) {
@@ -535,10 +527,21 @@ static void attend_tiles(Pass *p, const Layer *layer, int index, int t, unsigned
   finish_tile(p, layer, &tile, w.joined, w.ld);
 }
 
-/* Attention of all nodes of a pass over one layer's keys and values, theirs put there first. */
-static void attend(Pass *p, const Layer *layer, int index, int t, unsigned *phase) {
-  if (p->num_groups) attend_tiles(p, layer, index, t, phase, 1), barrier(p, phase);
-  attend_tiles(p, layer, index, t, phase, 0);
+/* Attention of all nodes of a pass over one layer's keys and values, after put() has put those of a row and key-value head;
+ * threads that share a row all put the same bytes, which spares a barrier. seen: see seen_by. */
+static void attend(Pass *p, const Layer *layer, int index, const int64_t *seen, Put *put, void *context, int t, unsigned *phase) {
+  if (p->num_groups) attend_tiles(p, layer, index, seen, put, context, t, phase, 1), barrier(p, phase);
+  attend_tiles(p, layer, index, seen, put, context, t, phase, 0);
+}
+
+/* Keys and values of the nodes of a pass. */
+static void put_nodes(void *context, const Layer *layer, int index, int64_t b, int64_t kv_head) {
+  Pass *p = context;
+  const Model *m = p->model;
+  for (int64_t i = p->start[b]; i < p->start[b + 1]; i++) {
+    const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * m->dim;
+    remember(p, layer, index, b, kv_head, p->slots[i], p->positions[i], k, k + m->kv_heads * m->dim);
+  }
 }
 
 #endif

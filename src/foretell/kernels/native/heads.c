@@ -4,12 +4,16 @@
 
 static const Core *core;
 static const Product *const *products;
+#define attend core->attend
+#define remember core->remember
+#define project core->project
+#define settle core->settle
 #define attention_part core->attention_part
 #define feed_part core->feed_part
 
 #include "block.h"
 #include "blocks.h"
-#include "adapter.h"
+#include "flash.h"
 #include "pair_tree.h"
 
 /* Before any other call: the ``foretell_core`` of native.c. */

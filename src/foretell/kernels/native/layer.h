@@ -131,7 +131,7 @@ static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, 
   project(p, l, t, x, ldx);
   barrier(p, phase);
   if (p->model->flat) norm_flat(p, l, t), barrier(p, phase);
-  attend(p, l, index, t, phase);
+  attend(p, l, index, 0, put_nodes, p, t, phase);
   barrier(p, phase);
   settle(p, l, t, phase, next);
 }

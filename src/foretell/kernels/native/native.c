@@ -257,7 +257,7 @@ int64_t foretell_use(int64_t format, const Product *product) {
   return 0;
 }
 
-const Core foretell_core = {products, attention_part, feed_part};
+const Core foretell_core = {products, attend, remember, project, settle, attention_part, feed_part};
 
 /* Let passes over so many rows or more use AMX for quantised matrices (0: none; -1: where it is faster). Returns what it
  * was, -2 where this library was built without. */

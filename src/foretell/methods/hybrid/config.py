@@ -16,7 +16,7 @@ from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
 from foretell.methods.hybrid.size import TOKENS, size_for
 
-SECONDS = ("eagle3", "eagle1", "draft_model", "medusa")
+SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
 
 

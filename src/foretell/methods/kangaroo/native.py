@@ -1,4 +1,4 @@
-"""Kangaroo's adapter through the C kernels (``kernels/native/adapter.h``). ``KangarooHead.step`` is the slow twin."""
+"""Kangaroo's adapter through the C kernels (``kernels/native/flash.h``). ``KangarooHead.step`` is the slow twin."""
 
 import ctypes
 
@@ -67,7 +67,9 @@ class NativeAdapter:
         functions = self.memory.functions
         with self.memory.lock:
             scratch = self.memory.scratch(
-                functions.adapter_scratch(self.address, cache.address, num_rows, num_nodes, threads)
+                functions.flash_scratch(
+                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads
+                )
             )
             problem = functions.adapter(
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2], length.data_ptr(),

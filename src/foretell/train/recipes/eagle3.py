@@ -32,10 +32,9 @@ def build(making: Making, options: Options) -> Objective:
 
     def fresh() -> Eagle3Head:
         vocabulary = draft_vocabulary(making.counts, size) if size < spec.vocab_size else None
-        exist = max(config.layer_ids) < spec.num_layers  # else the head is refused, with a reason
         return Eagle3Head.fresh(
             config, making.generator, vocabulary=vocabulary, head=making.head_weight, final_norm=making.norm_weight,
-            tap_scale=making.tap_scale(config.layer_ids) if exist else None,
+            tap_scale=making.tap_scale(config.layer_ids),
         )  # fmt: skip
 
     head = making.head(Eagle3Head, fresh)

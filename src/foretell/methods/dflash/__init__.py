@@ -1,0 +1,1 @@
+"""DFlash: a block of guesses in one pass."""
