@@ -16,7 +16,7 @@ from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.costs.files import load
 from foretell.costs.measure import StepSeconds
-from foretell.costs.table import CostTable
+from foretell.costs.table import CostTable, TextCosts
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.engine.batch import Batch
@@ -513,6 +513,22 @@ def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
     closing.join(30)
     assert (service.state, len(steps)) == ("stopped", 3)
     assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
+
+
+def test_what_a_first_long_text_takes_beside_attention_does_not_grow_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head's 30 ms at 512 tokens became .6 s at 2,048, and it was never tried there."""
+    Machine(monkeypatch)
+    text = TextCosts(once=4e-8, each=5e-9)
+    monkeypatch.setattr(Bench, "long_text", lambda bench, longest: 512)
+    monkeypatch.setattr(Bench, "open_long", lambda bench, method, length: 0.03)
+    monkeypatch.setattr(
+        "foretell.engine.calibrate.measure_texts", lambda step, methods, *_, **more: dict.fromkeys(methods, text)
+    )
+    assert calibration().measure().texts["draft_model"].read == 5e-9
+    monkeypatch.setattr(Bench, "open_long", lambda bench, method, length: 1e-9 * length * length / 2)
+    assert calibration().measure().texts["draft_model"].read == pytest.approx(1e-9), "where it took less"
 
 
 @pytest.mark.parametrize("context", [4096, 420])

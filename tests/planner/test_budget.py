@@ -10,6 +10,7 @@ from foretell.planner.budget import (
     BUDGET,
     MAX_CREDIT_PASSES,
     MAX_EXTRA_PASSES,
+    MAX_READING_PASSES,
     PROMISE,
     START_CREDIT_PASSES,
     WON_SHARE,
@@ -142,7 +143,7 @@ def test_reading_a_text_may_overdraw_it_by_what_a_run_can_bear() -> None:
     over = 100.0 * PROMISE + 4.0
     assert most(budget, over, 3.0)
     budget.won = 1e6
-    assert most(budget, MAX_CREDIT_PASSES, 3.0), "however much was won"
+    assert most(budget, MAX_READING_PASSES, 3.0), "however much was won"
     budget.charge(trial(4.0, 3.0, "ab"))
     assert credit(budget) == pytest.approx(1.5 - 4.0)
     assert most(budget, 1.5 - 4.0, 3.0), "none that reads, until it is paid"

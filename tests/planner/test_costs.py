@@ -121,6 +121,23 @@ def test_measuring_keeps_to_its_time_and_to_small_trees() -> None:
     assert {batch for _, batch, _ in slow.asked} == {1}
 
 
+def test_where_time_is_short_larger_batches_are_measured_less_deep() -> None:
+    """A batch that was not measured was taken for a wide one of the smallest, whose first more rows cost less."""
+    now = [0.0]
+
+    def step(method: str, batch: int, depth: int) -> StepSeconds:  # a model of 1.5B: 30 ms, and 4 ms a row
+        seconds = 0.026 + 0.004 * batch * (1 + depth)
+        now[0] += seconds + 0.002 * (depth > 0)
+        return StepSeconds(0.002 * (depth > 0), seconds, 0.0)
+
+    costs = measure(step, {"m": 15, "lookup": 15}, 8, time_limit_s=15.0, weightless={"lookup"}, clock=lambda: now[0])
+    assert {1, 2, 4, 8} == {batch for batch, _ in costs.verify_cells}
+    assert {(1, 16), (4, 8), (8, 16)} <= costs.verify_cells.keys(), "every batch has a guess"
+    assert (8, 64) not in costs.verify_cells
+    assert now[0] < 18.0
+    assert costs.draft("lookup", 8, 15) > 0.0
+
+
 def test_a_step_that_found_less_is_measured_at_its_own_nodes() -> None:
     costs = measure(lambda method, batch, depth: StepSeconds(0.1, 1.0, 0.0, rows=batch), {"m": 2}, 2, 1e9)
     assert set(costs.verify_cells) == {(1, 1), (2, 2)}

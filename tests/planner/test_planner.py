@@ -463,6 +463,36 @@ def test_speedup_is_that_of_the_clock() -> None:
     assert Run(planner(), [0.8], seed=1).planner.speedup is None, "no step has been measured"
 
 
+def test_where_nobody_guesses_all_of_a_decision_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offers for many rows take longer than the cheap trials that they allow."""
+    run, now = Run(planner(), [0.0]).steps(400), [0.0]
+    assert not run.planner.guessing
+    monkeypatch.setattr(decisions_module, "thread_time", lambda: now[0])
+    offers, charged = run.planner._offers_of, list[float]()
+
+    def slow(*given: Any) -> Any:
+        now[0] += 0.25
+        return offers(*given)
+
+    monkeypatch.setattr(run.planner, "_offers_of", slow)
+    monkeypatch.setattr(run.planner._budget, "charge_deciding", lambda seconds, options: charged.append(seconds))
+    run.planner.replan()
+    run.steps(1)
+    assert charged == [0.25]
+
+
+def test_the_speedup_counts_what_drafters_read_before_a_step() -> None:
+    run = Run(planner(), [0.8]).steps(300)
+    before, plain = run.planner.speedup, run.true.verify(1, 1)
+    assert before is not None
+    run.planner.observe_reading(15 * plain)
+    assert run.planner.speedup == before, "in the next step"
+    run.steps(16)
+    after = run.planner.speedup
+    assert after is not None
+    assert 0.8 * before < after < 0.97 * before, "in 200 steps it is one twelfth of the time"
+
+
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_no_speedup_is_told_where_plain_steps_are_not_measured(mode: str) -> None:
     """A service makes such a planner with a table of made-up costs: a speedup would be made up too."""

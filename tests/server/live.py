@@ -19,7 +19,7 @@ def live(app: Any) -> Iterator[str]:
     """The URL of an app that is served while this lasts."""
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
-        options = app.state.backend.options if isinstance(app, FastAPI) else ServerOptions()
+        options = app.state.options if isinstance(app, FastAPI) else ServerOptions()
         config = config_of(app, options, drain_s=0)
         config.timeout_graceful_shutdown = 2
         server = uvicorn.Server(config)

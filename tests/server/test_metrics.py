@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from foretell.costs.outlook import Cell
 from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.result import Completion
-from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
+from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord, render_several
 from foretell.service.learning import LearnFigures
 from foretell.service.snapshot import Snapshot
 
@@ -305,7 +305,8 @@ def families() -> list[tuple[str, str, str, str]]:
     metrics = Metrics(FakeService(now), NAME)
     metrics.observe(RECORD)
     found = []
-    for family in text_string_to_metric_families(metrics.render()[0].decode()):
+    told = render_several([metrics], {NAME: (True, 1)})[0].decode()
+    for family in text_string_to_metric_families(told):
         labels = {label for sample in family.samples for label in sample.labels} - {"model_name", "le"}
         found.append((family.name, family.type, ", ".join(sorted(labels)), family.documentation))
     return found

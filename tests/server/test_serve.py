@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -22,7 +23,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from foretell import Engine, Service, ServiceOptions
+from foretell import Engine, Service, ServiceOptions, bundled
+from foretell.cli.commands import serve as of_serve
 from foretell.cli.errors import explain
 from foretell.core.errors import EngineError, ModelError
 from foretell.costs.table import CostTable
@@ -106,6 +108,47 @@ def test_a_signal_lets_requests_finish() -> None:
 
 
 @pytest.mark.slow
+def test_several_models_from_the_command_line(tmp_path: Path) -> None:
+    """Names, directories, and options that hold for each; what is kept is in a directory of each model."""
+    folder, kept = tmp_path / "models", tmp_path / "kept"
+    folder.mkdir()
+    (folder / "small").symlink_to(bundled.path("draft"), target_is_directory=True)
+    shutil.copytree(bundled.path("draft"), folder / "found")
+    options = ("--models-dir", str(folder), "--max-models", "1", "--prefix-dir", str(kept), "--max-model-len", "512")
+    with (
+        serving("a=bundled", "b/c=bundled/draft", *options) as served,
+        httpx.Client(base_url=served.url, timeout=120) as client,
+    ):
+        told = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
+        assert list(told) == ["a", "b/c", "found", "small"]
+        for name in told:
+            body = {"model": name, "prompt": "def add(a, b):" * 20, "max_tokens": 4}
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == name
+            assert client.get(f"/v1/models/{name}").json()["max_model_len"] == 512
+            assert [one["name"] for one in client.get("/api/ps").json()["models"]] == [name]
+        served.handle.send_signal(signal.SIGTERM)
+        assert served.handle.wait(WAIT_S) == 0
+    assert {one.name for one in kept.iterdir()} == {"a", "b%2Fc", "found", "small"}
+
+
+def test_one_model_may_be_named_where_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a variable names one target, whatever its letters."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        of_serve, "_serve", lambda *given: seen.update(named=given[1], server=given[4], several=given[6])
+    )
+    assert invoke(monkeypatch, "x=bundled").exit_code == 0
+    assert (seen["named"], seen["server"].served_model_name, seen["several"]) == ({"x": "bundled"}, ("x",), None)
+    from foretell.cli.app import app
+
+    CliRunner().invoke(app, ["serve"], env={"FORETELL_TARGET": "a b/c d"})
+    assert seen["named"] == {"a b/c d": "a b/c d"}
+    assert invoke(monkeypatch, "bundled", "--keep-alive", "5m").exit_code == 0
+    assert seen["several"].keep_alive == "5m"
+
+
 def test_a_second_signal_does_not_wait() -> None:
     with serving() as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         body = {"model": "bundled", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -138,6 +181,21 @@ def test_a_second_signal_does_not_wait() -> None:
         (("--max-body-mib", "-1"), "max_body_mib"),
         (("--max-body-mib", "inf"), "max_body_mib"),
         (("--drain-timeout", "inf"), "give a number of seconds"),
+        (
+            ("bundled", "x=bundled/draft", "x=bundled"),
+            "two models would be called 'x': give one of them as NAME=TARGET",
+        ),
+        (
+            ("bundled", "bundled/draft", "--served-model-name", "a"),
+            "--served-model-name is of one model: give NAME=TARGET",
+        ),
+        (("bundled", "bundled/draft", "--lora", "a=b"), "--lora is of one model"),
+        (("bundled", "bundled/draft", "--learn"), "--learn is of one model"),
+        (("bundled", "bundled/draft", "--revision", "a"), "--revision is of one model: give ID@REV"),
+        (("x=bundled", "--served-model-name", "a"), "both name the model: drop one"),
+        (("--models-dir", "/nowhere"), "models_dir = /nowhere is no directory"),
+        (("bundled", "--keep-alive", "soon"), "keep_alive = 'soon' is no time"),
+        (("bundled", "--max-models", "0"), "max-models"),
     ],
 )
 def test_what_is_refused_before_anything_is_loaded(

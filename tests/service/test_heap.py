@@ -1,13 +1,15 @@
 """Freed memory goes back to the system: when, and how much of it."""
 
+import gc
 import sys
 import threading
+import weakref
 
 import pytest
 
 from foretell import Submission
 from foretell.core.platform import own_function
-from foretell.service.heap import BUSY_S, HeapKeeper, trim_heap
+from foretell.service.heap import BUSY_S, HeapKeeper, collect, trim_heap
 from tests.service.test_memory import resident
 from tests.service.test_service import ENDLESS, Mailbox, service
 
@@ -76,3 +78,26 @@ def test_a_service_that_rests_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert box.last("b").completion is not None
     made.close()
     assert not made.healthy
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_circles_are_given_back_that_were_frozen(frozen: bool) -> None:
+    """As a command freezes the first model of a server with those of its start."""
+
+    class Node:
+        me: object = None
+
+    node = Node()
+    node.me = node
+    known = weakref.ref(node)
+    before = gc.get_freeze_count()
+    try:
+        if frozen:
+            gc.freeze()
+        del node
+        collect()
+        assert known() is None
+        assert bool(gc.get_freeze_count()) == (frozen or bool(before))
+    finally:
+        if not before:
+            gc.unfreeze()

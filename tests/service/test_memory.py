@@ -14,7 +14,8 @@ from foretell.engine.state import State
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.model.target import Target
-from foretell.service.memory import bytes_per_row, bytes_per_token
+from foretell.service.memory import SHARE, TooLittleMemoryError, bytes_per_row, bytes_per_token, kv_budget
+from foretell.service.sizes import sizes_of
 from tests.engine.harness import table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")
@@ -101,3 +102,25 @@ def test_rows_that_leave_a_cache_give_their_pages_back() -> None:
 def resident() -> int:
     """Bytes of this process in memory."""
     return int(psutil.Process().memory_info().rss)
+
+
+def test_models_that_may_be_loaded_at_once_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may still have one whole text; one that is too long for all of the share is refused."""
+    model = table(1)
+    monkeypatch.setattr("foretell.service.memory.free_memory", lambda: int(3000 / SHARE))
+
+    def budget(row_tokens: int, models: int) -> int:
+        return kv_budget(model, 10, given_gib=None, row_tokens=row_tokens, max_rows=50, models=models)
+
+    assert [budget(20, models) for models in (1, 2, 3)] == [300, 150, 100]
+    assert [budget(120, models) for models in (1, 2, 3)] == [300, 150, 120]
+    with pytest.raises(TooLittleMemoryError, match="one request may have 301"):
+        budget(301, 3)
+    own = [
+        sizes_of(
+            Engine(model), [], ServiceOptions(max_model_len=64, max_num_seqs=1, kv_memory_gib=1, models_at_once=models)
+        )
+        for models in (1, 3)
+    ]
+    assert own[0].kv_tokens == own[1].kv_tokens  # what is given is each one's own
+    assert own[1].prefix_bytes == own[0].prefix_bytes

@@ -400,6 +400,31 @@ def test_costs_that_cannot_be_measured_again_stay_as_they_are(monkeypatch: pytes
     made.close()
 
 
+def test_who_serves_one_request_at_a_time_keeps_its_text_too() -> None:
+    """A quarter of the one row's memory would hold a quarter of its conversation, and nothing would be kept."""
+    made, box = service(prefix_reuse=True, max_num_seqs=1), Mailbox()
+    for name, cached in (("first", 0), ("again", 179)):
+        made.submit(
+            Submission(name, [1 + index % 6 for index in range(180)], SamplingParams(max_new_tokens=4)), box.hear
+        )
+        completion = box.last(name).completion
+        assert completion is not None
+        assert completion.num_cached_tokens == cached
+    made.close()
+
+
+def test_what_drafters_read_of_prompts_counts_against_the_speedup(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(
+        "foretell.planner.planner.Planner.observe_reading", lambda planner, seconds: told.append(seconds)
+    )
+    made, box = service(), Mailbox()
+    made.submit(Submission("one", [1 + index % 6 for index in range(90)], SamplingParams(max_new_tokens=4)), box.hear)
+    assert box.last("one").completion is not None
+    made.close()
+    assert sum(told) > 0.0
+
+
 def test_what_is_expected_is_read_while_nobody_is_there() -> None:
     made, box = service(prefix_reuse=True), Mailbox()
     text = [1 + index % 6 for index in range(120)]

@@ -12,7 +12,7 @@ from foretell.core.provenance import accelerator, source_digest
 from foretell.costs.table import CostTable
 
 log = logging.getLogger(__name__)
-FORMAT = 4
+FORMAT = 5
 
 
 def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ MAX_NODES = 96
 """Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
 _REPEATS, _MOST_REPEATS = 3, 12
 _CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
+_SHARE = 1 / 3  # of the time that is left, for each batch after the first: deeper guesses than fit are left out
 _LONG_S = 0.1
 # Of steps of short and long texts, after one warm-up: two rounds at least, then as many as time allows.
 _TEXT_ROUNDS, _TEXT_S = 10, 0.6
@@ -56,7 +57,8 @@ def measure(
 
     step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
     of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
-    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit. weightless: methods
+    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit; of larger ones only
+    as deep as ``_SHARE`` of the rest allows, which is known better than a small batch says of a larger. weightless: methods
     that look their guesses up. How many they make hardly matters to their time: one depth is measured, and holds for all.
     """
     begun = clock()
@@ -71,6 +73,8 @@ def measure(
                 cells += [(method, depth)] if depth > 0 else []
                 continue
             cells += [(method, depth) for depth in depths(deepest) if batch * (1 + depth) <= max_nodes]
+        if batch > 1:
+            cells = _fitting(cells, batch, verify, (time_limit_s - clock() + begun) * _SHARE)
         seen: dict[tuple[str, int], list[StepSeconds]] = {cell: [] for cell in cells}
         started = clock()
         for round_ in range(1 + _MOST_REPEATS):  # the first is the warm-up
@@ -104,6 +108,22 @@ def measure(
             break
     cells_verify = {cell: statistics.fmean(costs) for cell, costs in verify.items()}
     return CostTable(cells_verify, draft, dict(lag_seconds or {}), spread=_median(spreads))
+
+
+def _fitting(
+    cells: Sequence[tuple[str, int]], batch: int, verify: Mapping[Cell, Sequence[float]], seconds: float
+) -> list[tuple[str, int]]:
+    """Those whose steps take so long together, the shallower first, by what passes with as many rows took; at least a plain
+    one and the shallowest guesses."""
+    known = {rows: min(costs) for (_, rows), costs in sorted(verify.items(), reverse=True)}  # of the smallest batch
+    most, left, kept = max(known), seconds / (1 + 2 * _REPEATS), list[tuple[str, int]]()
+    for method, depth in sorted(cells, key=lambda cell: cell[1]):  # stable: methods in their order
+        rows = batch * (1 + depth)
+        above = min((size for size in known if size >= rows), default=most)
+        left -= known[above] * max(rows / above, 1.0)
+        if left >= 0.0 or depth <= 1:
+            kept.append((method, depth))
+    return [cell for cell in cells if cell in kept]
 
 
 def measure_texts(

@@ -170,7 +170,7 @@ class Batch:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
         complete decode from the next step on. catch_up: drafters read the text too, where they can. whole: read all texts,
         in several passes if needed."""
-        begun = perf_counter()
+        begun, self.prompts.seconds_drafting = perf_counter(), 0.0
         total, ready = 0, list[Arrival]()
         seen: dict[int, Row] = {}
         waiting = list(self.arrivals)

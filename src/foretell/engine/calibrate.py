@@ -341,15 +341,17 @@ class Calibration:
         names += [name for name in self.choices if name in self.weightless][:1]
         if not long or not names:
             return {}, 0.0
-        read = {}
-        for name in names:
-            rest = journal(bench.open_long, name, long) - lags[name] * long
-            read[name] = max(0.0, rest) / (long * long / 2)
+        rest = {name: journal(bench.open_long, name, long) - lags[name] * long for name in names}
         found = measure_texts(
             lambda *step: journal(bench.step_of_text, *step), {name: self.choices[name].depth for name in names},
             (PROMPT_TOKENS, long), clock=lambda: journal.seconds,
         )  # fmt: skip
-        known = {name: text._replace(read=read.get(name, 0.0)) for name, text in found.items()}
+        # A token that is read looks at a text as a guess does. What else the first long text takes (memory that is new,
+        # weights that are not in the cache) comes once, and is not to be believed to grow with the square of the length.
+        known = {
+            name: text._replace(read=min(max(rest.get(name, 0.0), 0.0) / (long * long / 2), text.each or text.once))
+            for name, text in found.items()
+        }
         return {name: text for name, text in known.items() if name not in self.weightless}, float(PROMPT_TOKENS)
 
     def _bench(self, must_stop: Callable[[], bool]) -> Bench:

@@ -57,6 +57,10 @@ class GuardedPlanner:
             self._has_failed = False
             self._failures.worked(PLANNER)
 
+    def observe_reading(self, seconds: float) -> None:
+        """See ``Planner``."""
+        self._ask(None, self.inner.observe_reading, seconds)
+
     def forget(self, request_id: str) -> None:
         """See ``Planner``; also while it rests."""
         if self._members is not None and request_id in self._members:

@@ -268,6 +268,8 @@ class Loop:
         count, seconds = self.batch.read(chunk, catch_up=catch_up, whole=stall is None)
         self.faults.pop("prompt", None)
         self.recorder.seconds_prefill += seconds
+        if catch_up and self.planner is not None:
+            self.planner.observe_reading(self.batch.prompts.seconds_drafting)
         if count >= MIN_CHUNK:
             new = seconds / count
             self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * new if self._seconds_per_token else new

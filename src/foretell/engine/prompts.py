@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ class PromptReader:
         self._spacing = pool.spacing if prefixes is not None and isinstance(pool, RecurrentCache) else 0
         # (row, position of the first, taps [n, T * H] of its method's prompt_taps), while a prompt is read.
         self.on_prompt: Callable[[Row, int, Tensor], None] | None = None
+        self.seconds_drafting = 0.0  # that drafters took to read prompts, in the last ``Batch.read``
 
     def reuse(self, arrival: Arrival) -> None:
         """Copy what the prefix store knows of a text."""
@@ -90,7 +92,9 @@ class PromptReader:
             arrival.filled += count
             if self._spacing and count:
                 self._keep_state(arrival)
+            begun = perf_counter()
             arrival.unread = arrival.drafter.catch_up(arrival.state, 0, most) if catch_up else 0
+            self.seconds_drafting += perf_counter() - begun
         return sum(counts), [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
 
     def keep(self, arrival: Arrival, row: KVCache) -> None:

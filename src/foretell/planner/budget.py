@@ -14,10 +14,8 @@ PROMISE = 0.02
 """Share of the serving time that all the work beside decoding may take together (docs/serving.md, "Stepping aside")."""
 BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
-START_CREDIT_PASSES, MAX_CREDIT_PASSES = (
-    1.0,
-    12.0,
-)  # plain passes that it starts with for each option, and holds at most
+START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes: what it starts with for each option, holds at most
+MAX_READING_PASSES = 64.0  # ... and what one trial may overdraw for a long text that a drafter reads
 ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
 WON_SHARE = 0.5  # of what guesses have won over plain decoding, that one trial may lose beyond the credit
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
@@ -68,7 +66,7 @@ class Budget:
         if not reads:
             return max(credit, self._reserve) if goes_on else credit
         over = PROMISE * self._served + WON_SHARE * self.won
-        return credit if credit < 0.0 else max(credit, min(over, self._most))
+        return credit if credit < 0.0 else max(credit, min(over, self._most * MAX_READING_PASSES / MAX_CREDIT_PASSES))
 
     def goes_on(self, request_ids: Sequence[str]) -> bool:
         """Whether a trial of whole methods for these puts to use what one has read of them, whatever its first guesses were

@@ -43,6 +43,11 @@ class Decisions:
     def __init__(self, corrections: Corrections, budget: Budget) -> None:
         self._corrections, self._budget = corrections, budget
         self.since_plain = PLAIN_TRIAL_PERIOD  # guessing steps since the last plain one
+        self._begun = 0.0
+
+    def begin(self) -> None:
+        """What follows is for a decision, offers too."""
+        self._begun = thread_time()  # not the wall's: what the machine did meanwhile would have to be earned back
 
     @property
     def knows_plain(self) -> bool:
@@ -58,7 +63,8 @@ class Decisions:
         if not offers:
             return standing
         self._budget.open(plain, offers.keys())
-        begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
+        # Where nobody guesses, all of it is to find out whether somebody should: it takes longer than many a trial.
+        begun = self._begun if standing.stands == Option.PLAIN else thread_time()
         trial = self._try(plain, offers, standing, unsettled)
         self._budget.charge_deciding(thread_time() - begun, offers.keys())
         if trial is None:

@@ -10,6 +10,7 @@ class LiveSpeed:
     def __init__(self) -> None:
         self._plain_seconds = self._seconds = self._known = 0.0
         self.guessed = False  # in the last step
+        self.before = 0.0  # seconds that only guessing took since then: drafters read prompts
 
     @property
     def ratio(self) -> float | None:
@@ -19,6 +20,7 @@ class LiveSpeed:
     def count(self, worth: float, seconds: float) -> None:
         """A step took so long, for tokens that are worth so many seconds of plain decoding. The machine may have stood
         still in it: its ratio counts, its length only so far."""
+        seconds, self.before = seconds + self.before, 0.0
         most = STALLED * self._seconds
         if seconds * self._known > most > 0.0:
             worth, seconds = worth * most / (seconds * self._known), most / self._known

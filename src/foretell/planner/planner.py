@@ -196,6 +196,7 @@ class Planner:
         was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
         self._known = self._known + self._age if ids == self._ids else 0
         self._ids, self._age = [], 0  # where deciding fails, nothing stands
+        self._decisions.begin()
         plain = self._offers.plain_of(rows)
         offers = self._offers_of(rows, plain)
         self.standing = standing = self._decisions.decide(
@@ -309,6 +310,10 @@ class Planner:
             self._waiting.append((plan, step))
             if len(self._waiting) >= plan.together:
                 self._flush()
+
+    def observe_reading(self, seconds: float) -> None:
+        """Drafters took so long to read prompts: plain decoding would not have."""
+        self._speed.before += seconds
 
     def _flush(self) -> None:
         """Learn from all steps that wait."""

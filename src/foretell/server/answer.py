@@ -3,9 +3,10 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -13,6 +14,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 from structlog.contextvars import bind_contextvars
 
 from foretell import __version__
@@ -21,11 +23,14 @@ from foretell.engine.request.result import Completion, StepTrace, Update
 from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
 from foretell.engine.structured.thoughts import Thinking
-from foretell.server.backend import Backend
+from foretell.server.backend import LATEST, Backend
+from foretell.server.entries import Entry
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import ServerJob
+from foretell.server.models import Models
 from foretell.server.protocol.sampling import Sampling
-from foretell.server.security import TAKEN, TENANT
+from foretell.server.security import HELD, TAKEN, TENANT
+from foretell.server.stream import EventStream, JsonReply, while_connected
 from foretell.server.texts.reading import AnswerPieces
 from foretell.server.unsupported import Taken
 from foretell.server.usage import metrics, usage
@@ -47,7 +52,7 @@ async def read_json(request: Request, kind: type[AnyBody]) -> AnyBody:
     is_bare = request.url.path.startswith("/api/") and not {"origin", "sec-fetch-site"} & set(request.headers)
     if not is_bare and not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
-    taken = Taken(strict=request.app.state.backend.options.strict_fields)
+    taken = Taken(strict=request.app.state.options.strict_fields)
     body = parse(kind, await request.body(), taken)
     if named := effect_headers([*taken.names]):
         request.scope[TAKEN].update(named)
@@ -55,15 +60,36 @@ async def read_json(request: Request, kind: type[AnyBody]) -> AnyBody:
     return body
 
 
-async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
-    """The request's body. Raises ApiError 400, 404 and 415."""
+async def backend_of(request: Request, name: str | None, keep_alive_s: float | None = None) -> Backend:
+    """The model of a request until its answer has ended, loaded where a server has several. name: None and "": the default.
+    keep_alive_s: as ``Models.take``. Raises ApiError 404, and where it cannot be loaded."""
+    models: Models | None = request.app.state.models
+    if models is None:
+        backend: Backend = request.app.state.backend
+        tagged = {each.removesuffix(LATEST) for each in backend.names} if request.url.path.startswith("/api/") else ()
+        if name and name.removesuffix(LATEST) not in tagged:  # of Ollama's clients, which may add it or leave it out
+            backend.check_model(name)
+        return backend
+
+    async def taken() -> Entry:
+        entry = await models.take(name, keep_alive_s)
+        request.scope[HELD].append(partial(models.release, entry))
+        return entry
+
+    entry = await while_connected(request.receive, taken())
+    bind_contextvars(model=entry.name)
+    assert entry.backend is not None
+    return entry.backend
+
+
+async def read(request: Request, kind: type[Body]) -> tuple[Body, Backend]:
+    """The request's body, and its model. Raises ApiError 400, 404 and 415, and as ``backend_of``."""
     body = await read_json(request, kind)
-    if body.model:  # None and "": the one that is served
-        backend.check_model(body.model)
+    backend = await backend_of(request, body.model)
     told = body.stream_options if body.stream else None
     if told is not None and told.continuous_usage_stats and not told.include_usage:
         raise bad("continuous_usage_stats: only where include_usage is true", "stream_options")
-    return body
+    return body, backend
 
 
 async def in_worker(backend: Backend, work: Callable[[], Result]) -> Result:
@@ -109,7 +135,7 @@ class Answer:
     ) -> None:
         """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it; after: see
         ``ServerJob``. Raises ApiError where the job cannot be started."""
-        self.max_tokens = max_tokens
+        self.max_tokens, self._receive = max_tokens, request.receive
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
         self.thinking = thinking
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
@@ -127,6 +153,23 @@ class Answer:
         self.job = ServerJob(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
         self.job.after = after
         self.job.start()
+
+    async def reply(
+        self,
+        events: AsyncIterator[bytes],
+        whole: Coroutine[Any, Any, dict[str, Any]],
+        without_effect: Sequence[str] = (),
+        **how: Any,
+    ) -> Response:
+        """A stream of events, or the whole, as the request asks. without_effect: parts of it; how: see ``EventStream``."""
+        headers = effect_headers(without_effect)
+        if self.body.stream:
+            whole.close()  # it was not begun
+            return EventStream(self.job, events, headers=headers, **how)
+        try:
+            return JsonReply(await while_connected(self._receive, whole), headers=headers)
+        finally:
+            self.job.close()
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer, or a chunk of it."""

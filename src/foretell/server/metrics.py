@@ -5,9 +5,11 @@ observed by the server, which alone knows when a request arrived and when its fi
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -153,7 +155,8 @@ class Metrics:
         }
         self._observers = {name: histogram.labels(model_name) for name, histogram in self._histograms.items()}
         self._registry = CollectorRegistry()
-        self._registry.register(_Figures(service, model_name, self._histograms))
+        self._figures = _Figures(service, model_name, self._histograms)
+        self._registry.register(self._figures)
         ProcessCollector(registry=self._registry)
 
     def first_token(self, seconds: float) -> None:
@@ -183,8 +186,28 @@ class Metrics:
         """The body of ``GET /metrics``, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE
 
+    def families(self) -> Iterator[Metric]:
+        """All but those of the process."""
+        return self._figures.collect()
+
     def _see(self, name: str, value: float) -> None:
         self._observers[name].observe(value)
+
+
+def render_several(loaded: Iterable[Metrics], loads: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
+    """``Metrics.render`` of several models, each family once: ``model_name`` tells them apart. loads: of each model by its
+    name, whether it is loaded, and how often it was."""
+    is_loaded = GaugeMetricFamily(PREFIX + "model_loaded", "1 of a model in memory.", labels=["model_name"])
+    times = CounterMetricFamily(PREFIX + "model_loads", "Times that a model was loaded.", labels=["model_name"])
+    for name, (now, count) in loads.items():
+        is_loaded.add_metric([name], float(now))
+        times.add_metric([name], count)
+    found: dict[str, Metric] = {is_loaded.name: is_loaded, times.name: times}
+    for family in chain(*(metrics.families() for metrics in loaded), ProcessCollector(registry=None).collect()):
+        if (known := found.setdefault(family.name, family)) is not family:
+            known.samples += family.samples
+    made: Any = SimpleNamespace(collect=found.values)
+    return generate_latest(made), CONTENT_TYPE
 
 
 class _Figures(Collector):

@@ -1,6 +1,6 @@
 """The OpenAPI document of the routes, made from the models that validate requests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,19 +8,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from foretell.server.backend import Backend
-from foretell.server.protocol import ollama
+from foretell.server.options import ServerOptions
+from foretell.server.protocol import ollama, requests as bodies
 from foretell.server.protocol.anthropic import MessagesRequest
 from foretell.server.protocol.infill import InfillRequest
-from foretell.server.protocol.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    ExplainRequest,
-    LearnerRequest,
-    TokenizeRequest,
-)
 from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies.anthropic import MessageEvent
 from foretell.server.replies.common import ErrorReply
@@ -45,7 +36,10 @@ OLLAMA = (
     ollama.OllamaChatRequest, ollama.GenerateRequest, ollama.ShowRequest, ollama.PullRequest, ollama.EmbedRequest,
     ollama.OldEmbedRequest,
 )  # fmt: skip
-READING = (TokenizeRequest, DetokenizeRequest, EmbeddingRequest, InfillRequest)
+NAMING = (
+    bodies.ChatRequest, bodies.CompletionRequest, ResponsesRequest, MessagesRequest, bodies.ExplainRequest,
+    bodies.TokenizeRequest, bodies.DetokenizeRequest, bodies.EmbeddingRequest, InfillRequest,
+)  # fmt: skip
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
     "OpenAI's API over a speculative decoder, with Anthropic's messages and Ollama's chats. Fields that are not described "
@@ -89,31 +83,22 @@ def lines_of(kind: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def install(app: FastAPI, backend: Backend) -> None:
-    """Give the app its document."""
+def install(app: FastAPI, options: ServerOptions, names: Sequence[str] | None) -> None:
+    """Give the app its document. names: of models, where there are no others; None: any, or they come and go."""
     made: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not made:
-            made.update(_document(app, backend))
+            made.update(_document(app, options, names))
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
+def _document(app: FastAPI, options: ServerOptions, names: Sequence[str] | None) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document["components"]["schemas"]
-    posted = (
-        ChatRequest,
-        CompletionRequest,
-        ResponsesRequest,
-        MessagesRequest,
-        LearnerRequest,
-        ExplainRequest,
-        *READING,
-        *OLLAMA,
-    )
+    posted = (*NAMING, bodies.LearnerRequest, *OLLAMA)
     sent = (ChatChunk, TextReply, ResponseEvent, MessageEvent, InfillReply)
     for mode, kinds in (("validation", posted), ("serialization", sent)):
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=REF)  # type: ignore[misc]
@@ -121,14 +106,14 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
             schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, ExplainRequest, *READING):
+    for kind in NAMING:
         # Only these names are served: any other is a 404.
-        if not backend.takes_any:
-            schemas[kind.__name__]["properties"]["model"]["enum"] = [*backend.names, "", None]
+        if names is not None:
+            schemas[kind.__name__]["properties"]["model"]["enum"] = [*names, "", None]
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _mend(operation, path=path, needs_key=bool(backend.options.api_keys))
-    if backend.options.api_keys:
+            _mend(operation, path=path, needs_key=bool(options.api_keys))
+    if options.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document
 

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.settings import setting, settle
@@ -11,6 +12,10 @@ from foretell.engine.structured.thoughts import NAMES
 
 HOST = re.compile(r"\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+", re.ASCII)
+GGUF = ".gguf"
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+TIME_PART = re.compile(rf"(\d+(?:\.\d*)?|\.\d+)({'|'.join(UNITS)})")
+MOST_SECONDS = 1e8  # timers of the event loop hold no more; it is without end
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -127,6 +132,67 @@ class ServerOptions:
     def max_body_bytes(self) -> int:
         """``max_body_mib`` in bytes."""
         return int(self.max_body_mib * 2**20)
+
+
+@dataclass(frozen=True)
+class ModelsOptions:
+    """Of a server with several models."""
+
+    models_dir: str | None = setting(
+        None, "Serve every GGUF file and every directory with a config.json in here too, by its name.", metavar="DIRECTORY",
+    )  # fmt: skip
+    max_models: int = setting(
+        3, "Of several, loaded at once; the one that was not used for longest is unloaded for another.", min=1,
+    )  # fmt: skip
+    keep_alive: str = setting(
+        "5m", "How long one of several stays loaded where nobody asks: seconds, or '90s', '1h30m'; -1: always.",
+        metavar="TIME",
+    )  # fmt: skip
+    preload: bool = setting(False, "Load every TARGET at the start, and keep it.")
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        settle(self)
+        if self.max_models < 1:
+            raise ConfigError(f"max_models = {self.max_models} must be at least 1")
+        if self.models_dir is not None and not Path(self.models_dir).expanduser().is_dir():
+            raise ConfigError(f"models_dir = {self.models_dir} is no directory: give one that holds models")
+        seconds_of(self.keep_alive)
+
+    @property
+    def keep_alive_s(self) -> float:
+        """``keep_alive`` in seconds."""
+        return seconds_of(self.keep_alive)
+
+
+def seconds_of(given: float | str) -> float:
+    """A time as Ollama's clients give it: seconds, or text such as "5m"; below 0: without end. Raises ConfigError."""
+    text = str(given).strip()
+    parts = TIME_PART.findall(text)
+    if parts and "".join(map("".join, parts)) == text.removeprefix("-"):
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    else:
+        try:
+            seconds = abs(float(text))
+        except ValueError:
+            seconds = math.nan
+        if math.isnan(seconds):
+            raise ConfigError(
+                f"keep_alive = {given!r} is no time: give seconds, or text such as '90s', '5m', '1h30m'; -1: never"
+            )
+    return math.inf if text.startswith("-") or seconds > MOST_SECONDS else seconds
+
+
+def name_of(target: str) -> str:
+    """What a model is called by default: the last part of a path, without ".gguf"; a hub id or known name as it is."""
+    path = Path(target).expanduser()
+    is_path = target.startswith((".", "/", "~")) or path.exists()
+    return without_suffix(path.resolve().name if path.name in ("", ".", "..") else path.name) if is_path else target
+
+
+def without_suffix(name: str) -> str:
+    """A file's name without ".gguf"."""
+    return name[: -len(GGUF)] if name.lower().endswith(GGUF) else name
 
 
 def _require_positive(name: str, value: float) -> None:

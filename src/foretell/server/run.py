@@ -15,6 +15,7 @@ from foretell.core.platform import own_port
 from foretell.server.app import build_app
 from foretell.server.connection import connections
 from foretell.server.logs import log
+from foretell.server.models import Models
 from foretell.server.options import ServerOptions
 from foretell.service.service import Service
 
@@ -62,7 +63,7 @@ class _Exit:
     requests any more, and do not find a closed port.
     """
 
-    def __init__(self, server: Any, service: Service, drain_s: float) -> None:
+    def __init__(self, server: Any, service: Service | Models, drain_s: float) -> None:
         self.server, self.service, self.drain_s = server, service, drain_s
         self._heard = False
 
@@ -107,7 +108,7 @@ def config_of(app: Any, options: ServerOptions, *, drain_s: float) -> uvicorn.Co
 
 
 def serve(
-    service: Service,
+    service: Service | Models,
     options: ServerOptions,
     made: socket.socket,
     *,

@@ -27,6 +27,8 @@ TENANT = "foretell.tenant"
 """Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
 TAKEN = "foretell.taken"
 """Key of an ASGI scope: headers of the answer that name what of the request's fields changes nothing."""
+HELD = "foretell.held"
+"""Key of an ASGI scope: what is called once the request has been answered, to give back what it holds."""
 DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
 
 
@@ -61,7 +63,7 @@ class Gate:
                 message = {**message, "body": b""}
             await send(message)
 
-        scope["foretell.arrived"], scope[TAKEN] = perf_counter(), taken
+        scope["foretell.arrived"], scope[TAKEN], scope[HELD] = perf_counter(), taken, []
         is_head = scope["method"] == "HEAD"
         if is_head:  # the answer to GET without its body
             scope = {**scope, "method": "GET"}
@@ -88,8 +90,10 @@ class Gate:
             if not started:
                 await internal().response(scope["path"])(scope, receive, tell)
         finally:
+            for give_back in scope[HELD]:
+                give_back()
             reset_contextvars(**before)
-            unbind_contextvars("without_effect")
+            unbind_contextvars("without_effect", "model")
 
     def _check_host(self, headers: Headers) -> None:
         """A page of another site that has its name point here must not reach a server that trusts its machine."""

@@ -10,6 +10,11 @@ from foretell.draft.base import Method
 from foretell.engine.drafters.waiting import MOST_TAP_BYTES
 from foretell.model.target import CausalModel
 
+
+class TooLittleMemoryError(ConfigError):
+    """Not even one text finds memory for its keys and values."""
+
+
 SHARE = 0.5
 """Fraction of the memory free after loading that KV may use. The rest is for passes, drafters and other programs."""
 
@@ -41,9 +46,9 @@ def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:
     return model.new_cache(0, 1).bytes_per_row + max(drafters, default=0)
 
 
-def budget_bytes(device: torch.device, given_gib: float | None) -> int:
-    """Bytes that rows may take together: given_gib, or ``SHARE`` of what is free."""
-    return int(free_bytes(device) * SHARE) if given_gib is None else int(given_gib * 2**30)
+def budget_bytes(device: torch.device, given_gib: float | None, models: int = 1) -> int:
+    """Bytes that rows may take together: given_gib, or a model's part of ``SHARE`` of what is free."""
+    return int(free_bytes(device) * SHARE / models) if given_gib is None else int(given_gib * 2**30)
 
 
 def whole_rows(budget: int, bytes_per_row: int, most: int, text: int) -> int:
@@ -60,14 +65,17 @@ def kv_budget(
     row_tokens: int,
     max_rows: int,
     bytes_per_row: int = 0,
+    models: int = 1,
 ) -> int:
     """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free, without bytes_per_row of
-    each row; no more than max_rows rows of row_tokens can use. Raises ConfigError where not even one such row fits."""
-    budget = max(0, budget_bytes(model.spec.device, given_gib) - max_rows * bytes_per_row)
-    tokens = min(budget // bytes_per_token, max_rows * row_tokens)
-    if tokens < row_tokens:
-        raise ConfigError(
-            f"{budget / 2**30:.2f} GiB of KV memory hold {tokens} tokens of {model.spec.name!r}, and one request may have "
-            f"{row_tokens}: give a smaller max_model_len, or more with kv_memory_gib"
-        )
-    return tokens
+    each row; no more than max_rows rows of row_tokens can use. models: that share it, of which each may have one such row
+    even so. Raises TooLittleMemoryError where not even one fits."""
+    for share in (models, 1):
+        budget = max(0, budget_bytes(model.spec.device, given_gib, share) - max_rows * bytes_per_row)
+        tokens = min(budget // bytes_per_token, max_rows * row_tokens)
+        if tokens >= row_tokens:
+            return tokens if share == models else row_tokens
+    raise TooLittleMemoryError(
+        f"{budget / 2**30:.2f} GiB of KV memory hold {tokens} tokens of {model.spec.name!r}, and one request may have "
+        f"{row_tokens}: give a smaller max_model_len, or more with kv_memory_gib"
+    )

@@ -49,12 +49,13 @@ class ServiceOptions:
         metavar="DIRECTORY",
     )  # fmt: skip
     prefix_max_gib: float | None = setting(None, "Disk space of --prefix-dir.", metavar="GIB", default_text="4")
+    models_at_once: int = 1  # of this process, which share what is free: with ``kv_memory_gib`` None
     cost_time_limit_s: float = 20.0  # of measuring, after the first start with a model on a machine
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         settle(self)
-        for name in ("max_num_seqs", "max_queue"):
+        for name in ("max_num_seqs", "max_queue", "models_at_once"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 2:

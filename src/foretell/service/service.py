@@ -78,10 +78,11 @@ class Service:
         *,
         also: Sequence[MethodConfig] = (),
         learn: LearnOptions | None = None,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         """engine: the target and the default method. also: further methods that requests may choose (methods without
-        weights are always available). learn: drafters learn from the requests (``foretell.learn.LearnOptions``). Raises
-        ConfigError, ModelError."""
+        weights are always available). learn: drafters learn from the requests (``foretell.learn.LearnOptions``). prefixes:
+        those of an earlier service of the same model and options, which was closed. Raises ConfigError, ModelError."""
         options = options or ServiceOptions()
         if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
             raise ConfigError(
@@ -91,6 +92,8 @@ class Service:
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
         self._keeper = Keeper(engine, options)
+        self.prefixes = prefixes
+        """What was read of prompts; None: nothing is kept, or nothing was started."""
         self._tenants = Tenants(options.shared_drafts, keeper=self._keeper)
         self._open_learner: Callable[[], Learning] | None = None
         if learn is not None:  # refuses, before costs are measured, what cannot learn so
@@ -150,7 +153,10 @@ class Service:
         options, width = self.options, self.engine.width
         sizes = sizes_of(self.engine, self._choices.guessing, options)
         self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
-        prefixes = PrefixStore(sizes.prefix_bytes, self._keeper.prefixes) if options.prefix_reuse else None
+        if options.prefix_reuse:
+            self.prefixes = self.prefixes or PrefixStore(sizes.prefix_bytes)
+            self.prefixes.max_bytes, self.prefixes.further = sizes.prefix_bytes, self._keeper.prefixes
+            self.prefixes.shrink(sizes.prefix_bytes)
         self._costs = ServicePlanning(
             self.engine.model, self._choices.plain, self._choices.guessing, self._choices.weightless,
             measured=self._tenants.measured, mode=options.speculation, max_rows=sizes.max_rows,
@@ -158,7 +164,7 @@ class Service:
         )  # fmt: skip
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
         self._loop = Loop(
-            self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
+            self.engine.model, limits, self._costs.planner, prefixes=self.prefixes, width=width, describe=self._describe,
             unplanned=self._costs.unplanned,
             # Processes that share a model draft the same guesses: one of them cannot go on without.
             failures=None if self.engine.model.is_shared else self._failures,

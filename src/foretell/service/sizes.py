@@ -14,6 +14,9 @@ from foretell.service.options import ServiceOptions
 
 logger = logging.getLogger(__name__)
 
+PREFIX_SHARE = 0.25
+"""Of the KV budget, what kept prefixes may take beside it."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -34,20 +37,23 @@ def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOp
     capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
     methods = [choice.method for choice in guessing]
     slot, states = bytes_per_token(engine.model, methods), bytes_per_row(engine.model, methods)
-    rows = options.max_num_seqs
+    several = options.models_at_once  # they share the KV budget; prompts of each are kept as of one alone
+    rows, budget = options.max_num_seqs, budget_bytes(spec.device, options.kv_memory_gib)
     if engine.model.has_blocks:  # those are the target's: a drafter's rows are whole
         own = bytes_per_token(engine.model, [])
         slot, states = own, states + (slot - own) * (capacity + SPARE)
-        rows = whole_rows(budget_bytes(spec.device, options.kv_memory_gib), states, rows, capacity * own)
+        rows = whole_rows(budget_bytes(spec.device, options.kv_memory_gib, several), states, rows, capacity * own)
     kv_tokens = kv_budget(
-        engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=rows, bytes_per_row=states
-    )
+        engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=rows, bytes_per_row=states,
+        models=several,
+    )  # fmt: skip
     kv_tokens = engine.model.share(kv_tokens)
     if spec.device.type != "cpu" and not engine.model.has_blocks:  # a pool is allocated whole there
         rows = max(1, min(rows, kv_tokens // (capacity + SPARE)))
     logger.info(
         "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
         kv_tokens, kv_tokens * slot / 2**30, rows, longest,
-        "as given" if options.kv_memory_gib is not None else f"{SHARE:.0%}",
+        "as given" if options.kv_memory_gib is not None else f"{SHARE / several:.0%}",
     )  # fmt: skip
-    return Sizes(longest, capacity, rows, kv_tokens, int((kv_tokens * slot + rows * states) * 0.25))
+    # Of what was given, not of what these rows can use: one agent alone keeps its conversation too.
+    return Sizes(longest, capacity, rows, kv_tokens, int(budget * PREFIX_SHARE))

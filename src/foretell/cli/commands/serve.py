@@ -1,12 +1,16 @@
 """``foretell serve``: OpenAI's API over HTTP."""
 
 import math
+import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -15,19 +19,40 @@ from foretell.cli.errors import explain
 from foretell.cli.fields import with_fields, with_group
 from foretell.core.errors import ConfigError
 from foretell.learn.options import LearnOptions
-from foretell.server.options import ServerOptions, check_level
+from foretell.server.options import ModelsOptions, ServerOptions, check_level, name_of
 from foretell.service.options import ServiceOptions
 
 if TYPE_CHECKING:
     from foretell.draft.config import MethodConfig
+    from foretell.engine.prefix import PrefixStore
+    from foretell.service.service import Service
 
 SERVER, LIMITS, LOGS, LEARNING = "Server", "Limits", "Logs", "Learning"
 EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog")
 
-TargetName = Annotated[
-    str,
-    typer.Argument(metavar="TARGET", envvar="FORETELL_TARGET", show_default=False, callback=o.chosen_target,
-                   help="The model to serve, as --target of 'generate' (auto, the default, too)."),
+ALIAS = re.compile(r"([^=/\\]+)=(.+)")
+OF_ONE = {
+    "served_model_name": "give NAME=TARGET for each of several",
+    "revision": "give ID@REV for each of several",
+    "lora": "serve that one alone",
+    "learn": "serve that one alone",
+}
+VARIABLE = "FORETELL_TARGET"
+
+
+def chosen_targets(ctx: typer.Context, param: Any, given: list[str] | None) -> list[str]:
+    """The targets that are meant; the variable names one, which may hold spaces."""
+    source = ctx.get_parameter_source(param.name)
+    if source is not None and source.name == "ENVIRONMENT":
+        given = [os.environ[VARIABLE]]
+    return [o.chosen_target(target) for target in given or ()]
+
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=]TARGET", envvar=VARIABLE, show_default=False, callback=chosen_targets,
+                   help="The model to serve, as --target of 'generate' (auto, the default, too). Of several a request's "
+                   "model names one; the first is loaded at the start."),
 ]  # fmt: skip
 Host = Annotated[
     str, typer.Option("--host", rich_help_panel=SERVER, help="Where to listen; 127.0.0.1 is this machine alone.")
@@ -56,12 +81,13 @@ LogLevel = Annotated[
 @with_group(o.Models, into="models", without=("target", "width"))
 @with_group(o.Guessing, into="guessing")
 @with_fields(ServiceOptions, into="service", panel=LIMITS)
+@with_fields(ModelsOptions, into="several", panel="Models")
 @with_fields(ServerOptions, into="server", panel=SERVER)
 @with_fields(LearnOptions, into="learning", panel=LEARNING)
 def serve(
     ctx: typer.Context,
     *,
-    target: TargetName = o.AUTO,
+    target: Targets = None,
     models: o.Models,
     lora: o.Loras = None,
     guessing: o.Guessing,
@@ -70,13 +96,14 @@ def serve(
     port: Port = 8000,
     drain_timeout: DrainTimeout = 30.0,
     service: dict[str, Any] | None = None,
+    several: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
     learn: Learn = False,
     learning: dict[str, Any] | None = None,
     log_level: LogLevel = "info",
     no_color: o.NoColor = False,
 ) -> None:
-    """Serve a model by OpenAI's API, with Anthropic's messages, Ollama's chats, and a page to try it at /.
+    """Serve models by OpenAI's API, with Anthropic's messages, Ollama's chats, and a page to try it at /.
 
     Speculation is planned by load, request by request; texts do not change. auto measures, steps aside where guessing
     does not pay, and stays within 2 % of plain decoding, but for small models in 4 or 8 bits: temperature 1 cost 4 %,
@@ -89,7 +116,8 @@ def serve(
         raise ConfigError(
             "--drain-timeout inf: give a number of seconds; requests end by --request-timeout in any case"
         )
-    models = replace(models, target=target)
+    more = ModelsOptions(**(several or {})) if several or len(target or ()) > 1 else None
+    named = _named(target or ([] if more is not None and more.models_dir else [o.chosen_target(o.AUTO)]))
     wanted = _learn_options(learn, learning or {})
     asked = ServiceOptions(**(service or {})), _server_options(server or {})
     if asked[0].shared_drafts == "key" and not asked[1].api_keys:
@@ -102,14 +130,39 @@ def serve(
         early.check_config(
             settings.json_object(given, "--also") if given.lstrip().startswith("{") else {"method": given}
         )
-    speculative = settings.speculation(ctx, models, guessing)
+    if more is not None:
+        for one, reason in OF_ONE.items():
+            settings.refuse(ctx, [one], f"is of one model: {reason}")
+    elif (name := next(iter(named))) != name_of(named[name]):
+        if asked[1].served_model_name:
+            raise ConfigError(f"{name}=... and --served-model-name both name the model: drop one")
+        asked = asked[0], replace(asked[1], served_model_name=(name,))
+
+    def speculated(target: str) -> tuple[o.Models, dict[str, Any]]:
+        own = replace(models, target=target)
+        return own, settings.speculation(ctx, own, guessing)
+
+    for each in named.values():
+        speculated(each)
     try:
-        _serve(ctx.params, models, speculative, *asked, wanted)
+        _serve(ctx.params, named, speculated, *asked, wanted, more)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in EXTRA:
             raise
         raise ConfigError(f'foretell serve needs the package {name}: pip install "foretell[serve]"') from None
+
+
+def _named(targets: Sequence[str]) -> dict[str, str]:
+    """Targets by the names that clients have for them. Raises ConfigError for a name twice."""
+    named: dict[str, str] = {}
+    for given in targets:
+        alias = ALIAS.fullmatch(given)
+        name, target = (name_of(given), given) if alias is None or Path(given).exists() else alias.groups()
+        if name in named:
+            raise ConfigError(f"two models would be called {name!r}: give one of them as NAME=TARGET")
+        named[name] = o.chosen_target(target)
+    return named
 
 
 def _learn_options(learn: bool, given: dict[str, Any]) -> LearnOptions | None:
@@ -125,22 +178,45 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
 
 def _serve(
     options: dict[str, Any],
-    models: o.Models,
-    speculative: dict[str, Any],
+    named: Mapping[str, str],
+    speculated: Callable[[str], tuple[o.Models, dict[str, Any]]],
     service_options: ServiceOptions,
     wanted: ServerOptions,
     learn: LearnOptions | None,
+    several: ModelsOptions | None,
 ) -> None:
     from foretell.server import run
     from foretell.server.logs import configure_logs, log
     from foretell.server.security import tenant_of
 
     configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
-    also = [_also(given, models.target) for given in options["also"] or ()]
-    if learn is not None:
-        guessing: list[Any] = [] if service_options.speculation == "off" else [speculative, *also]
-        settings.check_learning(guessing, models.target)
-    from foretell.service.service import Service
+    for target in named.values():
+        also = [_also(given, target) for given in options["also"] or ()]
+        if learn is not None:
+            guessing: list[Any] = [] if service_options.speculation == "off" else [speculated(target)[1], *also]
+            settings.check_learning(guessing, target)
+    import torch
+
+    from foretell.server.models import Models
+    from foretell.service.memory import free_bytes
+
+    def load(name: str, target: str, prefixes: "PrefixStore | None") -> "Service":
+        assert several is not None
+        most = several.max_models if several.models_dir else min(several.max_models, len(named))
+        folders = {  # a directory is one model's
+            key: str(Path(folder, quote(name, safe="")))
+            for key in ("state_dir", "prefix_dir")
+            if (folder := getattr(service_options, key)) is not None
+        }
+        own: dict[str, Any] = {"models_at_once": most, **folders}
+        service = _service(options, *speculated(target), replace(service_options, **own), None, prefixes)
+        try:
+            service.start()
+        except BaseException:
+            service.close()
+            raise
+        configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
+        return service
 
     made = run.bind(options["host"], options["port"])
     with made, _logged_errors():
@@ -148,27 +224,51 @@ def _serve(
         if not run.is_local(made) and not wanted.api_keys:
             text = f"every client that reaches {options['host']} may use this server; --api-key asks for a key"
             log(text, level="warning", always=True)
-        engine = settings.load_engine(
-            models, speculative, no_color=options["no_color"], lora=settings.loras(options["lora"])
-        )
-        engine, seen = settings.with_kept_text(engine, no_color=options["no_color"])
-        if seen is not None:
-            log(str(seen), level="error" if seen.fault else "info", always=True)
-            if seen.fault:
-                also, learn = [], None
-                service_options = _one_by_one(service_options)
-        service = Service(engine, service_options, also=also, learn=learn)
-        configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
+        wanted, served = replace(wanted, allowed_hosts=hosts), ",".join(named.values())
+        service: Service | Models
+        if several is None:
+            (target,) = named.values()
+            service = _service(options, *speculated(target), service_options, learn, None)
+            configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
+        else:
+            device = torch.device(options["device"])
+            service = Models(load, named, wanted, several, free=lambda: free_bytes(device))
+            served = ",".join(entry.name for entry in service.entries.values()) or several.models_dir or ""
+            service.preload()
         url = run.url_of(made)
         ids: dict[str, Any] = {"key_ids": [tenant_of(key) for key in wanted.api_keys]} if wanted.api_keys else {}
         run.serve(
             service,
-            replace(wanted, allowed_hosts=hosts),
+            wanted,
             made,
             drain_s=options["drain_timeout"],
-            on_ready=lambda: log(f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)", always=True, **ids),
+            on_ready=lambda: log(f"serving {served} at {url} (API: {url}/v1, page: {url}/)", always=True, **ids),
         )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
+
+
+def _service(
+    options: dict[str, Any],
+    models: o.Models,
+    speculative: dict[str, Any],
+    asked: ServiceOptions,
+    learn: LearnOptions | None,
+    prefixes: "PrefixStore | None",
+) -> "Service":
+    """A service of one model, loaded. Raises ConfigError, ModelError."""
+    from foretell.server.logs import log
+    from foretell.service.service import Service
+
+    also = [_also(given, models.target) for given in options["also"] or ()]
+    engine = settings.load_engine(
+        models, speculative, no_color=options["no_color"], lora=settings.loras(options["lora"])
+    )
+    engine, seen = settings.with_kept_text(engine, no_color=options["no_color"])
+    if seen is not None:
+        log(str(seen), level="error" if seen.fault else "info", always=True)
+        if seen.fault:
+            also, learn, asked = [], None, _one_by_one(asked)
+    return Service(engine, asked, also=also, learn=learn, prefixes=prefixes)
 
 
 def _one_by_one(asked: ServiceOptions) -> ServiceOptions:

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from foretell.checkpoints.templates import tojson
+from foretell.core.errors import ConfigError
 from foretell.server.errors import bad
+from foretell.server.options import seconds_of
 from foretell.server.protocol.fields import (
     INT32,
     MAX_STOPS,
@@ -36,6 +38,10 @@ class OllamaTool(Tool):
     function: OllamaFunctionTool
 
 
+KeepAlive = Annotated[
+    float | str | None,
+    Field(description="How long one of several models then stays loaded: seconds, or '5m'; 0: not at all, -1: always."),
+]
 NoText = Annotated[str, Field(max_length=0)] | None
 
 
@@ -94,7 +100,7 @@ class Asked(Strict):
     format: Literal["", "json"] | JsonObject | None = Field(None, description="A JSON object, or JSON of a schema.")
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Whether to think, or how much.")
-    keep_alive: float | str | None = Field(None, description="Ignored: the model stays.")
+    keep_alive: KeepAlive = None
     speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
     logprobs: bool | None = Field(None, description="Of each token of the answer.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="With logprobs: so many of the likeliest ones.")
@@ -143,6 +149,7 @@ class EmbedRequest(Strict):
     dimensions: int | None = Field(None, ge=1, le=INT32, description="As many as the hidden states have, or left out.")
     truncate: bool | None = Field(None, description="Of both nothing is cut off: a text that is too long is refused.")
     options: Options | None = Field(None, description="Without effect: no text is written.")
+    keep_alive: KeepAlive = None
 
 
 class OldEmbedRequest(Strict):
@@ -151,6 +158,15 @@ class OldEmbedRequest(Strict):
     model: str | None = Field(None, max_length=512)
     prompt: PromptText
     options: Options | None = Field(None, description="Without effect: no text is written.")
+    keep_alive: KeepAlive = None
+
+
+def keep_alive_of(body: Any) -> float | None:
+    """The seconds of a request's field; None: it says nothing. Raises ApiError 400."""
+    try:
+        return None if body.keep_alive is None else seconds_of(body.keep_alive)
+    except ConfigError as error:
+        raise bad(str(error), "keep_alive") from None
 
 
 def as_chat(body: OllamaChatRequest) -> ChatRequest:

@@ -19,12 +19,15 @@ class ModelReply(Reply):
     owned_by: str
     root: str = Field(description="The model that is served.")
     parent: str | None = Field(description="Of an adapter the model that it changes, else null.")
-    max_model_len: int = Field(description="Tokens of prompt and output together.")
+    max_model_len: int | None = Field(
+        description="Tokens of prompt and output together; null of one of several that was never loaded."
+    )
     speculative: dict[str, Any] = Field(description="The speculation of requests that choose none.")
     methods: list[str] = Field(description="Values for `speculative.method` in a request.")
     resting: dict[str, float] = Field(
         description="Those not tried now because their drafters failed several times in a row: for how many seconds."
     )
+    status: dict[str, str] | None = Field(None, description="Of one of several: value is loaded, loading or unloaded.")
 
 
 class ModelList(Reply):
@@ -32,8 +35,8 @@ class ModelList(Reply):
 
     object: Literal["list"]
     data: list[ModelReply]
-    first_id: str
-    last_id: str
+    first_id: str | None = Field(description="null where there is no model.")
+    last_id: str | None
     has_more: Literal[False]
 
 

@@ -27,9 +27,9 @@ class OllamaModel(Reply):
     size: int = Field(description="Bytes of its weights.")
     digest: str = Field(description="Of its name.")
     details: OllamaDetails
-    expires_at: str = Field(description="Far from now: it stays in memory.")
+    expires_at: str | None = Field(None, description="When it is unloaded where nobody asks; far from now: never.")
     size_vram: int = Field(description="Bytes of its weights on an accelerator.")
-    context_length: int
+    context_length: int | None = Field(None, description="Of one of several: once it was loaded.")
 
 
 class OllamaModels(Reply):

@@ -11,13 +11,12 @@ from starlette.responses import Response
 
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
-from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read
-from foretell.server.backend import Backend
+from foretell.server.answer import Answer, by_choice, in_worker, read
 from foretell.server.errors import ApiError
 from foretell.server.job import finish
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
-from foretell.server.routes.chat import ChatPlan, plan_of, prompt_of
-from foretell.server.stream import LINE_END, EventStream, JsonReply, as_json, while_connected
+from foretell.server.routes.chat import ChatPlan, answer_of, plan_of, prompt_of
+from foretell.server.stream import LINE_END, JsonReply, as_json, while_connected
 from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta
 from foretell.server.texts.tools import CallDelta, arguments_of
 
@@ -26,27 +25,16 @@ Events = list[dict[str, Any]]
 
 async def messages(request: Request) -> Response:
     """Go on with a conversation."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, MessagesRequest, backend)
+    body, backend = await read(request, MessagesRequest)
     plan = await _without_places(plan_of(request, backend, as_chat(body)))
-    answer = Answer(
-        backend, body, plan.submissions, request=request, kind="message", prefix="msg", max_tokens=plan.max_tokens,
-        thinking=plan.thinking,
-        after=plan.after,
-    )  # fmt: skip
-    headers = effect_headers(plan.without_effect)
-    if body.stream:
-        return EventStream(answer.job, _events(answer, body, plan), headers=headers, failed=_failed)
-    try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, body, plan)), headers=headers)
-    finally:
-        answer.job.close()
+    answer = answer_of(request, backend, body, plan, "message", "msg")
+    parts = _events(answer, body, plan), _whole(answer, body, plan)
+    return await answer.reply(*parts, plan.without_effect, failed=_failed)
 
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has as a prompt."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, MessagesRequest, backend)
+    body, backend = await read(request, MessagesRequest)
     chat = as_chat(body)
     counting = in_worker(backend, lambda: len(prompt_of(backend, chat)))
     return JsonReply({"input_tokens": await _without_places(while_connected(request.receive, counting))})

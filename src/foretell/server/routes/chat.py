@@ -19,15 +19,16 @@ from foretell.engine.request.submission import Submission
 from foretell.engine.structured.format import OutputFormat
 from foretell.engine.structured.thinking import ThinkingProcessor, of_answer
 from foretell.engine.structured.thoughts import Thinking, Thoughts, ThoughtState, reads
-from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
+from foretell.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.job import finish
 from foretell.server.logs import log
 from foretell.server.protocol.messages import AssistantTurn, Message
 from foretell.server.protocol.requests import ChatRequest, with_tools
+from foretell.server.protocol.sampling import Sampling
 from foretell.server.sampling import MakeProcessor, allowed, submissions
-from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+from foretell.server.stream import DONE, KEEP_ALIVE, event, while_connected
 from foretell.server.texts.formats import format_processor, term_of, wanted_format
 from foretell.server.texts.reading import Delta, TextReading, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
@@ -54,22 +55,20 @@ class ChatPlan:
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    backend: Backend = request.app.state.backend
-    body = with_tools(await read(request, ChatRequest, backend))
+    asked, backend = await read(request, ChatRequest)
+    body = with_tools(asked)
     plan = await plan_of(request, backend, body)
     kind = OBJECT + ".chunk" if body.stream else OBJECT
-    answer = Answer(
-        backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
+    answer = answer_of(request, backend, body, plan, kind, "chatcmpl")
+    return await answer.reply(_events(answer, body, plan), _whole(answer, body, plan), plan.without_effect)
+
+
+def answer_of(request: Request, backend: Backend, body: Sampling, plan: ChatPlan, kind: str, prefix: str) -> Answer:
+    """The answer to a conversation. body: as it was asked for; kind, prefix: see ``Answer``. Raises ApiError."""
+    return Answer(
+        backend, body, plan.submissions, request=request, kind=kind, prefix=prefix, num_predicted=plan.num_predicted,
         max_tokens=plan.max_tokens, thinking=plan.thinking, after=plan.after,
     )  # fmt: skip
-    headers = effect_headers(plan.without_effect)
-    if body.stream:
-        return EventStream(answer.job, _events(answer, body, plan), headers=headers)
-    try:
-        made = await while_connected(request.receive, _whole(answer, body, plan))
-        return JsonReply(made, headers=headers)
-    finally:
-        answer.job.close()
 
 
 async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> ChatPlan:

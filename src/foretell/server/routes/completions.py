@@ -10,14 +10,14 @@ from starlette.responses import Response
 from foretell.engine.request.result import Completion, StepTrace
 from foretell.engine.request.row import Piece
 from foretell.engine.request.submission import Submission
-from foretell.server.answer import Answer, by_choice, effect_headers, in_compiler, in_worker, read
+from foretell.server.answer import Answer, by_choice, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.job import finish
 from foretell.server.protocol.requests import AnyPrompt, CompletionRequest
 from foretell.server.routes.infill import filling
 from foretell.server.sampling import MakeProcessor, allowed, submissions
-from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+from foretell.server.stream import DONE, KEEP_ALIVE, event, while_connected
 from foretell.server.texts.formats import format_processor, wanted_format
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -25,8 +25,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 
 async def completions(request: Request) -> Response:
     """Go on with texts."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, CompletionRequest, backend)
+    body, backend = await read(request, CompletionRequest)
     processor: MakeProcessor | None = None
     left_out: tuple[str, ...] = ()
     if (format := wanted_format(body)) is not None:
@@ -37,22 +36,9 @@ async def completions(request: Request) -> Response:
         one = body
         body = await while_connected(request.receive, in_worker(backend, lambda: filling(backend, one, "suffix")))
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
-    answer = Answer(
-        backend,
-        body,
-        made,
-        request=request,
-        kind="text_completion",
-        prefix="cmpl",
-        max_tokens=_max_tokens(backend, body),
-    )
-    headers = effect_headers(left_out)
-    if body.stream:
-        return EventStream(answer.job, _events(answer, body, echoes), headers=headers)
-    try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)), headers=headers)
-    finally:
-        answer.job.close()
+    most = _max_tokens(backend, body)
+    answer = Answer(backend, body, made, request=request, kind="text_completion", prefix="cmpl", max_tokens=most)
+    return await answer.reply(_events(answer, body, echoes), _whole(answer, body, echoes), left_out)
 
 
 def _plan(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from foretell.core.errors import ServiceClosedError
 from foretell.model.prefill import feed
 from foretell.model.target import Target
-from foretell.server.answer import in_worker, read_json
+from foretell.server.answer import backend_of, in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.protocol.requests import EmbeddingRequest
@@ -31,17 +31,14 @@ Pooling = Literal["mean", "last"]
 
 async def embeddings(request: Request) -> Response:
     """Read texts."""
-    backend: Backend = request.app.state.backend
     body = await read_json(request, EmbeddingRequest)
-    if body.model:
-        backend.check_model(body.model)
-    return JsonReply(await vectors(request, body.model_dump(), body.model))
+    backend = await backend_of(request, body.model)
+    return JsonReply(await vectors(request, backend, body.model_dump(), body.model))
 
 
-async def vectors(request: Request, given: dict[str, Any], model: str | None) -> dict[str, Any]:
+async def vectors(request: Request, backend: Backend, given: dict[str, Any], model: str | None) -> dict[str, Any]:
     """The reply to the fields of a request. model: its name, checked. Raises ApiError."""
     body = EmbeddingRequest.model_validate({**given, "model": None})
-    backend: Backend = request.app.state.backend
     size = backend.service.engine.model.spec.hidden_size
     if backend.service.state != "ready":
         raise of_engine(ServiceClosedError(backend.service.says))

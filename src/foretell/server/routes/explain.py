@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from foretell.analysis.explain import ExplainedStep, Watch, chosen
 from foretell.analysis.words import words
-from foretell.server.answer import in_worker, read_json
+from foretell.server.answer import backend_of, in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import ServerJob, finish
@@ -32,10 +32,8 @@ TEXT = 400
 
 async def explain(request: Request) -> Response:
     """Decode a little, and answer with its steps in figures and words."""
-    backend: Backend = request.app.state.backend
     body = await read_json(request, ExplainRequest)
-    if body.model:
-        backend.check_model(body.model)
+    backend = await backend_of(request, body.model)
     if backend.is_explaining:
         raise ApiError(
             429, "another step is being explained: try again in a moment", code="rate_limit_exceeded",

@@ -17,13 +17,13 @@ from starlette.responses import Response
 
 from foretell.engine.request.result import Completion
 from foretell.engine.request.submission import Submission
-from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read
+from foretell.server.answer import Answer, by_choice, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.protocol.infill import ExtraFile, InfillRequest
 from foretell.server.protocol.sampling import Sampling, Speculative
 from foretell.server.sampling import MakeProcessor, allowed, submissions
-from foretell.server.stream import KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+from foretell.server.stream import KEEP_ALIVE, event, while_connected
 from foretell.server.texts.fill import Begun
 
 NEAR = 512
@@ -46,20 +46,13 @@ class Gap:
 
 async def infill(request: Request) -> Response:
     """Fill a gap."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, InfillRequest, backend)
+    body, backend = await read(request, InfillRequest)
     gap = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
     answer = Answer(
         backend, gap.body, gap.submissions, request=request, kind="infill", prefix="infill", max_tokens=gap.max_tokens
     )
     unread = [name for name in ("samplers", "t_max_prompt_ms") if getattr(body, name)]
-    headers = effect_headers((*unread, *gap.left_out))
-    if body.stream:
-        return EventStream(answer.job, _events(answer, gap), headers=headers)
-    try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, gap)), headers=headers)
-    finally:
-        answer.job.close()
+    return await answer.reply(_events(answer, gap), _whole(answer, gap), (*unread, *gap.left_out))
 
 
 def filling(backend: Backend, body: Body, param: str) -> Body:

@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.core.errors import ForetellError
-from foretell.server.answer import read_json
-from foretell.server.backend import Backend
+from foretell.server.answer import backend_of, read_json
 from foretell.server.errors import of_engine
 from foretell.server.protocol.requests import LearnerRequest
 from foretell.server.security import TENANT
@@ -43,7 +42,7 @@ def _told(state: dict[str, Any], tenant: str | None) -> dict[str, Any]:
 
 async def get_learner(request: Request) -> Response:
     """Figures, adapters, events and acceptance over requests: with API keys, of the key's own requests."""
-    backend: Backend = request.app.state.backend
+    backend = await backend_of(request, None)
     try:
         tenant = request.scope.get(TENANT)
         return JsonReply(_told(backend.service.learner(tenant), tenant))
@@ -53,7 +52,7 @@ async def get_learner(request: Request) -> Response:
 
 async def post_learner(request: Request) -> Response:
     """pause, resume, revert or save, and then what ``get_learner`` answers."""
-    backend: Backend = request.app.state.backend
+    backend = await backend_of(request, None)
     body = await read_json(request, LearnerRequest)
     tenant = request.scope.get(TENANT)
     try:

@@ -6,8 +6,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from foretell import __version__, web
+from foretell.server.answer import backend_of
 from foretell.server.backend import Backend
+from foretell.server.entries import Entry
 from foretell.server.errors import ApiError
+from foretell.server.models import Models
 from foretell.server.stream import JsonReply, time_text
 
 
@@ -33,17 +36,37 @@ def _model(backend: Backend, name: str) -> dict[str, Any]:
     }
 
 
+def _entry(models: Models, entry: Entry) -> dict[str, Any]:
+    """The same of one of several, and whether it is loaded, as llama.cpp's router says it."""
+    if entry.backend is not None:
+        found = _model(entry.backend, entry.name)
+    else:
+        named = {"id": entry.name, "object": "model", "type": "model", "display_name": entry.name, "root": entry.name}
+        unknown: dict[str, Any] = {"parent": None, "speculative": {}, "methods": [], "resting": {}}
+        found = {**named, **unknown, "owned_by": "foretell", "max_model_len": entry.told().context}
+    made = {"created": models.created, "created_at": time_text(models.created), "status": {"value": entry.state}}
+    return {**found, **made}
+
+
 async def list_models(request: Request) -> Response:
-    """The model that is served, and its adapters."""
-    backend: Backend = request.app.state.backend
-    ends = {"first_id": backend.names[0], "last_id": backend.names[-1], "has_more": False}
-    return JsonReply({"object": "list", "data": [_model(backend, name) for name in backend.names], **ends})
+    """The models that are served, and adapters."""
+    models: Models | None = request.app.state.models
+    if models is None:
+        backend: Backend = request.app.state.backend
+        told = [_model(backend, name) for name in backend.names]
+    else:
+        told = [_entry(models, entry) for entry in await models.all()]
+    ends = {"first_id": told[0]["id"], "last_id": told[-1]["id"]} if told else {"first_id": None, "last_id": None}
+    return JsonReply({"object": "list", "data": told, **ends, "has_more": False})
 
 
 async def get_model(request: Request) -> Response:
     """A model by its name."""
-    backend: Backend = request.app.state.backend
+    models: Models | None = request.app.state.models
     name = request.path_params["model"]
+    if models is not None:
+        return JsonReply(_entry(models, await models.entry(name)))
+    backend: Backend = request.app.state.backend
     backend.check_model(name)
     return JsonReply(_model(backend, name))
 
@@ -51,7 +74,7 @@ async def get_model(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """Liveness: whether the engine works or is still being started. What is not live is started anew, so a start that
     takes a minute is live, and not ready."""
-    service = request.app.state.backend.service
+    service = request.app.state.served
     if service.state in ("stopped", "failed"):
         raise ApiError(503, service.says, code="unhealthy")
     return JsonReply({"status": "ok"})
@@ -59,7 +82,7 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """Whether requests are taken and can be worked on: not while starting, stopping, or recovering from an error."""
-    service = request.app.state.backend.service
+    service = request.app.state.served
     if service.state != "ready":
         raise ApiError(503, service.says, code="unavailable", headers={"retry-after": "5"})
     return JsonReply({"status": "ready"})
@@ -72,7 +95,8 @@ async def version(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     """What llama.cpp's clients ask of a server before they use it."""
-    backend: Backend = request.app.state.backend
+    several = request.app.state.models is not None
+    backend = await backend_of(request, request.query_params.get("model") if several else None)
     settings = {"n_ctx": backend.max_model_len, "params": {}}
     return JsonReply(
         {
@@ -96,7 +120,8 @@ async def icon(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text form."""
-    content, media_type = request.app.state.backend.metrics.render()
+    models: Models | None = request.app.state.models
+    content, media_type = request.app.state.backend.metrics.render() if models is None else models.render_metrics()
     return Response(content, headers={"content-type": media_type})
 
 

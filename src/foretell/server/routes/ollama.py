@@ -3,9 +3,10 @@
 Answers are lines of JSON. They are made by the same plans and jobs as OpenAI's.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from starlette.requests import Request
@@ -14,39 +15,42 @@ from starlette.responses import Response
 from foretell import __version__
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
-from foretell.server.answer import Answer, by_choice, effect_headers, in_worker, read_json
-from foretell.server.backend import LATEST, Backend
+from foretell.server.answer import Answer, backend_of, by_choice, in_worker, read_json
+from foretell.server.backend import Backend
+from foretell.server.entries import About, Entry, about, about_files
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
+from foretell.server.models import Models
 from foretell.server.protocol import ollama as protocol
-from foretell.server.protocol.ollama import Asked, as_chat, of_prompt
+from foretell.server.protocol.ollama import Asked, as_chat, keep_alive_of, of_prompt
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.routes.chat import ChatPlan, plan_of
+from foretell.server.routes.chat import ChatPlan, answer_of, plan_of
 from foretell.server.routes.embeddings import vectors
 from foretell.server.sampling import submissions
-from foretell.server.stream import EventStream, JsonReply, as_json, time_text, while_connected
+from foretell.server.stream import JsonReply, as_json, time_text, while_connected
 from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, WrittenCall, arguments_of
 
 LINES = "application/x-ndjson"
+FOREVER_S = 100 * 365 * 86400
 
 
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
-    backend: Backend = request.app.state.backend
-    body = await _read(request, protocol.OllamaChatRequest, backend)
+    body = await read_json(request, protocol.OllamaChatRequest)
     if not body.messages:
-        return _loaded(backend, body, {"message": {"role": "assistant", "content": ""}})
+        return await _loaded(request, body, {"message": {"role": "assistant", "content": ""}})
+    backend = await backend_of(request, body.model, keep_alive_of(body))
     asked = as_chat(body)
     return await _answered(request, backend, asked, await plan_of(request, backend, asked), is_chat=True)
 
 
 async def generate(request: Request) -> Response:
     """Answer a prompt, or go on with it."""
-    backend: Backend = request.app.state.backend
-    body = await _read(request, protocol.GenerateRequest, backend)
+    body = await read_json(request, protocol.GenerateRequest)
     if not body.prompt:
-        return _loaded(backend, body, {"response": ""})
+        return await _loaded(request, body, {"response": ""})
+    backend = await backend_of(request, body.model, keep_alive_of(body))
     asked = of_prompt(body)
     if not body.raw:
         return await _answered(request, backend, asked, await plan_of(request, backend, asked), is_chat=False)
@@ -60,34 +64,48 @@ async def generate(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """The model that is served, and its adapters: all there are, and all in memory."""
-    backend: Backend = request.app.state.backend
-    return JsonReply({"models": [_model(backend, name) for name in backend.names]})
+    """The models that are served, and adapters: of ``/api/ps`` those in memory, of one model with its adapters all."""
+    models: Models | None = request.app.state.models
+    if models is None:
+        backend: Backend = request.app.state.backend
+        return JsonReply({"models": [_served(backend, name) for name in backend.names]})
+    if request.url.path.endswith("ps"):
+        return JsonReply({"models": [_entry(models, one, expires=True) for one in models.loaded]})
+    return JsonReply({"models": [_entry(models, one) for one in await models.all()]})
 
 
 async def show(request: Request) -> Response:
-    """What the model is, and what it can do."""
-    backend: Backend = request.app.state.backend
+    """What the model is, and what it can do; of several none is loaded for that."""
     body = await read_json(request, protocol.ShowRequest)
-    _check_model(backend, body.model or body.name)
-    template, spec = backend.template(), backend.service.engine.model.spec
-    can = ["completion", *(["tools"] if template else []), *(["thinking"] if backend.thoughts(template) else [])]
-    info = {
-        "general.architecture": spec.architecture,
-        f"{spec.architecture}.context_length": backend.max_model_len,
-        f"{spec.architecture}.embedding_length": spec.hidden_size,
-        f"{spec.architecture}.block_count": spec.num_layers,
+    models: Models | None = request.app.state.models
+    if models is None:
+        backend = await backend_of(request, body.model or body.name)
+        told, model = about(backend), _served(backend, backend.served(body.model or body.name)[0])
+    else:
+        entry = await models.entry(body.model or body.name)
+        told, model = await asyncio.to_thread(about_files, entry), _entry(models, entry)
+        model["details"] |= {"family": told.architecture, "families": [told.architecture]}
+    can = ["completion", *(["tools"] if told.template else []), *(["thinking"] if told.thinks else [])]
+    sizes = {"context_length": told.context, "embedding_length": told.hidden_size, "block_count": told.num_layers}
+    known = {f"{told.architecture}.{key}": size for key, size in sizes.items() if size is not None}
+    info = {"general.architecture": told.architecture, **known}
+    shown = {
+        "modelfile": "",
+        "parameters": "",
+        "template": told.template,
+        "details": model["details"],
+        "model_info": info,
     }
-    model = _model(backend, backend.served(body.model or body.name)[0])
-    shown = {"modelfile": "", "parameters": "", "template": template, "details": model["details"], "model_info": info}
     return JsonReply({**shown, "capabilities": can, "modified_at": model["modified_at"]})
 
 
 async def pull(request: Request) -> Response:
     """A model that is served is there; no other is fetched."""
-    backend: Backend = request.app.state.backend
     body = await read_json(request, protocol.PullRequest)
-    _check_model(backend, body.model or body.name)
+    if (models := request.app.state.models) is None:
+        await backend_of(request, body.model or body.name)
+    else:
+        await models.entry(body.model or body.name)
     if body.stream is False:
         return JsonReply({"status": "success"})
     lines = [as_json({"status": one}) + b"\n" for one in ("pulling manifest", "success")]
@@ -96,11 +114,11 @@ async def pull(request: Request) -> Response:
 
 async def embed(request: Request) -> Response:
     """Texts as vectors; in the older form, /api/embeddings, a text."""
-    backend: Backend = request.app.state.backend
     is_old, begun = request.url.path.endswith("s"), perf_counter()
-    body = await _read(request, protocol.OldEmbedRequest if is_old else protocol.EmbedRequest, backend)
+    body: Any = await read_json(request, protocol.OldEmbedRequest if is_old else protocol.EmbedRequest)
+    backend = await backend_of(request, body.model, keep_alive_of(body))
     given = {"input": body.prompt} if is_old else {"input": body.input, "dimensions": body.dimensions}
-    made = await vectors(request, given, body.model)
+    made = await vectors(request, backend, given, body.model)
     found = [one["embedding"] for one in made["data"]]
     if is_old:
         return JsonReply({"embedding": found[0]})
@@ -114,50 +132,49 @@ async def version(request: Request) -> Response:
     return JsonReply({"version": __version__})
 
 
-async def _read(request: Request, kind: type[Any], backend: Backend) -> Any:
-    body = await read_json(request, kind)
-    _check_model(backend, body.model)
-    return body
-
-
-def _check_model(backend: Backend, name: str | None) -> None:
-    """Raise ApiError 404 for another model; its tag may be left out, or be the default one."""
-    if name and name.removesuffix(LATEST) not in {each.removesuffix(LATEST) for each in backend.names}:
-        backend.check_model(name)
-
-
-def _model(backend: Backend, name: str) -> dict[str, Any]:
-    spec = backend.service.engine.model.spec
+def _model(name: str, created: int, told: About, *, parent: str = "") -> dict[str, Any]:
+    """A model without when it is unloaded."""
     return {
         "name": name,
         "model": name,
-        "modified_at": time_text(backend.created),
-        "size": spec.weight_bytes,
-        "size_vram": 0 if spec.device.type == "cpu" else spec.weight_bytes,
-        "expires_at": time_text(backend.created + 100 * 365 * 86400),
-        "context_length": backend.max_model_len,
+        "modified_at": time_text(created),
+        "size": told.size,
+        "size_vram": told.size_vram,
+        **({} if told.context is None else {"context_length": told.context}),
         "digest": sha256(name.encode()).hexdigest(),
         "details": {
-            "parent_model": "" if backend.served(name)[1] is None else backend.name,
-            "format": spec.implementation,
-            "family": spec.architecture,
-            "families": [spec.architecture],
+            "parent_model": parent,
+            "format": told.format,
+            "family": told.architecture,
+            "families": [told.architecture],
             "parameter_size": "",
-            "quantization_level": str(spec.dtype).removeprefix("torch."),
+            "quantization_level": told.quantisation,
         },
     }
 
 
-def _loaded(backend: Backend, body: Asked, empty: dict[str, Any]) -> Response:
-    """A request without a text asks that the model be loaded, or unloaded; it stays."""
-    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    made = {
-        "model": backend.served(body.model)[0],
-        "created_at": time_text(),
-        **empty,
-        "done": True,
-        "done_reason": reason,
-    }
+def _served(backend: Backend, name: str) -> dict[str, Any]:
+    parent = "" if backend.served(name)[1] is None else backend.name
+    made = _model(name, backend.created, about(backend), parent=parent)
+    return {**made, "expires_at": time_text(backend.created + FOREVER_S)}
+
+
+def _entry(models: Models, entry: Entry, *, expires: bool = False) -> dict[str, Any]:
+    made = _model(entry.name, models.created, entry.told())
+    return {**made, "expires_at": time_text(time() + min(entry.seconds_left, FOREVER_S))} if expires else made
+
+
+async def _loaded(request: Request, body: Asked, empty: dict[str, Any]) -> Response:
+    """A request without a text asks that the model be loaded, or unloaded; the only one stays."""
+    keep_alive, models = keep_alive_of(body), request.app.state.models
+    if models is not None and keep_alive == 0:
+        entry = await models.entry(body.model)
+        models.expire(entry)
+        name = entry.name
+    else:
+        name = (await backend_of(request, body.model, keep_alive)).served(body.model)[0]
+    reason = "unload" if keep_alive == 0 else "load"
+    made = {"model": name, "created_at": time_text(), **empty, "done": True, "done_reason": reason}
     return JsonReply(made, media_type=LINES if body.stream is not False else None)
 
 
@@ -174,21 +191,10 @@ def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> ChatPlan:
 async def _answered(
     request: Request, backend: Backend, asked: ChatRequest, plan: ChatPlan, *, is_chat: bool
 ) -> Response:
-    answer = Answer(
-        backend, asked, plan.submissions, request=request, kind="", prefix="ollama", max_tokens=plan.max_tokens,
-        thinking=plan.thinking,
-        after=plan.after,
-    )  # fmt: skip
-    headers = effect_headers(plan.without_effect)
+    answer = answer_of(request, backend, asked, plan, "", "ollama")
     reading = TextReading(plan.thinking, plan.calls)
-    if asked.stream:
-        lines = _lines(answer, reading, is_chat=is_chat)
-        return EventStream(answer.job, lines, headers=headers, failed=_failed, media_type=LINES)
-    try:
-        made = await while_connected(request.receive, _whole(answer, reading, is_chat=is_chat))
-        return JsonReply(made, headers=headers)
-    finally:
-        answer.job.close()
+    parts = _lines(answer, reading, is_chat=is_chat), _whole(answer, reading, is_chat=is_chat)
+    return await answer.reply(*parts, plan.without_effect, failed=_failed, media_type=LINES)
 
 
 async def _whole(answer: Answer, reading: TextReading, *, is_chat: bool) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from starlette.responses import Response
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.engine.structured.thoughts import Thinking
-from foretell.server.answer import Answer, by_choice, effect_headers, read
-from foretell.server.backend import Backend
+from foretell.server.answer import Answer, by_choice, read
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import CustomTool, ResponsesRequest, SingleTool, as_chat, flat_tools
-from foretell.server.routes.chat import ChatPlan, plan_of
-from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
+from foretell.server.routes.chat import ChatPlan, answer_of, plan_of
+from foretell.server.stream import KEEP_ALIVE, LINE_END, as_json
 from foretell.server.texts.reading import Delta, TextReading
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
 
@@ -29,8 +28,7 @@ Events = list[dict[str, Any]]
 
 async def responses(request: Request) -> Response:
     """Go on with items."""
-    backend: Backend = request.app.state.backend
-    body = await read(request, ResponsesRequest, backend)
+    body, backend = await read(request, ResponsesRequest)
     _check(body)
     try:
         plan = await plan_of(request, backend, as_chat(body))
@@ -38,22 +36,12 @@ async def responses(request: Request) -> Response:
         if error.param is not None and error.param.startswith("messages"):  # which this route has not
             error.message, error.param = error.message.removeprefix(f"{error.param}: "), "input"
         raise
-    answer = Answer(
-        backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens,
-        thinking=plan.thinking,
-        after=plan.after,
-    )  # fmt: skip
+    answer, failed = answer_of(request, backend, body, plan, "response", "resp"), _Numbered()
     formats = [
         f"tools.{name}.format" for name, _, one in flat_tools(body) if isinstance(one, CustomTool) and one.format
     ]
-    headers = effect_headers((*plan.without_effect, *formats))
-    if body.stream:
-        failed = _Numbered()
-        return EventStream(answer.job, _events(answer, body, plan, failed), headers=headers, failed=failed.event)
-    try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, body, plan)), headers=headers)
-    finally:
-        answer.job.close()
+    parts = _events(answer, body, plan, failed), _whole(answer, body, plan)
+    return await answer.reply(*parts, (*plan.without_effect, *formats), failed=failed.event)
 
 
 def _check(body: ResponsesRequest) -> None:

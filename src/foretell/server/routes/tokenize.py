@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foretell.server.answer import in_worker, read_json
+from foretell.server.answer import backend_of, in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.protocol.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -17,20 +17,16 @@ OF_CHATS = ("messages", "tools", "add_generation_prompt", "continue_final_messag
 
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of a conversation by the model's template."""
-    backend: Backend = request.app.state.backend
     body = await read_json(request, TokenizeRequest)
-    if body.model:
-        backend.check_model(body.model)
+    backend = await backend_of(request, body.model)
     work = in_worker(backend, lambda: _tokenized(backend, body))
     return JsonReply(await while_connected(request.receive, work))
 
 
 async def detokenize(request: Request) -> Response:
     """The text of tokens, special ones too."""
-    backend: Backend = request.app.state.backend
     body = await read_json(request, DetokenizeRequest)
-    if body.model:
-        backend.check_model(body.model)
+    backend = await backend_of(request, body.model)
     beyond = [token for token in body.tokens if token >= backend.vocab_size]
     if beyond:
         raise bad(f"tokens: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", "tokens")
