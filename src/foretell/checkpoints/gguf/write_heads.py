@@ -128,10 +128,12 @@ def _is_head(path: Path) -> bool:
 
 def _kind(config: Mapping[str, Any], method: str) -> str:
     """The architecture of a head. Raises ConfigError where llama.cpp has none."""
-    named = str((config.get("architectures") or [config.get("speculators_model_type")])[0])
-    kinds = {"LlamaForCausalLMEagle3": "eagle3", **dict.fromkeys(_DFLASH, "dflash")}
-    if named in kinds:
-        return kinds[named]
+    library = config.get("speculators_model_type")
+    named = str((config.get("architectures") or [library])[0])
+    if named == "LlamaForCausalLMEagle3":
+        return "eagle3"
+    if library in _DFLASH or named in _DFLASH:
+        return "dflash"
     qwen = named == "Eagle3Qwen3ForCausalLM"
     told = "its eagle3 has no norms of queries and keys" if qwen else "it reads eagle3 and dflash heads"
     raise ConfigError(f"llama.cpp cannot run this {method} head: {told}")
