@@ -112,7 +112,7 @@ def test_steps_by_suffix_do_not_count_for_what_learns() -> None:
     list(session.run([REPEATED, [11, *REPEATED]], params))
     assert by_suffix > 3
     assert by_second > 3
-    assert sum(one.guessed for one in learner.history) == by_second
+    assert sum(one["guessed"] for one in learner.history) == by_second
     assert served.watch._seen == by_second
     session.close()
 

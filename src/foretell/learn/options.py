@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, check_choice
 from foretell.core.settings import setting, settle
 from foretell.planner.budget import LEARN_SHARE
 
@@ -77,8 +77,7 @@ class LearnOptions:
             raise ConfigError(f"learn_lr = {self.learn_lr} must be in (0, 1]; 0.001 is large")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must have at most 64 bits")
-        if self.where not in WHERE:
-            raise ConfigError(f"where = {self.where!r} must be one of {', '.join(WHERE)}")
+        check_choice("where", self.where, WHERE)
         if self.learn_dir == "":
             raise ConfigError("learn_dir is empty: give a folder, or leave it out and nothing is written")
         if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():

@@ -125,8 +125,6 @@ def predicted(head: AcceptanceHead, hidden: Tensor, probs: Tensor | None = None)
 class AcceptanceLayout(Own):
     """SpecDec++'s acceptance head."""
 
-    name = "acceptance"
     summary = "SpecDec++'s acceptance head (foretell alone)"
     head = AcceptanceHead
     config = AcceptanceHeadConfig
-    architectures = ("ForetellAcceptance",)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from foretell.checkpoints.names import WEIGHTS
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, check_choice
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
 from foretell.heads.load import load_head
@@ -39,11 +39,7 @@ class DraftModelConfig(WindowedMethodConfig):
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid values."""
         super().__post_init__()
-        if self.draft_weights not in WEIGHTS:
-            raise ConfigError(
-                f"draft_weights = {self.draft_weights!r} must be one of {', '.join(WEIGHTS)}"
-                f"{nearest(self.draft_weights, WEIGHTS)}"
-            )
+        check_choice("draft_weights", self.draft_weights, WEIGHTS)
         check_name(self.vocabulary)
         if self.draft_vocab_size < 0:
             raise ConfigError(f"draft_vocab_size = {self.draft_vocab_size} must be 0 (all tokens) or more")

@@ -39,6 +39,12 @@ HARMLESS_EAGLE = ("parallel_draft_heads_num_layers", "parallel_draft_step")
 """Keys of "eagle_config" that belong to modelopt's parallel drafting; its tensors would be refused as unexpected."""
 
 
+def _said(config: Eagle3HeadConfig) -> dict[str, Any]:
+    """What both layouts of EAGLE-3 say under the same keys."""
+    names = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return {**{name: getattr(config, name) for name in names}, IDS: [layer + 1 for layer in config.layer_ids]}
+
+
 class Eagle3Native(Layout):
     """``LlamaForCausalLMEagle3``: a Llama configuration; the first layer is called midlayer. ``Eagle3Qwen3ForCausalLM``
     (vLLM's name) is the same with a Qwen3's norms of queries and keys."""
@@ -66,12 +72,7 @@ class Eagle3Native(Layout):
         return {
             "architectures": [QWEN3 if config.qk_norm else self.architectures[0]],
             **llama(config, target),
-            "draft_vocab_size": config.draft_vocab_size,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            IDS: [layer + 1 for layer in config.layer_ids],
+            **_said(config),
             "eagle_config": {"use_aux_hidden_state": True, IDS: list(config.layer_ids)},
         }
 
@@ -187,12 +188,7 @@ class Eagle3Speculators(Eagle3Native):
             "architectures": [self.architectures[0]],
             "speculators_model_type": "eagle3",
             "speculators_version": "0.9.0",
-            "draft_vocab_size": config.draft_vocab_size,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            IDS: [layer + 1 for layer in config.layer_ids],
+            **_said(config),
             "target_hidden_size": None,
             "tie_word_embeddings": False,
             "transformer_layer_config": llama(config, target),

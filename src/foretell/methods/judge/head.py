@@ -69,8 +69,6 @@ def features(hidden: Tensor, config: JudgeHeadConfig) -> Tensor:
 class JudgeLayout(Own):
     """The judge's linear head."""
 
-    name = "judge"
     summary = "the judge's head (foretell alone)"
     head = JudgeWeights
     config = JudgeHeadConfig
-    architectures = ("ForetellJudge",)

@@ -168,8 +168,6 @@ class KangarooHead(Head):
 class KangarooLayout(Own):
     """The adapter's checkpoint; its tensors are named as in the authors' AdapterModel."""
 
-    name = "kangaroo"
     summary = "Kangaroo's adapter (foretell alone)"
     head = KangarooHead
     config = KangarooHeadConfig
-    architectures = ("ForetellKangaroo",)
