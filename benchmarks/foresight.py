@@ -36,9 +36,9 @@ from foretell import Engine, Request, SamplingParams
 from foretell.bench import encode_item, load_suite, select
 from foretell.cli.output import as_json
 from foretell.core.noise import Stream, derive_seed, race, stream_keys
+from foretell.heads.load import load_head
 from foretell.heads.teacher import Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
-from foretell.methods.acceptance.load import load_acceptance
 from foretell.methods.acceptance.objective import area_under_curve, calibration_error, distribution_of, parts_of
 from foretell.methods.acceptance.reading import ModelReader
 from foretell.model.load import load_model
@@ -239,7 +239,7 @@ def main() -> int:
     load: Callable[[str], Any] = lambda name: load_model(name, dtype="float32", implementation="transformers")  # noqa: E731
     teacher, draft = Teacher(load(args.target)), load(args.draft)
     names = args.acceptance or ["bundled/acceptance"]
-    heads = {f"head {name}": load_acceptance(name, draft.spec) for name in names}
+    heads = {f"head {name}": load_head(name, draft.spec, AcceptanceHead, dtype=torch.float32) for name in names}
     found = []
     for number, temperature in enumerate(args.temperature or [0.0, 1.0]):
         seed = SEED * (number + 1)

@@ -3,7 +3,7 @@
     python benchmarks/heads_vllm.py TARGET HEAD --vllm PYTHON_WITH_VLLM --out build/heads [--layouts eagle3,speculators]
                                     [--guesses 4] [--dtype float32] [--prompts 16] [--tokens 64]
 
-HEAD is written in each layout, and vLLM gets what ``foretell vllm-args`` says of that; each run is a process. Prompts are
+HEAD is written in each layout, and vLLM gets it as ``--speculative-config`` names it; each run is a process. Prompts are
 short messages of the bundled suite, as token ids. Printed are the guesses that both made behind the same text, and for
 each guess of a chain how often it was kept where all before it were (kept/tried), in each engine's own text.
 """
@@ -20,6 +20,13 @@ from typing import Any
 Step = tuple[int, int, list[int]]
 """The prompt's number, how many tokens of its text were there, and what was guessed next."""
 MAX_CHARACTERS = 400
+
+
+NAMES = {
+    "eagle3": "eagle3", "speculators": "eagle3", "eagle1": "eagle", "medusa_vllm": "medusa",
+    "dflash": "dflash", "dflash_speculators": "dflash", "dspark": "dspark", "dspark_speculators": "dspark",
+}  # fmt: skip
+"""Layouts, and vLLM's method for each."""
 
 
 def run_ours(target: str, head: str, config: dict[str, Any], dtype: str, count: int, tokens: int) -> dict[str, Any]:
@@ -128,7 +135,6 @@ def main() -> None:
         return
     from foretell.checkpoints.directories import resolve
     from foretell.heads import formats
-    from foretell.methods.other_engines import serving
     from foretell.model.load import load_model
 
     path = resolve(args.head)
@@ -152,7 +158,7 @@ def main() -> None:
     print(f"here: {told(acceptance(ours['texts'], ours['steps'], asked))}", flush=True)
     for layout in args.layouts.split(","):
         formats.save(head, folder / layout, layout, target=about)
-        config = serving(head, formats.LAYOUTS[layout], str(folder / layout), about, asked).vllm
+        config = {"method": NAMES[layout], "model": str(folder / layout), "num_speculative_tokens": asked}
         theirs = part(config, f"vllm-{layout}")
         both, equal, kept, texts = compare(ours, theirs)
         print(f"{layout}: {told(acceptance(theirs['texts'], theirs['steps'], asked))}; its counts {theirs['kept']}")

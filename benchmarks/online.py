@@ -129,7 +129,7 @@ def options_of(args: argparse.Namespace, seed: int) -> LearnOptions:
     """How the online arm learns."""
     return LearnOptions(
         where="inline", learn_share=1.0, seed=seed, learn_lr=args.lr, learn_every=args.every, replay=args.replay,
-        batch_texts=args.batch, learn_lora=args.lora,
+        batch_texts=args.batch,
     )  # fmt: skip
 
 
@@ -220,7 +220,6 @@ def parser_of() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=3)
     add("--first-seed", type=int, default=1)
     add("--lr", type=float)
-    add("--lora", type=int, default=0)
     add("--every", type=int, default=LearnOptions.learn_every)
     add("--replay", type=int, default=LearnOptions.replay)
     add("--batch", type=int, default=LearnOptions.batch_texts)

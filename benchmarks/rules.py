@@ -34,7 +34,7 @@ def groups(drafts: int, lossy: bool) -> dict[DrawMode, list[str]]:
         matching = [name for name in LOSSY if VERIFIERS[name].draws == DrawMode.COUPLED]
         return {
             DrawMode.COUPLED: ["coupled", *matching],
-            DrawMode.WITHOUT_REPLACEMENT: ["rejection", "lenience"],
+            DrawMode.WITHOUT_REPLACEMENT: ["rejection"],
         }
     if drafts == 1:
         return {DrawMode.IID: READERS, DrawMode.COUPLED: ["coupled"], DrawMode.FIXED: ["exact"]}

@@ -76,7 +76,6 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
 """Arguments of which no two give the same."""
 
 SEEN: dict[str, str] = {
-    "adapters.vllm.Guesser.step:self.parked": "tests/adapters/test_vllm.py",
     "bench.quality.Judge.right:self._known": "::test_answers_are_judged_by_their_own_question",
     "certify.endpoint.session.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
     "certify.recorder.VisitRecorder.__call__:self._last": "tests/certify/test_draws.py",
@@ -122,7 +121,6 @@ SEEN: dict[str, str] = {
     "checkpoints.gguf.values.say": "tests/checkpoints/gguf/test_config.py::test_every_key_is_read_or_said",
     "model.hf.own.Positions.during.put:self._tables": "tests/model/hf/test_own.py",
     "model.llama.run.native.NativeModel._threads:self._threads_for": "tests/model/llama/test_native.py",
-    "model.table.TableLM._explicit:self._known": "tests/model/test_table.py",
     "checkpoints.templates._compiled": "tests/engine/request/test_conversation.py",
     "model.trained._entry_of_files": "tests/model/test_trained.py",
     "planner.acceptance.Acceptance._lent_to:self._lent": "tests/planner/test_acceptance.py",

@@ -80,14 +80,14 @@ def test_every_extra_has_a_row_that_says_where_it_exists() -> None:
 
 def test_every_line_that_installs_is_found() -> None:
     found = installs.documented()
-    for extras in ("serve", "ray", "plot", "docs", "dev", "dev,ray", "dev,docs"):
+    for extras in ("serve", "ray", "docs", "dev", "dev,ray", "dev,docs"):
         assert Install(True, tuple(extras.split(",")), (), True) in found, extras
     assert found[Install(False, (), ("torch",), True)] == "README.md"
     assert found[Install(True, ("vllm",), (), False)] == "docs/vllm.md"
     assert Install(True, ("vllm",), (), True) not in found, "vLLM names its own versions"
     assert Install(True, (), (), True) in found
-    text = "See `pip install 'foretell[plot]'`; beside torch."
-    assert set(installs.read_command(text)) == {Install(True, ("plot",), (), False)}
+    text = "See `pip install 'foretell[docs]'`; beside torch."
+    assert set(installs.read_command(text)) == {Install(True, ("docs",), (), False)}
     text = 'pip install -c constraints.txt ".[serve]"  # also [docs]; pip install "foretell[ray]"'
     assert {str(one) for one in installs.read_command(text)} == {
         "pip install -c constraints.txt .[serve]",
@@ -112,16 +112,16 @@ def test_a_resolver_that_finds_nothing_is_a_fault_and_an_index_that_is_not_there
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What stands alone is named, not what it was tried together with; and what resolves where it does not exist."""
-    asked = {Install(True, (extra,), (), True): "pyproject.toml" for extra in ("serve", "plot", "vllm")}
+    asked = {Install(True, (extra,), (), True): "pyproject.toml" for extra in ("serve", "ray", "vllm")}
 
     def resolve(install: Install, platform: str, *_: object) -> str | None:
-        return "no solution" if "plot" in install.extras else None
+        return "no solution" if "ray" in install.extras else None
 
     monkeypatch.setattr(installs, "resolve", resolve)
     faults = installs.Place("Windows", "3.14", tmp_path, None).faults(asked)
     where = "FAIL Windows, Python 3.14, pyproject.toml: pip install -c constraints.txt"
     assert faults == [
-        f"{where} .[plot]: no solution",
+        f"{where} .[ray]: no solution",
         f"{where} .[vllm]: it resolves, and docs/install.md says that it does not exist there",
     ]
     monkeypatch.setattr(installs, "resolve", lambda *_: "error: Failed to fetch: dns error")

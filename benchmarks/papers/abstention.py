@@ -24,7 +24,7 @@ from foretell.bench.quality import Quality, quality
 from foretell.bench.stats import wilson
 from foretell.bench.unknown import says_unknown
 
-RULES = "coupled,rejection,typical,top_n,lenience"
+RULES = "coupled,rejection,typical,top_n"
 BEST, GPT4_HARD, GPT4_EASY = 0.68, 0.358, 0.200
 PAPER = "Noever and McKee 2024, 2411.14486"
 

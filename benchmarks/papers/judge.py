@@ -28,7 +28,7 @@ from foretell.bench.answers import final_number
 from foretell.bench.quality import Judge, quality
 from foretell.bench.stats import Interval, bootstrap, wilson
 
-RULES = "coupled,typical,top_n,lenience"
+RULES = "coupled,typical,top_n"
 JUDGE_GAIN = 19.7 / 6.3
 
 

@@ -53,7 +53,7 @@ def draw_plot(table: "OptimumTable", file: str) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'foretell[plot]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -21,10 +21,10 @@ from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.table import TableLM
 from foretell.model.target import Target
 from tests.methods.dflash import test_drafter as blocks
 from tests.methods.eagle import eagles
+from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
 P, Q = (0.5, 0.3, 0.2, 0.0), (0.2, 0.2, 0.1, 0.5)

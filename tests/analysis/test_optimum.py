@@ -13,8 +13,8 @@ from benchmarks.theory.trees import choose_tree, pass_seconds, positional_accept
 
 from foretell import ConfigError
 from foretell.core.tree import DrawMode
-from foretell.model.table import TableLM
 from foretell.verify import Coupled, Exact, Rejection
+from tests.model.table import TableLM
 
 torch.set_num_threads(1)
 

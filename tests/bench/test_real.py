@@ -11,8 +11,8 @@ from benchmarks import real
 from foretell.bench import run
 from foretell.core.provenance import provenance
 from foretell.engine.engine import Engine
-from foretell.model.table import TableLM
 from tests.bench.test_run import Letters
+from tests.model.table import TableLM
 
 
 @pytest.fixture

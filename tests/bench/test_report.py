@@ -4,15 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretell.bench.headroom import headroom, possible_costs
 from foretell.bench.report import BenchReport, Session, assemble
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun, cut, identical
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime
-from foretell.theory.headroom import least_costs
-from foretell.theory.run_costs import mean_costs, step_costs
 
 UNIQUE = list(range(1000))
 
@@ -133,39 +130,3 @@ def test_nothing_that_a_host_clock_cannot_tell_is_claimed_on_accelerators() -> N
     assert (
         overall.draft_cost is overall.verify_cost is overall.share_outside_forwards is overall.predicted_speedup is None
     )
-
-
-def test_what_is_possible_and_what_is_missing_is_said() -> None:
-    """Four guesses a step, of which the last is always wrong: a step takes 2.0 of 1.1 seconds, and fewer guesses less."""
-    found = report([plain_run(8), plain_run(16)], [fast_run(2), fast_run(4)])
-    none, fast = found.temperatures[0].methods
-    assert none.headroom is None
-    assert fast.headroom is not None
-    costs = [1.0 + (2.0 / 1.1 - 1.0) * count / 4 for count in range(5)]
-    least = least_costs(16, costs)
-    assert fast.headroom.possible == pytest.approx(24 / (least[8] + least[16]))
-    assert fast.headroom.reached == fast.overall.speedup.value
-    assert fast.headroom.line.endswith(
-        ": a cheaper draft is what is missing: guessing takes 0.73 plain steps in each step"
-    )
-    gains = fast.headroom.gains
-    assert gains["draft"] == pytest.approx(2.0 / 1.2)
-    assert gains["later"] == pytest.approx(5 / 4)
-    assert "found" not in gains, "every step has guesses"
-
-
-def test_a_tree_keeps_no_more_than_its_depth_whatever_its_nodes() -> None:
-    steps = [step(1.0, tokens=3, guessed=8, accepted=2, draft=0.4, target=1.4)] * 6
-    plain = [step(1.0, tokens=1)] * 18
-    costs = step_costs(plain, steps, split=True)
-    assert possible_costs(costs, 2, is_chain=False) == pytest.approx([1.0, 1.9 / 1.1, 1.9 / 1.1])
-    assert len(possible_costs(costs, 2, is_chain=True)) == 9
-    assert possible_costs(step_costs(plain, plain, split=True), 2, is_chain=True) == [1.0]
-    _, mean = mean_costs(plain, steps)
-    found = headroom(plain, steps, [18], mean, 1.7, depth=2, is_chain=False)
-    assert found is not None
-    assert found.possible == pytest.approx(18 / (6 * 1.9 / 1.1))
-    assert found.gains["overhead"] == 1.0
-    assert "length" not in found.gains
-    assert headroom(plain, plain, [18], mean, 1.0, depth=2, is_chain=True) is None, "it never guessed"
-    assert headroom(plain, steps, [18], None, 1.0, depth=2, is_chain=True) is None, "costs are not known"

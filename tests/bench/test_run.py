@@ -16,7 +16,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.model.table import TableLM
+from tests.model.table import TableLM
 
 
 class Letters:

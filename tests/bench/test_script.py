@@ -14,8 +14,8 @@ from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
-from foretell.model.table import TableLM
 from tests.bench.test_run import Letters
+from tests.model.table import TableLM
 
 
 class Chat(Letters):

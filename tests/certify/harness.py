@@ -14,8 +14,8 @@ from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.engine.engine import Engine
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.model.table import TableLM
 from foretell.model.target import Target
+from tests.model.table import TableLM
 
 VOCAB = 16
 TARGET = TableLM(VOCAB, seed=1, sharpness=2.0, num_layers=1)

@@ -14,8 +14,9 @@ from foretell.certify.endpoint import (
 )
 from foretell.certify.endpoint.client import Answer
 from foretell.certify.endpoint.diagnosis import settled
-from foretell.certify.endpoint.report import APART, DEFECT, NOTHING, PASS, EndpointCheck, Finding
+from foretell.certify.endpoint.report import APART, EndpointCheck
 from foretell.certify.endpoint.texts import parting, tie_at
+from foretell.certify.report import DEFECT, NOTHING, PASS, Finding
 from foretell.core.errors import ConfigError
 from tests.certify.faulty import FAULTS, faulty
 from tests.stress import MINUTES

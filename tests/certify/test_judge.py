@@ -13,9 +13,9 @@ from foretell.certify.report import DEFECT, NEAR_TIE, Certificate
 from foretell.certify.window import deviations
 from foretell.core.params import SamplingParams
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.model.table import TableLM
 from foretell.model.target import Output
 from tests.certify import harness as h
+from tests.model.table import TableLM
 
 
 class Rounding(TableLM):

@@ -13,9 +13,9 @@ from foretell import Engine, SamplingParams
 from foretell.checkpoints import ends
 from foretell.core.errors import ConfigError
 from foretell.model.load import load_model, unsupported
-from foretell.model.table import TableLM
 from tests.checkpoints.gguf.make import _tokens, write
 from tests.cli import checkpoint
+from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
 CHATML = (

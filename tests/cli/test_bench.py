@@ -158,8 +158,8 @@ def test_a_narrow_terminal_gets_a_narrow_table(
     from foretell.bench import Interval, Item, run_bench
     from foretell.cli import tables
     from foretell.engine.engine import Engine
-    from foretell.model.table import TableLM
     from tests.bench.test_run import Letters
+    from tests.model.table import TableLM
 
     engine = Engine(TableLM(16, seed=3, max_positions=64), Letters())
     measured = run_bench(

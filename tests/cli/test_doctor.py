@@ -53,7 +53,6 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
     assert found["machine"]["implementation"] == "lean"
     assert found["num_prompts"] == 2
     assert found["outlook"] == [], "only where it is asked for"
-    assert {"possible", "reached", "cause", "says", "gains"} == draft["headroom"].keys()
 
 
 def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
@@ -85,7 +84,6 @@ def test_longer_texts_and_more_requests_are_foreseen(
     assert "draft_model, foreseen by tokens of text and requests at once" in shown
     assert "100 tokens and 1 at once: " in shown
     assert "times plain decoding, if as many are kept as here." in shown
-    assert "possible" in shown
     assert "is longer than the target's context" in one_line(doctor("--context", 10**6).stderr)
 
 

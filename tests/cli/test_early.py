@@ -99,7 +99,6 @@ report /nonexistent | /nonexistent cannot be read
 report FILE | no report of 'foretell bench --output FILE'
 export /no/such --to vllm --out new | directory /no/such does not exist
 export bundled/eagle3 --to vlm --out new | layout 'vlm' is unknown
-vllm-args bundled/eagle3 --target /no/such | directory /no/such does not exist
 """
 """A wrong value of each kind, and what is said of it: all that needs no model."""
 MEASURED = """

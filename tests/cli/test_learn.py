@@ -1,4 +1,4 @@
-"""``foretell learn`` and ``serve --learn``: files in, figures, a plot and weights out; errors of one line."""
+"""``foretell learn`` and ``serve --learn``: files in, figures and weights out; errors of one line."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import pytest
 
 from foretell import ConfigError, LearnOptions
 from foretell.cli.commands.learn import summary
-from foretell.learn.plot import draw_history, running
 from foretell.learn.session import Session
 from tests.cli.conftest import Invoke
 from tests.learn.test_student import engine_of
@@ -18,16 +17,15 @@ from tests.learn.test_student import engine_of
 def test_a_file_is_answered_and_learned_from(invoke: Invoke, tmp_path: Path) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"def add_{n}(a, b):\n    return"}) + "\n" for n in range(10)))
-    plot, out = tmp_path / "plot.svg", tmp_path / "out.json"
+    out = tmp_path / "out.json"
     done = invoke(
         "learn", "--target", "bundled", "--method", "draft_model", "--data", str(data), "--max-new-tokens", "8",
-        "--plot", str(plot), "--json", "--output", str(out), "--learn-dir", str(tmp_path / "kept"),
+        "--json", "--output", str(out), "--learn-dir", str(tmp_path / "kept"),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     state = json.loads(out.read_text())
     assert len(state["history"]) == 10
     assert state["figures"]["num_texts"] == 10
-    assert plot.read_text().lstrip().startswith("<?xml")
     assert (tmp_path / "kept" / "draft_model-0" / "export" / "config.json").is_file()
 
 
@@ -36,8 +34,6 @@ def test_a_file_is_answered_and_learned_from(invoke: Invoke, tmp_path: Path) -> 
     [
         (["learn", "--data", "nowhere.jsonl", "--method", "draft_model"], "nowhere.jsonl"),
         (["learn", "--data", "x", "--learn-lr", "7"], "learn_lr = 7.0 must be in (0, 1]"),
-        (["learn", "--data", "x", "--plot", "x.txt"], "--plot 'x.txt' must end in .png, .svg or .pdf"),
-        (["learn", "--data", "x", "--plot", "no/such/x.png"], "--plot 'no/such/x.png' cannot be written"),
         (["serve", "bundled", "--learn-every", "4"], "--learn-every needs --learn"),
         (["learn", "--data", "x", "--learn-busy-share", "0.5"], "unknown option '--learn-busy-share'"),
         (["learn", "--data", "x", "--learn-memory-mib", "inf"], "learn_memory_mib = inf must be positive and finite"),
@@ -60,7 +56,6 @@ def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) ->
         ),
         (["serve", "qwen2.5-coder-0.5b", "--learn", "--method", "suffix"], "methods suffix cannot learn"),
         (["serve", "bundled", "--speculation", "off", "--learn"], "nothing guesses here"),
-        (["serve", "bundled", "--method", "hybrid", "--learn", "--learn-lora", "4"], "eagle3 is a head"),
         (["learn", "--target", "bundled", "--method", "suffix", "--data", "DATA"], "suffix cannot learn"),
     ],
 )
@@ -80,7 +75,7 @@ def test_what_cannot_learn_is_refused_before_the_load(
     "wrong",
     [
         {"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"replay": -1}, {"batch_texts": 0},
-        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""}, {"learn_lora": -1},
+        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""},
         {"seed": 2**70},
     ],
 )  # fmt: skip
@@ -92,41 +87,12 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"learn_lora": 4}, "learn_lora = 4 is for draft models, and eagle1 is a head"),
         ({"learn_device": "banana"}, "device 'banana' cannot be used here"),
     ],
 )
 def test_options_that_would_be_ignored_or_fail_later_are_refused_at_the_start(options: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Session(engine_of("eagle1"), LearnOptions(where="inline", **options))
-
-
-def test_the_plot_draws_what_happened_and_refuses_other_files(tmp_path: Path) -> None:
-    history = [{"number": n, "guessed": 10, "kept": min(9, n)} for n in range(20)]
-    events = [{"event": "swap", "request": 5}, {"event": "revert", "request": 9}]
-    assert running(history, 1) == [one["kept"] / 10 for one in history]
-    assert running(history, 2)[:2] == [0.0, 0.05]
-    made = draw_history({"history": history, "events": events}, tmp_path / "a.png")
-    assert made.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
-        draw_history({"history": history, "events": events}, tmp_path / "a.jpeg")
-
-
-def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_loaded(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was said after all the learning, and nothing of the summary came."""
-    loaded: list[object] = []
-    monkeypatch.setattr("foretell.Engine.load", lambda *args, **options: loaded.append(args))
-    data = tmp_path / "a.txt"
-    data.write_text("a\n")
-    command = ("learn", "--target", "bundled", "--data", data)
-    assert "must end in .png, .svg or .pdf" in invoke(*command, "--plot", "a.gif").stderr
-    assert "cannot be written" in invoke(*command, "--plot", tmp_path / "none" / "a.png").stderr
-    monkeypatch.setattr("foretell.cli.output.find_spec", lambda name: None)
-    refused = invoke(*command, "--plot", tmp_path / "a.png")
-    assert (refused.exit_code, "needs matplotlib: pip install" in refused.stderr) == (2, True)
-    assert loaded == []
 
 
 def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:

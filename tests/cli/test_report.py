@@ -1,12 +1,8 @@
 """``foretell report``: options that would be ignored, and files that cannot be written, are refused before any file is
-read. And of all commands: what a plot needs."""
-
-from pathlib import Path
+read."""
 
 import pytest
 
-from foretell.cli.output import check_plot
-from foretell.core.errors import ConfigError
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
@@ -35,11 +31,3 @@ def test_a_file_that_cannot_be_written_is_named_with_its_option(invoke: Invoke, 
     result = invoke("report", "absent.json", option, file)
     assert result.exit_code == 2
     assert f"{option} {file!r} cannot be written" in one_line(result.stderr)
-
-
-def test_a_plot_needs_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    check_plot(str(tmp_path / "x.png"))
-    monkeypatch.setattr("foretell.cli.output.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs matplotlib: pip install 'foretell\[plot\]'"):
-        check_plot(str(tmp_path / "x.png"))
-    check_plot(None)

@@ -1,7 +1,6 @@
 """``foretell train`` on tiny models: a head that loads again, and every mistake in one line."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,17 +92,6 @@ def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("training ") and "loss" in line for line in lines), lines
 
 
-def test_loss_plot(train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the log; without matplotlib training goes on, and how to install it is said once."""
-    assert train("eagle3", num_slots=2).exit_code == 0
-    assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = train("kangaroo", "--out", tmp_path / "b", exit_layer=1)  # two checkpoints and the end
-    assert result.exit_code == 0
-    assert one_line(result.stderr) == "the loss plot needs matplotlib: pip install 'foretell[plot]'"
-    assert not (tmp_path / "b" / "loss.png").exists()
-
-
 def test_bar_text() -> None:
     from foretell.train.trainer import Report
 
@@ -122,7 +110,6 @@ def test_bar_text() -> None:
         ("medusa", "num_heads"),
         ("kangaroo", "head_dim"),
         ("dflash", "block_size"),
-        ("mtp", "intermediate_size"),
     ],
 )
 def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str) -> None:

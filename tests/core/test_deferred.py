@@ -14,8 +14,8 @@ from foretell.core.noise import Stream, exponentials, race, stream_keys
 from foretell.core.params import SamplingParams
 from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.core.tree import layout
-from foretell.kernels.build import BuildError, load_library, variants_of
-from foretell.kernels.race import typed
+from foretell.kernels.build import BuildError, load_library, typed, variants_of
+from foretell.kernels.race import FUNCTIONS
 
 V, CPU, INF = 1311, torch.device("cpu"), math.inf  # two whole blocks of the kernel and a part
 PARENT = [-1, 0, 0, 1, 1, 3]
@@ -43,7 +43,7 @@ def variants() -> list[str]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    library = typed(load_library("race", variant)) if variant else None
+    library = typed(load_library("race", variant), FUNCTIONS) if variant else None
     monkeypatch.setattr(module, "race_library", lambda: library)
 
 

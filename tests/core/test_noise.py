@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.core import noise as module_noise
 from foretell.core.noise import Noise, Stream, derive_seed, exponentials, mix, mix_int, race, stream_keys, uniforms
-from foretell.kernels import race as module
+from foretell.kernels import build, race as module
 from foretell.kernels.build import BuildError
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -372,7 +372,7 @@ def test_a_kernel_that_cannot_be_built_is_not_needed(monkeypatch: pytest.MonkeyP
     def refuse(*args: object) -> None:
         raise BuildError("no compiler")
 
-    monkeypatch.setattr(module, "load_library", refuse)
+    monkeypatch.setattr(build, "load_library", refuse)
     module.race_library.cache_clear()
     try:
         assert module.race_library() is None

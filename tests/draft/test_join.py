@@ -552,7 +552,7 @@ def swaps(name: str) -> Fault:
 
 def swaps_features(join: Callable[[], None], mine: Any, other: Any, context: Context) -> None:
     join()
-    mine.buffer.rows.reverse()
+    mine.features.rows.reverse()
     mine.filled.reverse()
 
 
@@ -562,8 +562,8 @@ def leaves_library(join: Callable[[], None], mine: Any, other: Any, context: Con
 
 
 FAULTS: list[tuple[str, type[Drafter], Fault]] = [
-    ("ngram", NgramDrafter, swaps("indices")),
-    ("prediction", PredictionDrafter, swaps("followers")),
+    ("ngram", NgramDrafter, swaps("rows")),
+    ("prediction", PredictionDrafter, swaps("rows")),
     ("suffix", SuffixDrafter, swaps("rows")),
     ("suffix", SuffixDrafter, leaves_library),
     ("draft_model", ModelDrafter, forgets_memory),

@@ -18,9 +18,9 @@ from foretell.engine.event import StepEvent
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from tests.engine.integrity import check_state
+from tests.model.table import TableLM
 
 EOS = 22
 PIECES = [

@@ -12,9 +12,9 @@ from foretell.engine.state import State
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, outcome, plain, prompts, table
+from tests.model.table import TableLM
 from tests.model.tiny import VOCAB, tiny_module
 
 NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))

@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from foretell import Completion, Engine, Piece, Request, SamplingParams
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.model.table import TableLM
 from tests.engine.harness import EOS, PIECES, VOCAB, ToyTokenizer, draft_engine, outcome, plain, prompts, table
+from tests.model.table import TableLM
 
 TOKENIZER = ToyTokenizer()
 ID = {piece: index for index, piece in enumerate(PIECES)}

@@ -13,7 +13,6 @@ from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import (
     EOS,
@@ -29,6 +28,7 @@ from tests.engine.harness import (
     prompts,
     table,
 )
+from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
 TARGET = table()

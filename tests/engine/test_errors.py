@@ -9,8 +9,8 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
 from foretell.core.errors import DrafterError, VocabularyMismatchError
-from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, TreeMethod, draft_engine, outcome, table
+from tests.model.table import TableLM
 
 
 def test_a_text_that_is_none() -> None:

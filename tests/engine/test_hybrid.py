@@ -33,11 +33,11 @@ from foretell.methods.hybrid import config as hybrid_config, size
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, SHARED_SIZE, Hybrid, Worth, _by_row, shape_of
 from foretell.methods.hybrid.size import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
 from foretell.verify import Coupled
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, own, plain, table
+from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
 TARGET = table()

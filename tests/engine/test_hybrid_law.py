@@ -24,7 +24,7 @@ from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
-from foretell.model.table import TableLM
+from tests.model.table import TableLM
 from tests.verify.test_two_steps import EMPTY, Call, KeyedTensor, Watch, watched
 
 SIZE = 3

@@ -12,7 +12,7 @@ from foretell.engine import planning
 from foretell.engine.calibrate import Calibration
 from foretell.engine.engine import Engine, Request
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.model.table import TableLM
+from tests.model.table import TableLM
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 

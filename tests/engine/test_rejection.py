@@ -20,9 +20,9 @@ from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcome, table
+from tests.model.table import TableLM
 
 ALPHA = 1e-6
 SAMPLES = 4000

@@ -12,9 +12,9 @@ from foretell.draft.legality import refusal
 from foretell.draft.shapes import SHAPES, parse_shape
 from foretell.engine.batch import Batch
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.model.table import TableLM
 from foretell.verify import parse_verifier
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, foresight, mixed_requests, outcome, plain, prompts, table
+from tests.model.table import TableLM
 
 TARGET, NEAR = table(), table(blur=0.3)
 CONFIGS = [

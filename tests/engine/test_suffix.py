@@ -10,8 +10,8 @@ from torch import Tensor
 from foretell import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import depths
 from foretell.draft.suffix import Suffix
-from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.model.table import TableLM
 
 TARGET = table()
 CONFIGS: list[dict[str, Any]] = [

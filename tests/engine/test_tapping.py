@@ -13,11 +13,11 @@ from foretell.draft.base import Commit, Context, Drafter, PromptChunk
 from foretell.engine.tapping import Tapping
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.prefill import feed
-from foretell.model.table import TableLM
 from foretell.model.target import Target
 from foretell.verify.base import Evidence
 from foretell.verify.exact import Coupled
 from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.model.table import TableLM
 
 LAYERS = (1, 0)
 

@@ -10,10 +10,10 @@ from foretell.engine.request import scoring
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
-from foretell.model.table import TableLM
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, table
 from tests.engine.integrity import check_loop
 from tests.engine.traffic import Traffic, left_of
+from tests.model.table import TableLM
 from tests.stress import size
 
 

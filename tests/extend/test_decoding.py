@@ -1,6 +1,7 @@
 """What packages bring, decoding: alone, in batches, in a service, in bench and certify; and what capabilities decide."""
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,7 +223,8 @@ def test_every_built_in_drafter_can_be_joined() -> None:
 
     def below(kind: type[Drafter]) -> Iterator[type[Drafter]]:
         for sub in kind.__subclasses__():
-            yield sub
+            if not inspect.isabstract(sub):  # what several share is never opened
+                yield sub
             yield from below(sub)
 
     own = [kind for kind in below(Drafter) if kind.__module__.startswith(("foretell.draft", "foretell.methods"))]

@@ -20,7 +20,7 @@ from foretell.verify.traversal import Traversal
 from tests.verify.kernels import use
 
 V = 11
-READ_Q = ("rejection", "block", "traversal", "greedy_block", "k_seq", "importance", "transport", "lenience")
+READ_Q = ("rejection", "block", "traversal", "greedy_block", "k_seq", "importance", "transport")
 VERIFIERS_HERE = sorted(name for name, rule in VERIFIERS.items() if "taps" not in rule.reads)
 
 

@@ -112,7 +112,7 @@ def test_steps_by_suffix_do_not_count_for_what_learns() -> None:
     list(session.run([REPEATED, [11, *REPEATED]], params))
     assert by_suffix > 3
     assert by_second > 3
-    assert sum(one.guessed for one in learner.history) == by_second
+    assert sum(one["guessed"] for one in learner.history) == by_second
     assert served.watch._seen == by_second
     session.close()
 
@@ -148,7 +148,7 @@ def test_what_was_learned_is_loaded_again_by_a_restart_and_by_name(tmp_path: Pat
 
 @pytest.mark.parametrize("target", ["smollm2-135m", "bundled"])
 def test_the_default_methods_of_targets_with_drafters_can_learn(target: str) -> None:
-    settings.check_learning([settings.default_config(target, None)], target, LearnOptions())
+    settings.check_learning([settings.default_config(target, None)], target)
 
 
 def test_what_only_the_loaded_model_tells_is_refused_before_costs_are_measured(tmp_path: Path) -> None:

@@ -202,7 +202,6 @@ def test_an_update_under_way_at_a_revert_publishes_nothing() -> None:
 
     trainer.student.weights = lambda: {**weights(), "marked": mark[0]}
     trainer.student.load, trainer.student.apply = loaded, applied
-    trainer.student.settle_acceptance = lambda learned, *others: learned
     trainer.served = trainer.versions[0] = trainer.student.weights()
 
     def results(stop: int) -> list[Any]:

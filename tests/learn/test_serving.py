@@ -19,10 +19,10 @@ from foretell.draft.shapes import Shape
 from foretell.engine.event import StepEvent
 from foretell.learn.serving import LearnedDrafter, LearnedMethod
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.model.table import TableLM
 from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, prompts, table
 from tests.engine.test_rejection import ALPHA, p_value, toy
+from tests.model.table import TableLM
 
 
 def versions() -> list[DraftModel]:

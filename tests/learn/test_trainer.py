@@ -47,9 +47,6 @@ class Counting:
     def between(self, served: Any, learned: Any) -> Any:
         return learned
 
-    def settle_acceptance(self, asked: Any, *others: Any) -> Any:
-        return asked
-
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

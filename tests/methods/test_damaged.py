@@ -21,7 +21,6 @@ from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead
-from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from tests.methods.test_formats import ATTENTION, DSPARK, LAYERS, H, V, dflash, eagle1, eagle3, medusa, scrambled, spec
 
 HEADS: dict[str, Callable[[], Head]] = {
@@ -30,7 +29,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "kangaroo": lambda: scrambled(KangarooHead(KangarooHeadConfig(H, V, 2, 2, 1, 8))),
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, 2, True, "draft_model"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(H, V, 3, 8))),
-    "mtp": lambda: scrambled(MTPHead(MTPHeadConfig(H, V, **ATTENTION, tap_layer=LAYERS - 1))),  # type: ignore[arg-type]
 }  # fmt: skip
 """A head of each kind, by the layout that it is written in."""
 BAD = (float("inf"), float("nan"), 10**12, 10**30, 1e30, -1, True, "x", [1e400])

@@ -30,7 +30,6 @@ from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
-from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.model.target import ModelSpec
 
 H, V, DV, LAYERS = 16, 40, 12, 8
@@ -109,10 +108,6 @@ HEADS: dict[str, Callable[[], Head]] = {
     "dspark without confidence": lambda: dflash(markov_rank=3),
     "dspark without markov": lambda: dflash(confidence=True, sample_from_anchor=True),
     "kangaroo": lambda: scrambled(KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=8))),
-    "mtp": lambda: scrambled(MTPHead(MTPHeadConfig(**SIZES, **ATTENTION, tap_layer=LAYERS - 1))),
-    "mtp of a Qwen3 layer": lambda: scrambled(
-        MTPHead(MTPHeadConfig(**SIZES, **ATTENTION, tap_layer=LAYERS - 1, qk_norm=True, rope_theta=1e6))
-    ),
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, num_layers=2, normalize=True,
         drafter="eagle3"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(**SIZES, layer=5, columns=12, training={"recall": 0.9}))),

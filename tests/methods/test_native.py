@@ -30,8 +30,6 @@ from foretell.methods.kangaroo.native import native_adapter
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medusa
-from foretell.methods.mtp.drafter import MTP
-from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
@@ -90,15 +88,6 @@ def kangaroo() -> KangarooHead:
     return made
 
 
-def mtp() -> MTPHead:
-    config = MTPHeadConfig(
-        32, VOCAB, intermediate_size=40, num_heads=4, num_kv_heads=2, head_dim=16, tap_layer=3, rope_theta=100.0
-    )
-    norm = torch.linspace(0.5, 1.5, 32)
-    made: MTPHead = stirred(MTPHead.fresh(config, torch.Generator().manual_seed(4), final_norm=norm))
-    return made
-
-
 METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "eagle1": lambda model: Eagle1(random_head(replace(EAGLE1, head_dim=16)), model),  # type: ignore[arg-type]
     "eagle3": lambda model: Eagle3(random_head(replace(EAGLE3, head_dim=16)), model),  # type: ignore[arg-type]
@@ -114,7 +103,6 @@ METHODS: dict[str, Callable[[NativeModel], Any]] = {
     ),
     "dflash-windows": lambda model: DFlash(flash(windows=(6, 0)), model),
     "kangaroo": lambda model: Kangaroo(kangaroo(), model),
-    "mtp": lambda model: MTP(mtp(), model),
 }
 
 
@@ -187,7 +175,7 @@ def test_proposals_are_the_twins(name: str, shape: str, verify: str, plain: bool
             torch.testing.assert_close(tree.q, other.q, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa-shared", "dspark", "kangaroo", "mtp"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa-shared", "dspark", "kangaroo"])
 def test_beside_a_target_that_scales_embeddings_and_caps_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a head shares with Gemma 2 it reads as Gemma 2 does."""
     module = tiny_module("gemma2", head_dim=16, final_logit_softcapping=0.5)
@@ -203,7 +191,7 @@ def test_beside_a_target_that_scales_embeddings_and_caps_logits(name: str, monke
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo", "mtp"])
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo"])
 def test_threads_do_not_change_a_bit(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are part of it: Kangaroo's were read by torch, whose sums have another order on two threads."""
     monkeypatch.setattr("foretell.engine.loop.thread_limit", nullcontext)  # beside other processes there would be fewer

@@ -13,7 +13,6 @@ from foretell.core.tree import DrawMode, chain_parent, layout
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle3
-from foretell.methods.mtp.drafter import MTP
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.lean import LeanModel
@@ -23,7 +22,7 @@ from foretell.model.windows import UNBOUNDED, DraftWindow
 from tests.methods.eagle.eagles import random_head
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, decoded, prompts
 from tests.methods.eagle.test_native import Levels, distance
-from tests.methods.test_native import flash, mtp, requests, run, target, twin
+from tests.methods.test_native import flash, requests, run, target, twin
 from tests.model.tiny import VOCAB, tiny_module
 
 CPU = torch.device("cpu")
@@ -49,7 +48,6 @@ METHODS = {
     "draft_model": lambda model: DraftModel(model.limited(LIMIT)),
     "eagle3": lambda model: Eagle3(limited(random_head(replace(CONFIGS["eagle3"], head_dim=16))), model),
     "eagle1-layers": lambda model: Eagle3(limited(random_head(replace(CONFIGS["eagle3-layers"], head_dim=16))), model),
-    "mtp": lambda model: MTP(limited(mtp()), model),
     "dflash": lambda model: DFlash(limited(flash()), model),
     "dflash-windows": lambda model: DFlash(limited(flash(windows=(5, 0))), model),
 }

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import chain_tree, layout, root_tree
-from foretell.model.table import TableLM
 from foretell.model.target import Target
+from tests.model.table import TableLM
 
 TREE = torch.tensor([[-1, 0, 0, 1, 1, 2, 3]])  # two branches, the first one three deep
 TOKENS = torch.tensor([[5, 1, 2, 3, 4, 6, 7]])

@@ -19,10 +19,10 @@ from foretell.draft.suffix import Suffix, SuffixOptions
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
-from foretell.model.table import TableLM
 from foretell.service import keeper as keeper_module
 from tests.engine.harness import VOCAB, ToyTokenizer, table
 from tests.engine.integrity import check_service
+from tests.model.table import TableLM
 from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
 
 TEXT = [7, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14, 5, 9, 4, 11] * 10

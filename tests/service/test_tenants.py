@@ -18,12 +18,12 @@ from foretell.draft.base import Method
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.methods.hybrid.drafter import Hybrid
-from foretell.model.table import TableLM
 from foretell.service import tenants as tenants_module
 from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
 from tests.engine.harness import VOCAB, ToyTokenizer
 from tests.engine.integrity import check_service
+from tests.model.table import TableLM
 from tests.service.test_service import Mailbox
 
 SECRET = [5, 9, 4, 11, 2, 16, 7, 13, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14]  # what the first client has written

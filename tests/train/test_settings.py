@@ -22,7 +22,6 @@ SIZES = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rope_the
 OPTIONS = {
     "eagle3": (*SIZES, "num_slots", "decay", "alone", "draft_vocab_size", "layer_ids"),
     "eagle1": (*SIZES, "num_slots", "weight_feature", "weight_law", "noise"),
-    "mtp": (*SIZES, "num_slots", "decay", "alone"),
     "medusa": ("num_heads", "num_layers", "draft_vocab_size", "decay"),
     "dflash": (
         *SIZES, "num_layers", "block_size", "num_features", "layer_ids", "mask_token_id", "markov_rank", "num_anchors",

@@ -15,7 +15,6 @@ from foretell.core.errors import ConfigError, TrainError
 from foretell.train import checkpoint
 from foretell.train.config import TrainConfig
 from foretell.train.data import Batches, epoch_batches
-from foretell.train.plot import read_log
 from foretell.train.schedule import TrainBudget, rate
 from foretell.train.trainer import LOG, RECORD, Report, Trainer, train
 from tests.train.harness import Linear, teacher, texts
@@ -101,18 +100,6 @@ def test_passes_of_one_step_are_one_mean(tmp_path: Path) -> None:
     run(tmp_path / "out", steps=2, accumulate=3)
     for row in rows(tmp_path / "out"):
         assert row["loss"] == pytest.approx(1.5 * row["loss_per_slot"], rel=1e-5)  # weights 1 and 1/2
-
-
-def test_the_plot_is_drawn_after_each_checkpoint_and_at_the_end(tmp_path: Path) -> None:
-    drawn: list[tuple[int, int]] = []
-
-    def plot(out: Path) -> None:
-        steps, held = read_log(out)
-        drawn.append((len(steps), len(held)))
-
-    config = TrainConfig(**{**CONFIG, "eval_every": 2})
-    train(Linear(), teacher(), texts(), tmp_path / "out", config, plot=plot)
-    assert drawn == [(3, 1), (6, 2), (6, 3)]  # the last with the final evaluation
 
 
 def test_seed_decides(tmp_path: Path) -> None:

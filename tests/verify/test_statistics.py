@@ -16,8 +16,8 @@ from foretell.core import noise as noise_module
 from foretell.core.noise import Noise, Stream
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft.base import choose
-from foretell.model.table import TableLM
 from foretell.verify import Coupled, Evidence, Exact, Rejection, Verifier, draw
+from tests.model.table import TableLM
 from tests.verify.enumerate import Case
 
 F, I, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.COUPLED  # noqa: E741

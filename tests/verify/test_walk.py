@@ -14,8 +14,8 @@ from foretell.core.noise import Noise
 from foretell.core.params import SamplingParams
 from foretell.core.probs import History, Paths, Processors
 from foretell.core.tree import TokenTree, chain_tree, layout
-from foretell.kernels.build import BuildError, load_library, variants_of
-from foretell.kernels.race import typed
+from foretell.kernels.build import BuildError, load_library, typed, variants_of
+from foretell.kernels.race import FUNCTIONS
 from foretell.verify.base import Evidence, Verdict
 from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact, follow_draws
@@ -81,7 +81,7 @@ class Untold(Coupled):
 
 @pytest.mark.parametrize("variant", variants())
 def test_walks_of_random_trees_are_those_of_the_slow_twin(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = typed(load_library("race", variant))
+    library = typed(load_library("race", variant), FUNCTIONS)
     monkeypatch.setattr(module, "race_library", lambda: library)
     generator, kept = torch.Generator().manual_seed(0), 0
     params = [SamplingParams(**rule) for rule in RULES]

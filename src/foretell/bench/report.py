@@ -5,12 +5,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.bench import stats
-from foretell.bench.headroom import headroom
 from foretell.bench.quality import Quality, quality
 from foretell.bench.stats import Interval, PairedRuns
 from foretell.bench.suite import Item
 from foretell.bench.trace import Cut, DecodedRun, cut, identical
-from foretell.theory.headroom import Headroom
 from foretell.theory.run_costs import MeanCosts, mean_costs
 
 if TYPE_CHECKING:
@@ -74,7 +72,6 @@ class MethodReport:
     categories: list[Figures]  # by task: Spec-Bench's mt_bench is one, elsewhere a task is a category
     subcategories: list[Figures]  # of tasks with several categories
     quality: list[Quality]  # where answers were judged
-    headroom: Headroom | None = None  # None: of plain decoding, where costs are not known, and of older reports
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,6 @@ def assemble(
                     label, config.resolved(), rule.exact, one_text, overall, macro, by_task,
                     [figures(name, chosen) for name, chosen in finer.items()],
                     _quality(session, kept, judged, theirs),
-                    _headroom(list(counted.values()), config, overall) if session.split_is_real else None,
                 )
             )  # fmt: skip
             for index, prompt in counted.items():
@@ -296,17 +292,6 @@ def _figures(session: Session, category: str, prompts: Sequence[_Prompt], questi
         share_of_bandwidth=bandwidth,
         num_questions=len(pairs),
     )
-
-
-def _headroom(prompts: Sequence[_Prompt], config: "MethodConfig", overall: Figures) -> Headroom | None:
-    plain = [step for prompt in prompts for one in prompt.plain_cuts for step in one.steps]
-    steps = [step for prompt in prompts for one in prompt.cuts for step in one.steps]
-    lengths = [len(prompt.middle.token_ids) for prompt in prompts]
-    shape = config.proposal_shape
-    return headroom(
-        plain, steps, lengths, _costs(prompts)[1], overall.speedup.value,
-        depth=shape.depth, is_chain=shape.is_chain,
-    )  # fmt: skip
 
 
 def _costs(prompts: Sequence[_Prompt]) -> tuple[float | None, MeanCosts | None]:

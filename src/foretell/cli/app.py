@@ -11,7 +11,7 @@ from foretell.cli.commands.certify import certify
 from foretell.cli.commands.chat import chat
 from foretell.cli.commands.doctor import doctor
 from foretell.cli.commands.explain import explain
-from foretell.cli.commands.export import export, vllm_args
+from foretell.cli.commands.export import export
 from foretell.cli.commands.generate import generate
 from foretell.cli.commands.launch import launch
 from foretell.cli.commands.learn import learn
@@ -31,7 +31,7 @@ app = typer.Typer(
 GROUPS = {
     "Use": (generate, chat, serve, launch, pull, list_, rm, cache, methods),
     "Measure": (doctor, bench, report),
-    "Train": (train, learn, export, vllm_args),
+    "Train": (train, learn, export),
     "Check": (certify, explain),
 }
 """The commands as ``--help`` lists them, by what they are for."""

@@ -1,10 +1,10 @@
 """What commands draw alike: tables that stay readable (on a terminal too narrow for the words of their cells, each row is a
-block of lines), and the bar of a measurement."""
+block of lines), consoles, and the bar of a measurement."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foretell.cli.output import has_color
 
@@ -43,17 +43,41 @@ def print_table(console: "Console", table: "Table") -> None:
     console.print()
 
 
-@contextmanager
-def progress_bar(no_color: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while runs are made; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
+def console_of(no_color: bool, width: int | None = None, **more: Any) -> "Console":
+    """Standard output. width: where it is no terminal; None: as COLUMNS says. more: as ``rich`` takes it."""
     from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else width
+    return Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=wide, **more)
+
+
+def console_of_errors(no_color: bool) -> "Console":
+    """Standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+
+
+@contextmanager
+def status_line(first: str, no_color: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being done; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with console_of_errors(no_color).status(first) as line:
+        yield lambda text: line.update(text)
+
+
+@contextmanager
+def progress_bar(no_color: bool, what: str = "decoding") -> Iterator[Callable[..., None]]:
+    """A bar on stderr while runs are made: its function takes how many are done, of how many, and what runs, if that is to
+    be said. Nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, what=None: None
+        return
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
     columns = [*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("decoding", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(*columns, console=console_of_errors(no_color), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total, what=None: bar.update(task, completed=done, total=total, description=what)

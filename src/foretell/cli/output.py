@@ -5,9 +5,8 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,17 +32,6 @@ def check_writable(file: str | None, option: str = "--output") -> None:
     except OSError as error:
         expected = "expected a file in a folder that exists and that you may write to"
         raise ConfigError(f"{option} {file!r} cannot be written: {error.strerror}; {expected}") from None
-
-
-def check_plot(file: str | None, option: str = "--plot") -> None:
-    """Raise ConfigError unless a plot can be drawn into file: now, not after the work that it shows."""
-    if file is None:
-        return
-    if not file.endswith((".png", ".svg", ".pdf")):
-        raise ConfigError(f"{option} {file!r} must end in .png, .svg or .pdf")
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"{option} needs matplotlib: pip install 'foretell[plot]'")
-    check_writable(file, option)
 
 
 def write(text: str, file: str | None) -> None:
@@ -72,6 +60,16 @@ def write(text: str, file: str | None) -> None:
 def as_json(value: Any, *, pretty: bool = False) -> str:
     """One JSON object and a newline. Numbers that JSON does not have become null."""
     return json.dumps(_finite(value), ensure_ascii=False, indent=2 if pretty else None, allow_nan=False) + "\n"
+
+
+def deliver(report: dict[str, Any], file: str | None, *, json_: bool, show: Callable[[], None]) -> None:
+    """A report, as JSON in a file where one is given, and on standard output as JSON or as ``show`` prints it."""
+    if file is not None:
+        write(as_json(report, pretty=True), file)
+    if json_:
+        write(as_json(report, pretty=sys.stdout.isatty()), None)
+    else:
+        show()
 
 
 def _finite(value: Any) -> Any:

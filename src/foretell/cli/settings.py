@@ -294,13 +294,13 @@ def learn_options(given: Mapping[str, Any]) -> LearnOptions:
     return made
 
 
-def check_learning(configs: "Sequence[MethodConfig | dict[str, Any]]", target: str, learn: LearnOptions) -> None:
+def check_learning(configs: "Sequence[MethodConfig | dict[str, Any]]", target: str) -> None:
     """Refuse, before anything is loaded, methods of which none can learn while serving."""
     from foretell import speculative_config
     from foretell.engine.config import with_draft
     from foretell.learn.options import check_configs
 
-    check_configs([with_draft(speculative_config(config), target) for config in configs], learn)
+    check_configs([with_draft(speculative_config(config), target) for config in configs])
 
 
 def sampling(given: dict[str, Any]) -> SamplingParams:

@@ -1,10 +1,8 @@
 """The bench report for people."""
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from foretell.cli.layout import print_table
-from foretell.cli.output import has_color
+from foretell.cli.layout import console_of, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,11 +35,10 @@ NOTES = {
 def show(report: "BenchReport", *, no_color: bool) -> None:
     """One table per temperature, then the acceptance by position, and the settings and machine."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=_width())
+    console = console_of(no_color, WIDE)  # wide enough for all
     wide = console.width >= WIDE
     columns = {name: justify for name, justify in COLUMNS.items() if wide or name not in NOT_IF_NARROW}
     if report.partial:
@@ -70,9 +67,6 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
                 console.print(
                     f"{method.label}: accepted by position, given the one before it: {listed}", soft_wrap=True
                 )
-        for method in at.methods:
-            if method.headroom is not None:
-                console.print(escape(f"{method.label}: {method.headroom.line}"), soft_wrap=True)
         _show_quality(console, at)
     methods = [method for at in report.temperatures for method in at.methods]
     different = dict.fromkeys(method.label for method in methods if method.exact and not method.identical_expected)
@@ -84,8 +78,6 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     if lossy:
         console.print(f"{', '.join(lossy)}: LOSSY, the text has another distribution than the target's.", style="bold")
     notes = [f"{name}: {text}" for name, text in NOTES.items() if name in columns]
-    if any(method.headroom is not None for method in methods):
-        notes.append("possible: the speedup if every guess of the method's shape were right, at these costs.")
     if any(len(method.categories) > 1 for method in methods):
         notes.append("mean of N: over tasks or categories, each counting alike; the first line counts tokens.")
     if not wide:
@@ -164,11 +156,6 @@ def _show_quality(console: "Console", at: "TemperatureReport") -> None:
     console.print(
         "95 %: Wilson. plain alone, method alone: questions that only one of the two has right. p: McNemar's exact test."
     )
-
-
-def _width() -> int | None:
-    """None, the terminal's own; where it is no terminal, wide enough for all."""
-    return None if sys.stdout.isatty() else WIDE
 
 
 def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What ``foretell train`` shows while it works: a bar, or lines for a log, and the plot of the losses.
+"""What ``foretell train`` shows while it works: a bar, or lines for a log.
 
 Of several processes one alone speaks.
 """
@@ -12,8 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from foretell.cli.errors import say
-from foretell.cli.output import has_color
-from foretell.core.errors import ConfigError
+from foretell.cli.layout import console_of_errors
 
 if TYPE_CHECKING:
     from foretell.train.metrics import Evaluation
@@ -50,24 +49,6 @@ def training_bar(no_color: bool) -> Iterator[Callable[["Report"], None]]:
     """A bar on stderr while training."""
     with bar("training", no_color) as update:
         yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
-
-
-def plotting() -> Callable[[Path], None]:
-    """Draws the loss plot. Without matplotlib it prints one message, and training continues."""
-    told = False
-
-    def draw(out: Path) -> None:
-        nonlocal told
-        from foretell.train.plot import draw_losses
-
-        try:
-            draw_losses(out)
-        except ConfigError as error:
-            if not told:
-                told = True
-                say(str(error))
-
-    return draw
 
 
 @contextmanager
@@ -110,11 +91,10 @@ def bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], Non
     if not sys.stderr.isatty():
         yield _lines(what)
         return
-    from rich.console import Console
     from rich.progress import Progress, TextColumn
 
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bars:
+    columns = *Progress.get_default_columns(), TextColumn("{task.fields[note]}")
+    with Progress(*columns, console=console_of_errors(no_color)) as bars:
         task = bars.add_task(what, total=1.0, note="")
         yield lambda done, total, note: bars.update(task, completed=done, total=total, note=note)
 

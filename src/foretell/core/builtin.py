@@ -50,25 +50,19 @@ METHODS: dict[str, Parts] = {
     ),
     "kangaroo": Parts(
         "foretell.methods.kangaroo.config:KangarooConfig",
-        ("foretell.methods.kangaroo.formats:KangarooLayout",),
+        ("foretell.methods.kangaroo.head:KangarooLayout",),
         "foretell.train.recipes.kangaroo:RECIPE",
     ),
-    "mtp": Parts(
-        "foretell.methods.mtp.config:MTPConfig",
-        ("foretell.methods.mtp.trained:MTPDirectory",),
-        "foretell.train.recipes.mtp:RECIPE",
-    ),
+    "mtp": Parts("foretell.methods.mtp.config:MTPConfig"),  # reads the module in a target's own checkpoint
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),
     "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
-        layouts=("foretell.methods.acceptance.formats:AcceptanceLayout",),
+        layouts=("foretell.methods.acceptance.head:AcceptanceLayout",),
         training="foretell.train.recipes.acceptance:RECIPE",
     ),
-    "judge": Parts(
-        layouts=("foretell.methods.judge.formats:JudgeLayout",), training="foretell.train.judge:train_judge"
-    ),
+    "judge": Parts(layouts=("foretell.methods.judge.head:JudgeLayout",), training="foretell.train.judge:train_judge"),
 }
 
 CONFIGS = {name: parts.config for name, parts in METHODS.items() if parts.config is not None}
@@ -116,6 +110,5 @@ VERIFIERS = {
     # lossy
     "typical": "foretell.verify.lossy.typical:Typical",
     "top_n": "foretell.verify.lossy.top_n:TopN",
-    "lenience": "foretell.verify.lossy.lenience:Lenience",
     "judge": "foretell.verify.lossy.judge:Judge",
 }

@@ -18,7 +18,7 @@
 Defects of the library raise AssertionError and RuntimeError.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -81,6 +81,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
     known = sorted(words)
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigError where a setting is none of its choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} = {value!r} must be one of {', '.join(choices)}{nearest(value, choices)}")
 
 
 def first_line(error: Exception) -> str:

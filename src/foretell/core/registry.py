@@ -12,7 +12,7 @@ why. A built-in name always refers to foretell's own value.
 import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -24,6 +24,23 @@ T = TypeVar("T")
 
 class UnusableError(Exception):
     """Why the value of an entry point does not suit the registry. Raised by a registry's check."""
+
+
+def part_of(name: str, found: Any, kind: type[T]) -> T:
+    """A part with its default options, of a class of such parts or of a part. Raises UnusableError."""
+    made: Any = found
+    if isinstance(found, type) and issubclass(found, kind) and is_dataclass(found):
+        try:
+            made = found()
+        except Exception as error:
+            raise UnusableError(
+                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
+            ) from error
+    if not isinstance(made, kind) or not hasattr(made, "__dataclass_fields__"):
+        raise UnusableError(f"it is {made!r}; expected a frozen dataclass that is a foretell.{kind.__name__}")
+    if (own := getattr(made, "name", None)) != name:
+        raise UnusableError(f"its attribute 'name' is {own!r}: it must equal the entry point's name")
+    return made
 
 
 def load_reference(reference: str) -> Any:

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from foretell.analysis.observer import RULES, GuessRecord, GuessSlot, observe
-from foretell.bench.headroom import possible_costs
 from foretell.bench.stats import PairedRuns, bootstrap, first_loop
 from foretell.core.params import SamplingParams
 from foretell.doctor.candidates import Candidate
@@ -20,7 +19,6 @@ from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.recorder import StepTime
-from foretell.theory.headroom import Headroom, MeanStep, advise, replayed
 from foretell.theory.run_costs import StepCosts
 
 TIMED_TOKENS = 32
@@ -48,7 +46,6 @@ class Examined:
     )  # of the speculative configuration: what was chosen
 
     words: str = ""  # see ``Candidate``
-    headroom: Headroom | None = None  # None: of "auto", and where costs are not known
 
     @property
     def best(self) -> SpeedPrediction | None:
@@ -198,29 +195,7 @@ class Predicted(Examination):
             agreement=sum(known) / len(known) if known else None,
             guess_cost=whole.costs.per_guess if whole.costs is not None else None,
             best_case=_best_case(whole.costs, whole.light_costs),
-            headroom=self._headroom(whole.costs, tokens, predicted),
         )
-
-    def _headroom(
-        self, costs: StepCosts | None, tokens: float, predicted: Sequence[SpeedPrediction]
-    ) -> Headroom | None:
-        """Of the longest proposals. tokens: a step."""
-        steps = self._record.steps
-        guessed = [step.num_guesses for step in steps if step.num_guesses]
-        if costs is None or not costs.draft or not guessed or not predicted:
-            return None
-        usual = sum(guessed) / len(guessed)
-        timed = min(costs.draft, key=lambda count: abs(count - usual))
-        found, unit = len(guessed) / len(steps), costs.seconds_plain_pass / costs.seconds_plain_step
-        draft, width = costs.draft[timed] * unit, (costs.verify[timed] - 1.0) * unit
-        step = MeanStep(
-            tokens, found, _rates(self._record, self._rate), usual, usual,
-            found * draft, found * width, found * (costs.step[timed] - 1.0 - draft - width),
-        )  # fmt: skip
-        possible = replayed(
-            [text.num_tokens for text in self.texts], possible_costs(costs, self._longest, is_chain=True)
-        )
-        return advise(possible, predicted[-1].speedup.value, step)
 
 
 class Measured(Examination):
@@ -275,17 +250,6 @@ def _acceptance(record: GuessRecord, text: int, count: int, rule: str, longest: 
     guesses = Counter(one.num_guesses for one in whole if not one.is_light)
     light = Counter(one.num_guesses for one in whole if one.is_light)
     return TextAcceptance(tuple(reached), tuple(kept), guesses, sum(one.num_tokens for one in steps), light)
-
-
-def _rates(record: GuessRecord, rule: str) -> list[float]:
-    """Acceptance at each place where a guess was made."""
-    rates = []
-    for place in range(max(len(step.slots) for step in record.steps)):
-        made = [step.slots[place] for step in record.steps if len(step.slots) > place and step.slots[place].made]
-        if not made:
-            break
-        rates.append(min(1.0, sum(_chance(guess, rule) for guess in made) / len(made)))
-    return rates
 
 
 def _nested(method: Method) -> bool:

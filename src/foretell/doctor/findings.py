@@ -140,29 +140,16 @@ def _highest(values: Sequence[tuple[float, int]], *, certain: bool) -> float:
 
 def of_record(record: HeadRecord, spec: ModelSpec, mine: str | None) -> list[HeadFinding]:
     """What the head's record says of its target. mine: this target's hash, where the record has one."""
+    about, text = record.target, None
     if record.target_hash is not None and record.target_hash != mine:
-        named = f" ({record.target.name})" if record.target.name else ""
-        return [
-            HeadFinding(
-                "other_target",
-                f"its record names the target {record.target_hash}{named}; this one is {mine}",
-                "use the target that it was trained on, or train a head for this one with 'foretell train'",
-            )
-        ]
-    about = record.target
-    for what, said, have in (
-        ("architecture", about.architecture, spec.architecture),
-        ("number of layers", about.num_layers, spec.num_layers),
-    ):
-        if said is not None and said != have:
-            return [
-                HeadFinding(
-                    "other_target",
-                    f"the {what} of its target is {said}; this one has {have}",
-                    "use the target that it was trained on, or train a head for this one with 'foretell train'",
-                )
-            ]
-    return []
+        named = f" ({about.name})" if about.name else ""
+        text = f"its record names the target {record.target_hash}{named}; this one is {mine}"
+    elif about.architecture is not None and about.architecture != spec.architecture:
+        text = f"the architecture of its target is {about.architecture}; this one has {spec.architecture}"
+    elif about.num_layers is not None and about.num_layers != spec.num_layers:
+        text = f"the number of layers of its target is {about.num_layers}; this one has {spec.num_layers}"
+    remedy = "use the target that it was trained on, or train a head for this one with 'foretell train'"
+    return [] if text is None else [HeadFinding("other_target", text, remedy)]
 
 
 def of_template(trials: Sequence[HeadTrial], record: HeadRecord) -> list[HeadFinding]:

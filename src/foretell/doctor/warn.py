@@ -1,6 +1,6 @@
 """What usually goes wrong with guessing, looked for in what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,105 +34,66 @@ class Warned:
 
 def about_run(
     machine: Machine, plain_pass: float | None, *, looped: float, tokens: float, prompts: int
-) -> list[Warned]:
+) -> Iterator[Warned]:
     """Of the machine and the prompts. looped: share of texts that began to loop; tokens: of a text, on average."""
-    out = []
-    if machine.cores and machine.threads > machine.cores:
-        out.append(
-            Warned("threads", f"{machine.threads} threads on {machine.cores} cores get in each other's way: --threads")
-        )
-    elif machine.cores and machine.threads < machine.cores and machine.accelerator is None:
-        out.append(
-            Warned(
-                "threads",
-                f"{machine.threads} of {machine.cores} cores are used; speedups with more threads differ (OMP_NUM_THREADS, "
-                "--threads)",
-            )
-        )
-    if machine.load_average is not None and machine.load_average > BUSY * (machine.cores or 1):
-        out.append(
-            Warned(
-                "busy",
-                f"the machine had a load of {machine.load_average:.1f} when this began: passes take longer than alone, and "
-                "speedups are less sure, though plain decoding was timed beside each method",
-            )
-        )
+    threads, cores, load = machine.threads, machine.cores, machine.load_average
+    if cores and threads > cores:
+        yield Warned("threads", f"{threads} threads on {cores} cores get in each other's way: --threads")
+    elif cores and threads < cores and machine.accelerator is None:
+        text = f"{threads} of {cores} cores are used; speedups with more threads differ (OMP_NUM_THREADS, --threads)"
+        yield Warned("threads", text)
+    if load is not None and load > BUSY * (cores or 1):
+        text = f"the machine had a load of {load:.1f} when this began: passes take longer than alone, and speedups are "
+        yield Warned("busy", text + "less sure, though plain decoding was timed beside each method")
     for kind, reason in machine.why_not.items():
-        out.append(Warned("implementation", f"the target runs as {machine.implementation}, not {kind}: {reason}"))
+        yield Warned("implementation", f"the target runs as {machine.implementation}, not {kind}: {reason}")
     if machine.reads_again:
-        out.append(
-            Warned(
-                "reads_again", f"recurrent layers read accepted guesses again, which costs time: {machine.reads_again}"
-            )
-        )
+        text = f"recurrent layers read accepted guesses again, which costs time: {machine.reads_again}"
+        yield Warned("reads_again", text)
     least = machine.least_pass_seconds
     if least and plain_pass and machine.weight_bytes > CACHE_BYTES and least / plain_pass < FAR_FROM_LIMIT:
-        out.append(
-            Warned(
-                "far_from_limit",
-                f"a plain pass takes {plain_pass * 1e3:.1f} ms and memory allows {least * 1e3:.1f} ms: something else than "
-                "memory limits it, so that wider passes cost more than they should",
-            )
+        text = (
+            f"a plain pass takes {plain_pass * 1e3:.1f} ms and memory allows {least * 1e3:.1f} ms: something else than "
         )
+        yield Warned("far_from_limit", text + "memory limits it, so that wider passes cost more than they should")
     if looped >= 0.3:
-        out.append(
-            Warned(
-                "loops",
-                f"{looped:.0%} of the texts began to repeat themselves, and were cut there: looping text is easy to guess",
-            )
+        text = (
+            f"{looped:.0%} of the texts began to repeat themselves, and were cut there: looping text is easy to guess"
         )
+        yield Warned("loops", text)
     if tokens < 16:
-        out.append(
-            Warned("short", f"a text has {tokens:.0f} tokens on average: too few for the drafter's start to pay")
-        )
+        yield Warned("short", f"a text has {tokens:.0f} tokens on average: too few for the drafter's start to pay")
     if prompts < 5:
         said = f"{prompts} prompts: the interval is wide" if prompts > 1 else "one prompt: there is no interval"
-        out.append(Warned("few_prompts", f"{said}; give ten or more of your own"))
-    return out
+        yield Warned("few_prompts", f"{said}; give ten or more of your own")
 
 
-def about_method(engine: Engine, own: Engine, one: Examined, *, temperature: float) -> list[Warned]:
+def about_method(engine: Engine, own: Engine, one: Examined, *, temperature: float) -> Iterator[Warned]:
     """Of a method that was examined. engine: the target's; own: with the method. temperature: of the texts."""
     if one.speculation == "auto":
-        return []  # of its method all was said
+        return  # of its method all was said
     name, can, spec = one.method, own.method.capabilities, engine.model.spec
-    out = []
     if one.best_case is not None and one.best_case < 1.1:
         cost = "" if one.guess_cost is None else f": a guess costs {one.guess_cost:.2f} plain passes"
-        out.append(
-            Warned("draft_too_large", f"{name} cannot win: {one.best_case:.2f} times if all were accepted{cost}")
-        )
+        yield Warned("draft_too_large", f"{name} cannot win: {one.best_case:.2f} times if all were accepted{cost}")
     most = own.method.max_positions
     if most is not None and most < spec.max_positions:
-        out.append(
-            Warned(
-                "context",
-                f"{name}: the draft's context is {most} tokens, the target's {spec.max_positions}: longer texts "
-                "are decoded plainly from there on",
-            )
-        )
+        text = f"{name}: the draft's context is {most} tokens, the target's {spec.max_positions}: longer texts are decoded "
+        yield Warned("context", text + "plainly from there on")
     if one.drafter is not None and can.needs_draft:
-        out += _templates(engine, one.drafter)
+        yield from _templates(engine, one.drafter)
     if one.drafter is not None and can.needs_head and spec.is_quantised:
-        out.append(
-            Warned(
-                "quantised",
-                f"{name}: heads are mostly trained on unquantised targets, and this one is held as {spec.weights}: its "
-                "hidden states differ; compare with --weights bf16",
-            )
-        )
+        text = f"{name}: heads are mostly trained on unquantised targets, and this one is held as {spec.weights}: its "
+        yield Warned("quantised", text + "hidden states differ; compare with --weights bf16")
     sampled = one.slots[0] if one.slots else None
     if temperature and sampled is not None and one.agreement and sampled < LOW_AT_TEMPERATURE * one.agreement:
-        out.append(
-            Warned(
-                "sampling",
-                f"{name}: slot 1 accepts {sampled:.2f} at these sampling settings and {one.agreement:.2f} at temperature 0",
-            )
+        text = (
+            f"{name}: slot 1 accepts {sampled:.2f} at these sampling settings and {one.agreement:.2f} at temperature 0"
         )
-    return out
+        yield Warned("sampling", text)
 
 
-def about_choice(found: Sequence[Examined], advice: Advice) -> list[Warned]:
+def about_choice(found: Sequence[Examined], advice: Advice) -> Iterator[Warned]:
     """Of the recommended configuration, where it is recommended for certain."""
     config = advice.config
     for one in found if advice.is_sure else ():
@@ -141,33 +102,24 @@ def about_choice(found: Sequence[Examined], advice: Advice) -> list[Warned]:
             continue
         value = best.speedup
         if value.high - value.low > WIDE * value.value:
-            return [
-                Warned(
-                    "wide",
-                    f"{one.label}: the interval ({value.low:.2f} to {value.high:.2f}) is wide: more prompts (--limit, "
-                    "--time-limit), or more of them timed (--timed)",
-                )
-            ]
-    return []
+            text = f"{one.label}: the interval ({value.low:.2f} to {value.high:.2f}) is wide: more prompts (--limit, "
+            yield Warned("wide", text + "--time-limit), or more of them timed (--timed)")
+            return
 
 
-def _templates(engine: Engine, drafter: str) -> list[Warned]:
+def _templates(engine: Engine, drafter: str) -> Iterator[Warned]:
     """Whether the draft's chat template writes what the target's does."""
     mine: Any = engine.tokenizer
     try:
         its: Any = load_tokenizer(drafter)
     except ForetellError:
-        return []
+        return
     shown = [_rendered(one) for one in (mine, its)]
     if shown[0] is None or shown[0] == shown[1]:
-        return []
+        return
     how = "has no chat template" if shown[1] is None else "has another chat template than the target"
-    return [
-        Warned(
-            "template",
-            f"draft {drafter} {how}: the target's is used for both, and the draft may never have seen it in training",
-        )
-    ]
+    text = f"draft {drafter} {how}: the target's is used for both, and the draft may never have seen it in training"
+    yield Warned("template", text)
 
 
 def _rendered(tokenizer: Any) -> str | None:

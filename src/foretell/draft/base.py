@@ -236,6 +236,29 @@ class Drafter(ABC):
         return None
 
 
+class RowDrafter(Drafter):
+    """A drafter that keeps one object for each row, and nothing that rows share but what those objects refer to."""
+
+    can_join = True
+    rows: list[
+        Any
+    ]  # each has a method ``extend``, which appends emitted tokens to its text, unless ``observe`` is another
+
+    def observe(self, commit: Commit) -> None:
+        """Append the emitted tokens to each row's text."""
+        for row, tokens in zip(self.rows, commit.tokens, strict=True):
+            row.extend(tokens)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.rows = [self.rows[row] for row in rows]
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows of another drafter of this class."""
+        assert isinstance(other, RowDrafter)
+        self.rows += other.rows
+
+
 class Method(ABC):
     """A way of drafting, loaded once. Holds no memory of any row, unless its capabilities say that it ``learns``."""
 

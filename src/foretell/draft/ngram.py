@@ -14,7 +14,7 @@ from foretell.core.settings import value_of
 from foretell.core.tree import DrawMode, TokenTree, chain_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.automaton import MAX_READ
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretell.draft.base import Capabilities, Context, Method, RowDrafter
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.native import new_automaton
 from foretell.draft.shapes import Shape
@@ -60,35 +60,21 @@ def chain_of(context: Context, guesses: Sequence[Sequence[int]]) -> TokenTree:
     return chain_tree(tensor, count)
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(RowDrafter):
     """One index a row."""
 
-    can_join = True
+    rows: list[NgramIndex]
     can_wait = True
 
     def __init__(self, context: Context, min_ngram: int, max_ngram: int) -> None:
-        self.indices = [NgramIndex(min_ngram, max_ngram) for _ in range(context.num_rows)]
-        for index, ids in zip(self.indices, context.history.ids, strict=True):
+        self.rows = [NgramIndex(min_ngram, max_ngram) for _ in range(context.num_rows)]
+        for index, ids in zip(self.rows, context.history.ids, strict=True):
             index.extend(ids)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains; a row without a match gets the root alone."""
         limits = context.depth_limit
-        return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, limits, strict=True)])
-
-    def observe(self, commit: Commit) -> None:
-        """Append the emitted tokens to the text."""
-        for index, tokens in zip(self.indices, commit.tokens, strict=True):
-            index.extend(tokens)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop rows."""
-        self.indices = [self.indices[row] for row in rows]
-
-    def join(self, other: Drafter, context: Context) -> None:
-        """Add the indices of other rows."""
-        assert isinstance(other, NgramDrafter)
-        self.indices += other.indices
+        return chain_of(context, [index.lookup(most) for index, most in zip(self.rows, limits, strict=True)])
 
 
 class Ngram(Method):
@@ -110,7 +96,7 @@ class Ngram(Method):
             )
         self.min_ngram, self.max_ngram = min_ngram, max_ngram
 
-    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> NgramDrafter:
         """Index the prompts."""
         return NgramDrafter(context, self.min_ngram, self.max_ngram)
 

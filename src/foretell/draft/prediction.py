@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretell.draft.base import Capabilities, Context, Method, RowDrafter
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.ngram import chain_of
 from foretell.draft.shapes import Shape
@@ -71,32 +71,18 @@ class PredictionFollower:
         return [] if self.place is None else self.prediction[self.place : self.place + num_tokens]
 
 
-class PredictionDrafter(Drafter):
+class PredictionDrafter(RowDrafter):
     """One follower a row."""
 
-    can_join = True
+    rows: list[PredictionFollower]
 
     def __init__(self, context: Context) -> None:
-        self.followers = [PredictionFollower(prediction) for prediction in context.predictions]
+        self.rows = [PredictionFollower(prediction) for prediction in context.predictions]
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains; a row whose place is lost gets the root alone."""
         wanted = context.depth_limit
-        return chain_of(context, [follower.guess(most) for follower, most in zip(self.followers, wanted, strict=True)])
-
-    def observe(self, commit: Commit) -> None:
-        """Follow the output."""
-        for follower, tokens in zip(self.followers, commit.tokens, strict=True):
-            follower.extend(tokens)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop rows."""
-        self.followers = [self.followers[row] for row in rows]
-
-    def join(self, other: Drafter, context: Context) -> None:
-        """Add the followers of other rows."""
-        assert isinstance(other, PredictionDrafter)
-        self.followers += other.followers
+        return chain_of(context, [follower.guess(most) for follower, most in zip(self.rows, wanted, strict=True)])
 
 
 class Prediction(Method):
@@ -107,7 +93,7 @@ class Prediction(Method):
         "the caller's guess of the output text", draws=False, needs_prediction=True, by_request=True
     )
 
-    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> PredictionDrafter:
         """Index the predictions."""
         return PredictionDrafter(context)
 

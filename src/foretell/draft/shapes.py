@@ -11,11 +11,11 @@ siblings jointly need.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from foretell.core import builtin
 from foretell.core.errors import ConfigError
-from foretell.core.registry import Registry, UnusableError
+from foretell.core.registry import Registry, part_of
 from foretell.core.settings import settle
 from foretell.core.spec import parse_spec, spec_of
 
@@ -292,23 +292,9 @@ class OptTree(Sized):
         return _max_read(self.size, self.width, self.depth)
 
 
-def _shape(name: str, found: Any) -> Shape:
-    """A shape with its default options, of a class of shapes or of a shape. Raises UnusableError."""
-    if isinstance(found, type) and issubclass(found, Shape):
-        try:
-            found = found()
-        except Exception as error:
-            raise UnusableError(
-                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
-            ) from error
-    if not isinstance(found, Shape):
-        raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretell.Shape")
-    if found.name != name:
-        raise UnusableError(f"its attribute 'name' is {found.name!r}: it must equal the entry point's name")
-    return found
-
-
-SHAPES: Registry[Shape] = Registry("shape", builtin.SHAPES, "foretell.shapes", _shape)
+SHAPES: Registry[Shape] = Registry(
+    "shape", builtin.SHAPES, "foretell.shapes", lambda name, found: part_of(name, found, Shape)
+)
 """Names, as the CLI and JSON configurations spell them, to shapes with their default options. Those of packages come from
 entry points of the group "foretell.shapes"; only methods that name such a shape in their capabilities can grow it."""
 

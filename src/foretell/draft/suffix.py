@@ -23,7 +23,7 @@ from foretell.core.params import heat_of
 from foretell.core.settings import settle
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.automaton import MAX_READ, NOWHERE, Place
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretell.draft.base import Capabilities, Commit, Context, Method, RowDrafter
 from foretell.draft.chances import Chances
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.host import Node, depth_first, tree_of
@@ -219,15 +219,15 @@ def best_of_sources(
     return (best, highest) if paying else ([], 0.0)
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(RowDrafter):
     """One automaton a row, and the method's library.
 
     A row's output enters the library once, in the step that ends the row (``Commit.ended``). One that is dropped before
     its end never does.
     """
 
-    can_join = True
     can_wait = True
+    rows: list[SuffixRow]
 
     def __init__(
         self,
@@ -295,15 +295,6 @@ class SuffixDrafter(Drafter):
                 row.text.extend(tokens)
         self.observe(last)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop rows."""
-        self.rows = [self.rows[row] for row in rows]
-
-    def join(self, other: Drafter, context: Context) -> None:
-        """Add rows. Their outputs enter the library of the method, which both drafters share."""
-        assert isinstance(other, SuffixDrafter)
-        self.rows += other.rows
-
 
 class Suffix(Method):
     """``--method suffix``. The shape "opt_tree" reads size, width and depth; its threshold weighs a drafter's pass,
@@ -359,7 +350,7 @@ class Suffix(Method):
     def _isolated(self) -> "Suffix":
         return Suffix(replace(self.options, max_cached_tokens=0))
 
-    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> SuffixDrafter:
         """Read the prompts."""
         chances = None
         if self.options.max_cached_tokens:

@@ -15,7 +15,6 @@ head                    layout              "architectures"             names of
 ``DFlashHead``          dflash_speculators  (speculators_model_type)    the layers' configuration inside
 ``DFlashHead``          dspark_speculators  (speculators_model_type)    the same
 ``KangarooHead``        kangaroo            ForetellKangaroo
-``MTPHead``             mtp                 ForetellMTP                under mtp.
 ``AcceptanceHead``      acceptance          ForetellAcceptance
 ``JudgeWeights``        judge               ForetellJudge
 ======================  ==================  ==========================  ===========================================
@@ -42,8 +41,7 @@ from foretell.core.registry import load_reference
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.heads.head import Head
-from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, fill
-from foretell.heads.marker import marker
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, fill, marker
 from foretell.heads.repacked import OUTPUT
 from foretell.model.target import ModelSpec
 

@@ -19,6 +19,12 @@ MARKER = "foretell"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def marker(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """This library's marker in a directory; empty in directories of other tools."""
+    found = config.get(MARKER)
+    return found if isinstance(found, Mapping) else {}
+
+
 @dataclass(frozen=True)
 class TargetInfo:
     """Facts about the target that are saved with a head. Some layouts have keys for it."""

@@ -21,7 +21,7 @@ from foretell.heads.head import Head
 from foretell.heads.modules import Attention
 from foretell.kernels import heads, structures
 from foretell.kernels.build import warn_once
-from foretell.kernels.functions import check
+from foretell.kernels.functions import check, native_functions
 from foretell.kernels.native import need
 from foretell.kernels.pages import huge_pages
 from foretell.model.llama.read.matrices import read_matrices
@@ -78,7 +78,7 @@ class Memory:
         weights: one of ``WEIGHTS``. "same": as they are: those of ``Head.packed`` in their blocks, of others the module's
         parameters become views, so that nothing is stored twice. "int8": rounded as Q8_0 is, but for those of ``packed``,
         and for embeddings, of which a row is read; the module keeps its own."""
-        self.functions = heads.head_functions()
+        self.functions, self._native = heads.head_functions(), native_functions()
         self.lock = threading.Lock()
         self._kept: list[object] = []
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -133,7 +133,7 @@ class Memory:
         out = torch.empty(*x.shape[:-1], size)
         rows = x.numel() // matrix.columns
         check(
-            self.functions.product(
+            self._native.product(
                 ctypes.addressof(matrix), size, x.data_ptr(), rows, out.data_ptr(), size, torch.get_num_threads()
             )
         )

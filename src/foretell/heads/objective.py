@@ -7,10 +7,12 @@ counted by, so losses and metrics are functions of slots, the same for all metho
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from foretell.heads.head import Head
 from foretell.heads.teacher import LabeledBatch, Teacher
 
 
@@ -47,9 +49,9 @@ class Objective(ABC):
     it feeds on its own guesses."""
 
     @property
-    @abstractmethod
     def taps(self) -> tuple[int, ...]:
-        """Target layers whose outputs ``outcome`` reads in ``labeled.taps``."""
+        """Target layers whose outputs ``outcome`` reads in ``labeled.taps``: the head's."""
+        return cast("Head", self.head).taps
 
     @abstractmethod
     def outcome(

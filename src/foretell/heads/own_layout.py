@@ -18,6 +18,11 @@ class Own(Layout):
 
     config: ClassVar[type[HeadConfig]]
 
+    def __init_subclass__(cls) -> None:
+        """Name the layout after its heads."""
+        cls.name = cls.head.method
+        cls.architectures = (f"Foretell{cls.name.capitalize()}",)
+
     def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
         """Every field of the configuration."""
         return {"architectures": [self.architectures[0]], **head.config.as_dict()}

@@ -13,21 +13,13 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError, VocabularyMismatchError
 from foretell.core.tree import TokenTree
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 
 
 @lru_cache(maxsize=1)
 def _bounds_library() -> ctypes.CDLL | None:
     """The C kernels, or None where they cannot be built."""
-    try:
-        library = load_library("bounds")
-    except BuildError:
-        return None
-    whole, pointer = ctypes.c_int64, ctypes.c_void_p
-    library.foretell_check_tree.argtypes = [whole] * 3 + [pointer] * 2
-    library.foretell_check_indices.argtypes = [whole] * 2 + [pointer]
-    library.foretell_check_tree.restype = library.foretell_check_indices.restype = whole
-    return library
+    return optional("bounds", {"check_tree": "nnnpp:n", "check_indices": "nnp:n"})
 
 
 def check_tree(tree: TokenTree, vocab_size: int) -> None:

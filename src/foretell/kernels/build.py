@@ -24,12 +24,12 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
@@ -121,6 +121,8 @@ class BuildError(Exception):
 SETTLED = ("disabled by ", "it has no variant ", "the CPU")
 """How reasons begin that are the user's own choice or the machine's nature: nobody is warned of them."""
 _PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # another directory may do
+LETTERS: dict[str, Any] = {"n": ctypes.c_int64, "p": ctypes.c_void_p, "i": ctypes.c_int, "d": ctypes.c_double}
+"""Types of C, as the tables of functions name them."""
 _warned: list[str] = []
 _files: dict[str, str] = {}  # of the libraries that were loaded, by kernel
 
@@ -150,6 +152,38 @@ def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
     if missing:
         _say(f"compiled {_shown(missing)} in {perf_counter() - start:.1f} s")
     return libraries
+
+
+def typed(library: ctypes.CDLL, functions: Mapping[str, str]) -> ctypes.CDLL:
+    """The library with the types of its functions, by name without ``foretell_``: a letter of ``LETTERS`` for each
+    argument, and behind a colon one of what is returned, if anything."""
+    for name, types in functions.items():
+        arguments, _, answer = types.partition(":")
+        function = getattr(library, f"foretell_{name}")
+        function.argtypes = [LETTERS[letter] for letter in arguments]
+        function.restype = LETTERS[answer] if answer else None
+    return library
+
+
+class Functions:
+    """Functions of a library, typed (``typed``): each is an attribute, by its name without ``foretell_``."""
+
+    def __init__(self, library: ctypes.CDLL, functions: Mapping[str, str]) -> None:
+        typed(library, functions)
+        for name in functions:
+            setattr(self, name, getattr(library, f"foretell_{name}"))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., int]: ...
+
+
+def optional(name: str, functions: Mapping[str, str]) -> ctypes.CDLL | None:
+    """A kernel's library with the types of its functions (``typed``); None where it cannot be built."""
+    try:
+        return typed(load_library(name), functions)
+    except BuildError:
+        return None
 
 
 def loaded_files() -> list[str]:

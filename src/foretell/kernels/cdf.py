@@ -7,21 +7,14 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 from foretell.kernels.gpu.ops import ops
 
 
 @lru_cache(maxsize=1)
 def _cdf_library() -> ctypes.CDLL | None:
     """The C kernel of ``invert_cdf``, or None where it cannot be built."""
-    try:
-        library = load_library("cdf")
-    except BuildError:
-        return None
-    for name in ("float", "double"):
-        kernel = getattr(library, f"foretell_invert_cdf_{name}")
-        kernel.argtypes, kernel.restype = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3, None
-    return library
+    return optional("cdf", dict.fromkeys(("invert_cdf_float", "invert_cdf_double"), "nnppp"))
 
 
 def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:

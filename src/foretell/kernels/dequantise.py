@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 
 KINDS = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4",
@@ -25,14 +25,7 @@ _CHUNK = 1 << 22  # values at a time
 @cache
 def dequantise_library() -> ctypes.CDLL | None:
     """The C kernel, or None where it cannot be built."""
-    try:
-        library = load_library("dequantise")
-    except BuildError:
-        return None
-    pointer = ctypes.c_void_p
-    library.foretell_dequantise.argtypes = [ctypes.c_int, ctypes.c_int64, pointer, pointer, ctypes.c_int]
-    library.foretell_dequantise.restype = ctypes.c_int
-    return library
+    return optional("dequantise", {"dequantise": "inppi:i"})
 
 
 @cache

@@ -1,11 +1,10 @@
 """The library ``native/heads.c``: its structures and functions, typed."""
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 
 from foretell.kernels import native
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import BuildError, Functions, load_library
 from foretell.kernels.structures import Matrix, Model
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -63,35 +62,22 @@ class Markov(ctypes.Structure):
     _fields_ = [("first", Matrix), ("second", Matrix)]
 
 
-class HeadFunctions:
-    """The library's functions for heads. Those named ``*_scratch`` return bytes, the others 0 or an error's number."""
-
-    def __init__(self, lib: ctypes.CDLL, core: ctypes.CDLL) -> None:
-        """core: the library of ``native/native.c``."""
-
-        def typed(name: str, *types: type, of: ctypes.CDLL = lib) -> Callable[..., int]:
-            function = getattr(of, f"foretell_{name}")
-            function.argtypes, function.restype = list(types), _NUMBER
-            return function  # type: ignore[no-any-return]
-
-        pointer, number = _POINTER, _NUMBER
-        self.pair_scratch = typed("pair_scratch", pointer, pointer, *[number] * 4)
-        self.pair = typed(
-            "pair", pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, pointer, number, pointer,
-            pointer, number, pointer,
-        )  # fmt: skip
-        self.pair_logits = typed("pair_logits", pointer, number, number, pointer, pointer, number, pointer)
-        self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
-        self.pair_tree_scratch = typed("pair_tree_scratch", pointer, pointer, *[number] * 3, pointer, number)
-        self.pair_tree = typed("pair_tree", pointer, pointer, *[number] * 3, *[pointer] * 7, number, *[pointer] * 6)
-        self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
-        self.draw = typed("draw", *[pointer] * 2, *[number] * 3, *[pointer] * 6)
-        self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
-        self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)
-        self.adapter = typed("adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3)
-        self.product = typed("product", pointer, number, pointer, number, pointer, number, number, of=core)
-        self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)
-        self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)
+FUNCTIONS = {
+    "pair_scratch": "ppnnnn",
+    "pair": "ppnnnnpppppnnnppnppnp",
+    "pair_logits": "pnnppnp",
+    "pair_chain": "ppnnnpppppnpppp",
+    "pair_tree_scratch": "ppnnnpn",
+    "pair_tree": "ppnnnpppppppnpppppp",
+    "draw_scratch": "pnnn",
+    "draw": "ppnnnpppppp",
+    "flash_scratch": "ppnnnnn",
+    "flash": "ppnnnnppppnnppp",
+    "adapter": "ppnnnnppppnnnppp",
+    "blocks_scratch": "pnnn",
+    "blocks": "pnnnppnp",
+}
+"""Types of the arguments, as ``build.typed`` takes them: ``*_scratch`` return bytes, the others 0 or an error's number."""
 
 
 def library() -> tuple[ctypes.CDLL | None, str | None]:
@@ -112,9 +98,8 @@ def _library(variant: str) -> tuple[ctypes.CDLL | None, str | None]:
     return lib, None
 
 
-def head_functions() -> HeadFunctions:
+def head_functions() -> Functions:
     """Only where ``library`` has one."""
-    (lib, reason), (core, _) = library(), native.library()
+    lib, reason = library()
     assert lib is not None, reason
-    assert core is not None
-    return HeadFunctions(lib, core)
+    return Functions(lib, {name: f"{types}:n" for name, types in FUNCTIONS.items()})

@@ -3,7 +3,7 @@
 import ctypes
 from functools import lru_cache
 
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 
 
 class Warp(ctypes.Structure):
@@ -17,31 +17,18 @@ class Warp(ctypes.Structure):
     ]
 
 
+FUNCTIONS = {
+    "race": "nnpppp",
+    "stream_keys": "npppnp",
+    "race_top": "nnpppnpp",
+    "one_hot": "nnpp",
+    "draw_logits": "nnpppp",
+    "walk": "nnnpnnpppnpnppnp",
+}
+"""Their types, as ``build.typed`` takes them."""
+
+
 @lru_cache(maxsize=1)
 def race_library() -> ctypes.CDLL | None:
     """The C kernels of keys and race, or None where it cannot be built."""
-    try:
-        return typed(load_library("race"))
-    except BuildError:
-        return None
-
-
-def typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The library with the types of its functions."""
-    library.foretell_race.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
-    library.foretell_stream_keys.argtypes = [ctypes.c_int64] + [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
-    library.foretell_race_top.argtypes = (
-        [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
-    )
-    library.foretell_one_hot.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 2
-    library.foretell_one_hot.restype = None
-    library.foretell_draw_logits.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
-    library.foretell_draw_logits.restype = None
-    library.foretell_walk.argtypes = (
-        [ctypes.c_int64] * 3 + [ctypes.c_void_p] + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int64]
-        + [ctypes.c_void_p, ctypes.c_int64] + [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
-    )  # fmt: skip
-    library.foretell_walk.restype = None
-    library.foretell_race.restype = library.foretell_stream_keys.restype = None
-    library.foretell_race_top.restype = None
-    return library
+    return optional("race", FUNCTIONS)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretell.core.tree import TokenTree
 from foretell.kernels.bounds import check_distributions, check_nodes
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -43,21 +43,14 @@ class Tried:
 @lru_cache(maxsize=1)
 def residual_library() -> ctypes.CDLL | None:
     """The C kernels, or None where they cannot be built."""
-    try:
-        library = load_library("residual")
-    except BuildError:
-        return None
-    whole, pointer = ctypes.c_int64, ctypes.c_void_p
-    for name in _TYPES.values():
-        for function, kinds, answer in (
-            ("try_tree", [whole] * 3 + [ctypes.c_int] + [pointer] * 11, ctypes.c_int),
-            ("rest", [whole] * 3 + [pointer] * 9, None),
-            ("select", [whole] * 3 + [pointer] * 8, ctypes.c_int),
-            ("selected_rest", [whole] * 3 + [pointer] * 6, ctypes.c_int),
-        ):
-            entry = getattr(library, f"foretell_{function}_{name}")
-            entry.argtypes, entry.restype = kinds, answer
-    return library
+    own = {
+        "try_tree": "nnnippppppppppp:i",
+        "rest": "nnnppppppppp",
+        "select": "nnnpppppppp:i",
+        "selected_rest": "nnnpppppp:i",
+    }
+    functions = {f"{name}_{kind}": types for name, types in own.items() for kind in _TYPES.values()}
+    return optional("residual", functions)
 
 
 def kernel_of(function: str, p: Tensor, q: Tensor | None) -> "ctypes._NamedFuncPointer | None":

@@ -4,7 +4,7 @@ import ctypes
 from functools import lru_cache
 from typing import Any
 
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 
 _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _FIELDS: list[tuple[str, Any]] = [
@@ -25,20 +25,12 @@ class AutomatonView(ctypes.Structure):
 @lru_cache(maxsize=1)
 def suffix_library() -> ctypes.CDLL | None:
     """The C kernels of suffix automata, or None where they cannot be built."""
-    try:
-        library = load_library("suffix")
-    except BuildError:
-        return None
-    library.foretell_suffix_open.argtypes = [_POINTER, _NUMBER]
-    library.foretell_suffix_close.argtypes = [_POINTER]
-    library.foretell_suffix_extend.argtypes = [_POINTER, _POINTER, _NUMBER]
-    library.foretell_suffix_follow.argtypes = [_POINTER] * 3 + [_NUMBER] * 2
-    library.foretell_suffix_repeat.argtypes = [_POINTER] * 2
-    library.foretell_suffix_guesses.argtypes = [
-        *[_POINTER] * 2, *[_NUMBER] * 3, ctypes.c_double, _NUMBER, *[_POINTER] * 3,
-    ]  # fmt: skip
-    for name in ("open", "extend", "guesses"):
-        getattr(library, f"foretell_suffix_{name}").restype = _NUMBER
-    for name in ("close", "follow", "repeat"):
-        getattr(library, f"foretell_suffix_{name}").restype = None
-    return library
+    own = {
+        "open": "pn:n",
+        "close": "p",
+        "extend": "ppn:n",
+        "follow": "pppnn",
+        "repeat": "pp",
+        "guesses": "ppnnndnppp:n",
+    }
+    return optional("suffix", {f"suffix_{name}": types for name, types in own.items()})

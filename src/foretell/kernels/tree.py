@@ -6,18 +6,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from foretell.kernels.build import BuildError, load_library
+from foretell.kernels.build import optional
 
 
 @lru_cache(maxsize=1)
 def _tree_library() -> ctypes.CDLL | None:
-    try:
-        library = load_library("tree")
-    except BuildError:
-        return None
-    library.foretell_ancestors.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3
-    library.foretell_ancestors.restype = None
-    return library
+    return optional("tree", {"ancestors": "nnppp"})
 
 
 def ancestors_and_depths(parent: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -170,20 +170,17 @@ class Adapters:
         spec = self.engine.model.spec
         if name != "draft_model":
             return Origin(name, init, spec, self._matrices, slots, _floats(base.head.state_dict()))
-        acceptance = None
-        if base.acceptance is not None:
-            acceptance = (config.acceptance or "bundled/acceptance", base.model.spec)
         tokens = base.model.tokens.cpu() if isinstance(base.model, NarrowModel) else None
         longest = base.model.spec.max_positions
-        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
+        return Origin(name, init, spec, None, slots, tokens=tokens, longest=longest)
 
 
 def check_options(engine: Engine, choices: list[Speculation], options: LearnOptions) -> None:
     """Before costs are measured and a process is started. Raises ConfigError where none of the methods can learn, where a
-    draft model cannot, where an option is of none that is loaded, and where the device or the folder cannot be used."""
+    draft model cannot, and where the device or the folder cannot be used."""
     if engine.model.is_shared:
         raise ConfigError("learning needs one process: it cannot swap weights in several at the same step")
-    check_configs([choice.config for choice in choices], options)
+    check_configs([choice.config for choice in choices])
     for choice in able_to_learn(choices).values():
         base: Any = choice.method.trained
         init = weights_of(choice.config)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -64,18 +64,6 @@ def harmless(method: Callable[Concatenate["Learner", P], R]) -> Callable[Concate
     return run
 
 
-@dataclass
-class RequestRecord:
-    """One request that ended, for the plot."""
-
-    number: int
-    time: float
-    adapter: str
-    version: int
-    guessed: int  # first guesses made
-    kept: int
-
-
 class Learner:
     """See the module's docstring."""
 
@@ -85,7 +73,7 @@ class Learner:
         self.options = options
         self.allowance = Allowance(options.learn_share)
         self.events: deque[Event] = deque(maxlen=500)
-        self.history: deque[RequestRecord] = deque(maxlen=HISTORY)
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)  # requests that ended; guessed: first guesses
         self.paused, self.failure = False, ""
         self._paused: set[str] = set()  # tenants who have paused theirs
         self._counts = dict.fromkeys(("texts", "updates", "swaps", "refused", "reverts", "drifts", "failures"), 0)
@@ -187,7 +175,8 @@ class Learner:
             return
         made, kept = state.counts
         version = 0 if one is None else one.method.serving[0]
-        self.history.append(RequestRecord(self._num_requests, time.time(), state.adapter, version, made, kept))
+        told = {"number": self._num_requests, "time": time.time(), "adapter": state.adapter, "version": version}
+        self.history.append({**told, "guessed": made, "kept": kept})
         self._num_requests += 1
 
     def _tell_drift(self, one: ServedAdapter) -> None:
@@ -367,7 +356,7 @@ class Learner:
                 for one in served
             ],
             "events": [event for event in list(self.events) if event["adapter"] in mine or not event["adapter"]],
-            "history": [asdict(one) for one in list(self.history) if one.adapter in mine],
+            "history": [one for one in list(self.history) if one["adapter"] in mine],
         }  # fmt: skip
 
     def act(self, action: str, tenant: str | None = None) -> dict[str, Any]:

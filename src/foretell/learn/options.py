@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, check_choice
 from foretell.core.settings import setting, settle
 from foretell.planner.budget import LEARN_SHARE
 
@@ -47,11 +47,6 @@ class LearnOptions:
         0.01, "Processor time, as a share of one core, that learning may take while the service decodes on all cores. "
         "1: no limit.", metavar="SHARE",
     )  # fmt: skip
-    learn_lora: int = setting(
-        0,
-        "Rank of low-rank updates (LoRA) of a draft model's linear layers; 0 trains all of its weights.",
-        metavar="RANK",
-    )
     learn_device: str | None = setting(None, "A device to learn on.", metavar="DEVICE", default_text="the CPU")
     learn_lr: float | None = setting(
         None, "Learning rate.", metavar="LR", default_text="by the hidden size, 0.001 for 256 and less"
@@ -73,8 +68,6 @@ class LearnOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {0 if name == 'replay' else 1}")
         if self.held_out < 2:
             raise ConfigError("held_out = 1 would leave no text to learn from: one in so many is kept for the gate")
-        if self.learn_lora < 0:
-            raise ConfigError(f"learn_lora = {self.learn_lora} must be at least 0; 0 trains all weights")
         if not 0 < self.learn_memory_mib < math.inf:
             raise ConfigError(f"learn_memory_mib = {self.learn_memory_mib} must be positive and finite")
         for name in ("learn_share", "learn_busy_share"):
@@ -84,8 +77,7 @@ class LearnOptions:
             raise ConfigError(f"learn_lr = {self.learn_lr} must be in (0, 1]; 0.001 is large")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must have at most 64 bits")
-        if self.where not in WHERE:
-            raise ConfigError(f"where = {self.where!r} must be one of {', '.join(WHERE)}")
+        check_choice("where", self.where, WHERE)
         if self.learn_dir == "":
             raise ConfigError("learn_dir is empty: give a folder, or leave it out and nothing is written")
         if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():
@@ -97,23 +89,15 @@ class LearnOptions:
         return self.learn_lr or round(1e-3 * min(1.0, 256 / hidden_size), 8)
 
 
-def check_configs(configs: "Sequence[MethodConfig]", options: LearnOptions) -> None:
-    """Before anything is loaded. configs: of the methods that guess. Raises ConfigError where none of them can learn, and
-    where an option is of none of them."""
+def check_configs(configs: "Sequence[MethodConfig]") -> None:
+    """Before anything is loaded. configs: of the methods that guess. Raises ConfigError where none of them can learn."""
     if not configs:
         raise ConfigError("nothing guesses here (speculation = 'off'), so nothing can learn: drop that, or --learn")
-    able = [config for config in configs if config.trained.method in RECIPES]
-    if not able:
+    if not any(config.trained.method in RECIPES for config in configs):
         names = ", ".join(sorted({config.method for config in configs}))
         raise ConfigError(
             f"methods {names} cannot learn while serving: choose one of {', '.join(RECIPES)}, or hybrid, whose second "
             "method learns"
-        )
-    if options.learn_lora and all(config.trained.method != "draft_model" for config in able):
-        heads = ", ".join(sorted({config.trained.method for config in able}))
-        raise ConfigError(
-            f"learn_lora = {options.learn_lora} is for draft models, and {heads} is a head, of which all weights learn: "
-            "leave it out"
         )
 
 

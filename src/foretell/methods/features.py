@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from foretell.core.upload import tensor_on
-from foretell.draft.base import Commit, PromptChunk
+from foretell.draft.base import Commit, Drafter, PromptChunk
 
 TOGETHER = 32
 """Positions of a row whose features are made at once, at least, where nobody asks for them ..."""
@@ -264,3 +264,26 @@ class FeatureBuffer:
         other._gather()
         self.rows += other.rows
         self._block = None
+
+
+class FeatureDrafter(Drafter):
+    """A drafter that reads a target's features, each committed position's once. Rejected nodes leave none."""
+
+    can_wait = True
+    features: FeatureBuffer
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """Keep the known text's features."""
+        self.features.read_prompt(chunk)
+
+    def observe(self, commit: Commit) -> None:
+        """Keep the features of the nodes that were kept."""
+        self.features.observe(commit)
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``."""
+        self.features.observe_all(commits)
+
+    def taps_of(self, row: int) -> Tensor | None:
+        """See ``Drafter``."""
+        return self.features.taps_of(row)

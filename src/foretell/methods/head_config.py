@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import check_choice
 from foretell.draft.config import MethodConfig
 from foretell.heads.native import WEIGHTS
 
@@ -18,11 +18,7 @@ class HeadMethodConfig(MethodConfig):
     def __post_init__(self) -> None:
         """See ``MethodConfig``."""
         super().__post_init__()
-        if self.head_weights not in WEIGHTS:
-            raise ConfigError(
-                f"head_weights = {self.head_weights!r} must be one of {', '.join(WEIGHTS)}"
-                f"{nearest(self.head_weights, WEIGHTS)}"
-            )
+        check_choice("head_weights", self.head_weights, WEIGHTS)
 
     @property
     def head_name(self) -> str:

@@ -69,11 +69,6 @@ class BlockCache(KVCache):
         self.values = [memory.expand(self.num_rows, *memory.shape) for memory in self._all_values]
 
     @property
-    def num_free(self) -> int:
-        """Blocks that no row has."""
-        return len(self._free)
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of the blocks that rows have."""
         return (self.num_blocks - len(self._free)) * self.block * self.bytes_per_slot

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, check_choice
 from foretell.core.places import keyed
 from foretell.core.settings import setting, settle
 
@@ -64,8 +64,7 @@ class ServiceOptions:
             raise ConfigError(f"kv_memory_gib = {self.kv_memory_gib} must be positive")
         if not self.stall_target_s > 0:
             raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
-        if self.speculation not in MODES:
-            raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
+        check_choice("speculation", self.speculation, MODES)
         check_shared(self.shared_drafts)
         if self.state_dir is not None and self.speculation == "off":
             raise ConfigError(
@@ -86,5 +85,4 @@ class ServiceOptions:
 
 def check_shared(value: str) -> None:
     """Raise ConfigError for an unknown way of sharing."""
-    if value not in SHARED_DRAFTS:
-        raise ConfigError(f"shared_drafts = {value!r} must be one of {', '.join(SHARED_DRAFTS)}")
+    check_choice("shared_drafts", value, SHARED_DRAFTS)

@@ -1,5 +1,5 @@
 """Floor 1: what speculative decoding can reach. Pure mathematics: no models, no IO, no state.
 
-``acceptance``: the chance that one guess is kept. ``shape``: the best tree of a size. ``headroom`` and ``run_costs``: what
-steps would bring, and what they took. All in float64; p is the target, q the draft. ``benchmarks/theory`` has more of it.
+``acceptance``: the chance that one guess is kept. ``shape``: the best tree of a size. ``run_costs``: what steps
+took. All in float64; p is the target, q the draft. ``benchmarks/theory`` has more of it.
 """

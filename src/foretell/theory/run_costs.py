@@ -53,7 +53,6 @@ class StepCosts:
 
     seconds_plain_pass: float
     seconds_plain_step: float
-    num_steps: dict[int, int]
     draft: dict[int, float]  # c_total: drafting so many guesses, in plain passes
     verify: dict[int, float]  # v: the target's pass over them and the root, in plain passes
     step: dict[int, float]  # the whole step, distributions and bookkeeping too, in whole plain steps
@@ -93,7 +92,6 @@ def step_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming], *, spli
     return StepCosts(
         seconds_plain_pass=unit,
         seconds_plain_step=whole,
-        num_steps={count: len(group) for count, group in groups.items()},
         draft=medians(draft, unit) if split else {},
         verify=medians(target, unit) if split else {},
         step=medians(total, whole),

@@ -68,13 +68,11 @@ class Trainer:
         save: Callable[[Path], None] | None = None,
         finish: Callable[[Objective, Teacher, Responses], None] | None = None,
         progress: Callable[[Report], None] | None = None,
-        plot: Callable[[Path], object] | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
         """identity: what must be equal in a resumed run besides config and data (method, its options, target); it goes
         into the record. finish is called with the held-out texts after the last step (calibration); save writes the
-        final weights into a folder; plot, e.g. ``train.plot.draw_losses``, draws what the folder's log holds, after
-        every checkpoint and at the end. notice is called with a line at Ctrl-C: what will be saved, and how to go on.
+        final weights into a folder. notice is called with a line at Ctrl-C: what will be saved, and how to go on.
         Raises ConfigError."""
         self._notice = notice
         self.objective, self.teacher, self.config, self.out = objective, teacher, config, Path(out)
@@ -92,7 +90,7 @@ class Trainer:
             "data": responses.fingerprint,
             "num_processes": self.state.num_processes,
         }
-        self.progress, self._save, self._finish, self._plot = progress, save, finish, plot
+        self.progress, self._save, self._finish = progress, save, finish
         objective.head.to(self.device)
         self.parameters = [p for p in objective.head.parameters() if p.requires_grad]
         reduced = getattr(getattr(objective.head, "config", None), "draft_vocab_size", None)
@@ -146,7 +144,6 @@ class Trainer:
                 if self._save is not None:
                     self._save(self.out)
         self._write_record(finished=True)
-        self._draw()
         self.state.wait_for_everyone()
         return final
 
@@ -324,12 +321,6 @@ class Trainer:
             {"step": self.step, "seconds": self.seconds, "identity": self.identity},
         )
         self._append_log()
-        self._draw()
-
-    def _draw(self) -> None:
-        if self._plot is not None and self.state.is_main_process:
-            with self._writing():
-                self._plot(self.out)
 
     def _append_log(self) -> None:
         text = "".join(json.dumps(row) + "\n" for row in self.log)
@@ -383,16 +374,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     resume: bool = False,
-    identity: Mapping[str, Any] | None = None,
-    save: Callable[[Path], None] | None = None,
-    finish: Callable[[Objective, Teacher, Responses], None] | None = None,
-    progress: Callable[[Report], None] | None = None,
-    plot: Callable[[Path], object] | None = None,
-    notice: Callable[[str], None] | None = None,
+    **more: Any,
 ) -> Evaluation:
     """Train a head and return its evaluation on held-out text. See ``Trainer`` for arguments and errors."""
-    trainer = Trainer(
-        objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
-        progress=progress, plot=plot, notice=notice,
-    )  # fmt: skip
-    return trainer.run(resume=resume)
+    return Trainer(objective, teacher, responses, out, config or TrainConfig(), **more).run(resume=resume)

@@ -1,10 +1,9 @@
 """Floor 1: verifiers. Pure functions from evidence to probabilities; no models, no state, no generators."""
 
-import dataclasses
 from typing import Any
 
 from foretell.core import builtin
-from foretell.core.registry import Registry, UnusableError
+from foretell.core.registry import Registry, UnusableError, part_of
 from foretell.core.spec import parse_spec
 from foretell.verify.base import Evidence, Verdict, Verifier, Walk
 from foretell.verify.block import Block
@@ -12,7 +11,6 @@ from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact
 from foretell.verify.greedy_block import GreedyBlock
 from foretell.verify.lossy.judge import Judge, JudgeHead
-from foretell.verify.lossy.lenience import Lenience
 from foretell.verify.lossy.top_n import TopN
 from foretell.verify.lossy.typical import Typical
 from foretell.verify.multidraft import KSeq
@@ -22,22 +20,12 @@ from foretell.verify.traversal import Traversal
 
 
 def _verifier(name: str, found: Any) -> Verifier:
-    """A rule with its default options, of a class of rules or of a rule. Raises UnusableError."""
-    if isinstance(found, type) and issubclass(found, Verifier) and dataclasses.is_dataclass(found):
-        try:
-            found = found()
-        except Exception as error:
-            raise UnusableError(
-                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
-            ) from error
-    if not isinstance(found, Verifier) or not dataclasses.is_dataclass(found):
-        raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretell.Verifier")
-    lacking = [declared for declared in ("name", "exact", "draws", "summary") if not hasattr(found, declared)]
+    """A rule that declares what each must. Raises UnusableError."""
+    rule: Verifier = part_of(name, found, Verifier)  # type: ignore[type-abstract]
+    lacking = [declared for declared in ("name", "exact", "draws", "summary") if not hasattr(rule, declared)]
     if lacking:
         raise UnusableError(f"it does not declare {', '.join(lacking)}")
-    if found.name != name:
-        raise UnusableError(f"its attribute 'name' is {found.name!r}: it must equal the entry point's name")
-    return found
+    return rule
 
 
 VERIFIERS: Registry[Verifier] = Registry("verifier", builtin.VERIFIERS, "foretell.verifiers", _verifier)
@@ -61,7 +49,6 @@ __all__ = [
     "Judge",
     "JudgeHead",
     "KSeq",
-    "Lenience",
     "Rejection",
     "TopN",
     "Transport",

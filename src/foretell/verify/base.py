@@ -242,6 +242,13 @@ class Verifier(ABC):
         """[B, V] distribution (any positive scale) of the bonus, given that row b stopped at node at[b]."""
 
 
+class RatioVerifier(Verifier):
+    """A rule that judges by p and q, and keeps the target's distribution."""
+
+    exact = True
+    reads = frozenset({"q"})
+
+
 def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
     """Stops [B, N] of a node-local rule from edges [B, N] = P(walk goes from parent(i) to i | it is at parent(i)).
 

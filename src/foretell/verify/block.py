@@ -13,17 +13,15 @@ from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, chain_parent
 from foretell.kernels.residual import Tried, excess, is_distribution, rest_at, subtract, try_tree
-from foretell.verify.base import Evidence, Verifier, Walk, row_at
+from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at
 from foretell.verify.rejection import believed
 
 
 @dataclass(frozen=True)
-class Block(Verifier):
+class Block(RatioVerifier):
     """One chain, verified as a block: at least as long as token by token, for the same drafts."""
 
     name = "block"
-    exact = True
-    reads = frozenset({"q"})
     draws = DrawMode.IID
     chains_only = True
     summary = (

@@ -24,7 +24,7 @@ from torch import Tensor
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, depths
 from foretell.kernels.bounds import check_distributions, check_nodes
 from foretell.kernels.residual import below, excess, is_distribution, kernel_of, rank, subtract
-from foretell.verify.base import Evidence, Verifier, Walk, row_at
+from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,10 @@ class Selected:
 
 
 @dataclass(frozen=True)
-class GreedyBlock(Verifier):
+class GreedyBlock(RatioVerifier):
     """The best of several drafted paths, verified as a block."""
 
     name = "greedy_block"
-    exact = True
-    reads = frozenset({"q"})
     draws = DrawMode.IID
     counts_children = frozenset({DrawMode.IID})
     waits = True

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, is_chain
 from foretell.kernels.residual import is_distribution
-from foretell.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
+from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at, stops_from_edges
 from foretell.verify.rejection import (
     Rejection,
     believed,
@@ -53,11 +53,9 @@ class Runs:
     fit: Fit
 
 
-class MultiDraft(Verifier):
+class MultiDraft(RatioVerifier):
     """The frame. A rule is three pure functions: ``fit``, ``choose`` and ``rest``."""
 
-    exact = True
-    reads = frozenset({"q"})
     draws = DrawMode.IID
     counts_children = frozenset({DrawMode.IID})
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.kernels.residual import Tried, is_distribution, rest_at, try_tree
-from foretell.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
+from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at, stops_from_edges
 
 
 def children_of(tree: TokenTree) -> Tensor:
@@ -104,12 +104,10 @@ def reject_child(rest: Tensor, source: Tensor | None, token: Tensor, from_q: Ten
 
 
 @dataclass(frozen=True)
-class Rejection(Verifier):
+class Rejection(RatioVerifier):
     """Accept with min(1, p/q); optimal for one draft (1 - TV), recursive for several. Reads four independent streams."""
 
     name = "rejection"
-    exact = True
-    reads = frozenset({"q"})
     draws = DrawMode.WITHOUT_REPLACEMENT
     summary = (
         "accept with min(1, p/q), else draw from what is left of p; the target's distribution, another text per drafter"

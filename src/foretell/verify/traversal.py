@@ -18,17 +18,15 @@ from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.kernels.residual import Tried, is_distribution, rest_at, try_tree
-from foretell.verify.base import Evidence, Verifier, Walk, row_at
+from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at
 from foretell.verify.rejection import believed
 
 
 @dataclass(frozen=True)
-class Traversal(Verifier):
+class Traversal(RatioVerifier):
     """Depth first, leaves before their parents; block verification on a chain."""
 
     name = "traversal"
-    exact = True
-    reads = frozenset({"q"})
     draws = DrawMode.WITHOUT_REPLACEMENT
     summary = (
         "decide on a node after its subtree, by the ratio of its whole path; the target's distribution, longer accepted"

@@ -42,7 +42,7 @@ class Failing(NgramDrafter):
 
     @property
     def is_late(self) -> bool:
-        return max(len(index.ids) for index in self.indices) > 12
+        return max(len(index.ids) for index in self.rows) > 12
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         self._check("propose", self.is_late)
@@ -62,7 +62,7 @@ class Failing(NgramDrafter):
     def join(self, other: Drafter, context: Context) -> None:
         self._check("join")
         assert isinstance(other, NgramDrafter)
-        self.indices += other.indices
+        self.rows += other.rows
 
     def num_unread(self, context: Context) -> list[int]:
         self._check("num_unread", self.is_late)

@@ -11,8 +11,8 @@ from foretell.core.errors import ModelError, VocabularyMismatchError
 from foretell.engine.request.vocabulary import check_vocabulary
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
-from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, mixed_requests, outcome, plain, table
+from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
 

@@ -23,13 +23,13 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.tli import TLIDrafter
 from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from foretell.service.memory import bytes_per_token
 from foretell.verify import parse_verifier
 from tests.engine.harness import mixed_params, outcome, own
 from tests.engine.test_rejection import ALPHA, p_value, toy
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
+from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 from tests.service.test_service import Mailbox
 from tests.verify.enumerate import Case, Drafts, Tables, emitted_joint, error, target_joint

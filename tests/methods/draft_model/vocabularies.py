@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretell.methods.draft_model.vocabulary.spelling import Spelling
 from foretell.methods.draft_model.vocabulary.translation import Translation
-from foretell.model.table import TableLM
+from tests.model.table import TableLM
 
 TEXT = "the cat sat, the café's cat ate 10 rats; the end \U0001f600 .\n"
 _TO_UNICODE = {}

@@ -285,8 +285,8 @@ class WrongBuffer(Recorded):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        prepare = self.buffer.prepare
-        self.buffer = self.buffer_class(len(self.filled), prepare)
+        prepare = self.features.prepare
+        self.features = self.buffer_class(len(self.filled), prepare)
 
 
 class LateSteps(WrongBuffer):

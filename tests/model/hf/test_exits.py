@@ -8,9 +8,9 @@ from foretell.core.errors import ModelError
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
-from foretell.model.table import TableLM
 from foretell.model.target import CausalModel
 from tests.model.llama.family import FAMILY, make_model
+from tests.model.table import TableLM
 from tests.model.tiny import VOCAB, tiny_module
 
 

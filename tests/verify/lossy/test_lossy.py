@@ -21,7 +21,6 @@ from foretell.verify import Coupled, Evidence, Verifier, draw
 from foretell.verify.lossy import base as lossy, typical as lossy_typical
 from foretell.verify.lossy.base import Lossy, Mismatch
 from foretell.verify.lossy.judge import Judge, JudgeHead
-from foretell.verify.lossy.lenience import Lenience
 from foretell.verify.lossy.top_n import TopN
 from foretell.verify.lossy.typical import Typical
 from tests.verify.random_trees import HIDDEN, decided, random_evidence, row_of, tensors_of
@@ -274,7 +273,7 @@ def test_mutants_differ_from_the_twin(mutant: Typical) -> None:
 
 # Options and refusals.
 
-ALL: dict[str, Verifier] = {rule.name: rule for rule in (Typical(), TopN(), Judge(), Lenience())}
+ALL: dict[str, Verifier] = {rule.name: rule for rule in (Typical(), TopN(), Judge())}
 
 
 @pytest.mark.parametrize("rule", ALL.values(), ids=ALL)
@@ -297,7 +296,6 @@ def test_a_lossy_rule_says_so(rule: Verifier) -> None:
         ("top_n/delta=2", "delta"),
         ("judge/threshold=2", "threshold"),
         ("judge/head=x", "unknown option 'head'"),
-        ("lenience/lenience=0", "lenience"),
     ],
 )
 def test_options_that_cannot_be(text: str, says: str) -> None:

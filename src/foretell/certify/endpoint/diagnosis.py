@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foretell.certify.endpoint.report import APART, DEFECT, EndpointCheck, Fault
+from foretell.certify.endpoint.report import APART, EndpointCheck, Fault
+from foretell.certify.report import DEFECT
 
 FAILS = "requests fail"
 OTHER_MODEL = "another model"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from foretell.certify.endpoint.client import Answer, Ask, Endpoint
-from foretell.certify.endpoint.report import NOTHING, EndpointCheck
+from foretell.certify.endpoint.report import EndpointCheck
 from foretell.certify.endpoint.session import Session, check_of, skipped
 from foretell.certify.endpoint.statistics import (
     NONE,
@@ -24,7 +24,7 @@ from foretell.certify.endpoint.statistics import (
     found_deviation,
     total_variation,
 )
-from foretell.certify.report import DEFECT, Finding
+from foretell.certify.report import DEFECT, NOTHING, Finding
 
 LAW = "Do short sampled texts have the reference's joint distribution?"
 CALIBRATION = "Are sampled tokens distributed as their own log probabilities say?"

@@ -107,20 +107,6 @@ class EndpointCertificate:
         }
 
 
-__all__ = [
-    "APART",
-    "DEFECT",
-    "NEAR_TIE",
-    "NOTHING",
-    "PASS",
-    "SKIPPED",
-    "EndpointCertificate",
-    "EndpointCheck",
-    "Fault",
-    "Finding",
-]
-
-
 def asked(certificate: EndpointCertificate) -> list[tuple[str, str]]:
     """What was compared with what, and how."""
     s = certificate.settings

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foretell.certify.endpoint.client import Answer, Ask, Endpoint
-from foretell.certify.endpoint.report import DEFECT, NOTHING, SKIPPED, EndpointCheck
+from foretell.certify.endpoint.report import SKIPPED, EndpointCheck
 from foretell.certify.report import Finding, few, verdict_of
 from foretell.core.errors import ConfigError
 
@@ -83,6 +83,3 @@ def check_of(
 def skipped(name: str, question: str, reason: str) -> EndpointCheck:
     """A check that could not be made."""
     return EndpointCheck(name, question, SKIPPED, "-", reason)
-
-
-__all__ = ["DEFECT", "NOTHING", "EndpointBudget", "Session", "check_of", "skipped"]

@@ -23,6 +23,7 @@ from foretell.core.errors import ConfigError, ModelError
 _NORMAL = 1  # the token type of all others
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PAIRS = ("attn_q", "attn_k")
+_DFLASH = ("dflash", "dspark", "DFlashDraftModel", "DSparkDraftModel")  # speculators' types, and architectures
 
 
 def write_head(
@@ -127,19 +128,15 @@ def _is_head(path: Path) -> bool:
 
 def _kind(config: Mapping[str, Any], method: str) -> str:
     """The architecture of a head. Raises ConfigError where llama.cpp has none."""
-    named = str((config.get("architectures") or [config.get("speculators_model_type")])[0])
-    if named in ("LlamaForCausalLMEagle3",):
+    library = config.get("speculators_model_type")
+    named = str((config.get("architectures") or [library])[0])
+    if named == "LlamaForCausalLMEagle3":
         return "eagle3"
-    if config.get("speculators_model_type") in ("dflash", "dspark") or named in (
-        "DFlashDraftModel",
-        "DSparkDraftModel",
-    ):
+    if library in _DFLASH or named in _DFLASH:
         return "dflash"
-    told = {
-        "Eagle3Qwen3ForCausalLM": "its eagle3 has no norms of queries and keys",
-        "ForetellMTP": "it reads an MTP module inside its target's file, in families that are trained with one",
-    }
-    raise ConfigError(f"llama.cpp cannot run this {method} head: {told.get(named, 'it reads eagle3 and dflash heads')}")
+    qwen = named == "Eagle3Qwen3ForCausalLM"
+    told = "its eagle3 has no norms of queries and keys" if qwen else "it reads eagle3 and dflash heads"
+    raise ConfigError(f"llama.cpp cannot run this {method} head: {told}")
 
 
 def _layer(layer: Mapping[str, Any], context: int | None) -> dict[str, Any]:

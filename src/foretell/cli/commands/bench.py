@@ -12,7 +12,7 @@ from foretell.cli.errors import INTERRUPTED, TERMINATED, say
 from foretell.cli.fields import with_group
 from foretell.cli.interrupt import Terminated, interruptible
 from foretell.cli.layout import progress_bar
-from foretell.cli.output import as_json, check_writable, write
+from foretell.cli.output import check_writable, deliver
 from foretell.core.errors import ConfigError
 from foretell.core.journal import read_journal
 from foretell.core.params import SamplingParams
@@ -143,14 +143,9 @@ def bench(
         if stop.report is None:
             raise typer.Exit(status) from None
         report = stop.report
-    if output is not None:
-        write(as_json(report.to_dict(), pretty=True), output)
-    if json_:
-        write(as_json(report.to_dict(), pretty=sys.stdout.isatty()), None)
-    else:
-        from foretell.cli.tables import show
+    from foretell.cli.tables import show
 
-        show(report, no_color=no_color)
+    deliver(report.to_dict(), output, json_=json_, show=lambda: show(report, no_color=no_color))
     if status:
         raise typer.Exit(status)
 

@@ -1,8 +1,5 @@
 """``foretell certify``: checks the output on given models."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +8,8 @@ from foretell.cli import early, options as o, settings
 from foretell.cli.commands import certify_url as u
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
-from foretell.cli.layout import print_table
-from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.cli.layout import console_of, print_table, progress_bar
+from foretell.cli.output import check_writable, deliver
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 
@@ -115,17 +112,12 @@ def certify(
     settings.use_threads(threads)
     engine = settings.load_engine(models, config, no_color=no_color)
     items = with_forms(engine, items, raw=raw, notice=say)
-    with _progress(no_color) as progress:
+    with progress_bar(no_color, "certifying") as progress:
         certificate = run(
             engine, [encode_item(engine, item) for item in items], verifiers=verifiers, shapes=shapes,
             temperatures=temperatures, max_new_tokens=max_new_tokens, seed=seed, progress=progress,
         )  # fmt: skip
-    if output is not None:
-        write(as_json(certificate.to_dict(), pretty=True), output)
-    if json_:
-        write(as_json(certificate.to_dict(), pretty=sys.stdout.isatty()), None)
-    else:
-        show(certificate, no_color=no_color)
+    deliver(certificate.to_dict(), output, json_=json_, show=lambda: show(certificate, no_color=no_color))
     if not certificate.passed:
         raise typer.Exit(1)
     return None
@@ -154,13 +146,10 @@ def speculation(target: str, draft: str | None, method: str | None, count: int |
 def show(certificate: "Certificate", *, no_color: bool) -> None:
     """A table, the findings, and the verdict on a line of its own."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(
-        no_color=not has_color(sys.stdout, no_color), highlight=False, width=None if sys.stdout.isatty() else 120
-    )
+    console = console_of(no_color, 120)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("check", "verifier", "shape"):
         table.add_column(column)
@@ -203,19 +192,3 @@ def cells(check: "Check") -> tuple[str, ...]:
     elif check.verdict == "near-tie":
         verdict = f"near-tie ({sum(finding.verdict == 'near-tie' for finding in check.findings)})"
     return check.name, check.verifier, check.shape, f"{check.num_contexts} {check.unit}", deviation, tolerance, verdict
-
-
-@contextmanager
-def _progress(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A line on stderr that says what runs; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total, what: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("certifying", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

@@ -1,15 +1,14 @@
 """``foretell certify --url``: a server is checked from outside."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretell.cli import options as o, settings
-from foretell.cli.layout import print_table
-from foretell.cli.output import VISIBLE, as_json, has_color, write
+from foretell.cli.layout import console_of, print_table, status_line
+from foretell.cli.output import VISIBLE, deliver
 from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,73 +16,54 @@ if TYPE_CHECKING:
     from foretell.certify.endpoint import EndpointCertificate
 
 PANEL = "A server, from outside"
-Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", rich_help_panel=PANEL, show_default=False,
-                 help="Check this server, not models here: any that speaks OpenAI's API, e.g. http://127.0.0.1:8000."),
-]  # fmt: skip
-ReferenceUrl = Annotated[
-    str | None,
-    typer.Option("--reference-url", metavar="URL", rich_help_panel=PANEL, show_default=False,
-                 help="The same model without speculation, on another server, to compare with."),
-]  # fmt: skip
-Plain = Annotated[
-    str | None,
-    typer.Option("--plain", metavar="JSON", rich_help_panel=PANEL, show_default=False,
-                 help="Fields of a request that switch speculation off, to compare the server with itself. A foretell "
-                 "server is asked with '{\"speculative\": false}' by default. With --target DIR the reference is these "
-                 "weights, decoded plainly here."),
-]  # fmt: skip
+
+
+def _asked(name: str, metavar: str, help: str, *, show_default: bool = False, envvar: str | None = None) -> Any:
+    return typer.Option(
+        name, metavar=metavar, rich_help_panel=PANEL, show_default=show_default, help=help, envvar=envvar
+    )
+
+
+Url = Annotated[str | None, _asked(
+    "--url", "URL", "Check this server, not models here: any that speaks OpenAI's API, e.g. http://127.0.0.1:8000."
+)]  # fmt: skip
+ReferenceUrl = Annotated[str | None, _asked(
+    "--reference-url", "URL", "The same model without speculation, on another server, to compare with."
+)]  # fmt: skip
+Plain = Annotated[str | None, _asked(
+    "--plain", "JSON", "Fields of a request that switch speculation off, to compare the server with itself. A foretell "
+    "server is asked with '{\"speculative\": false}' by default. With --target DIR the reference is these weights, "
+    "decoded plainly here."
+)]  # fmt: skip
 ModelName = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", rich_help_panel=PANEL, show_default=False,
-                 help="The server's name of the model. Default: the first of /v1/models."),
-]  # fmt: skip
-ReferenceModelName = Annotated[
-    str | None,
-    typer.Option("--reference-model", metavar="NAME", rich_help_panel=PANEL, show_default=False,
-                 help="The same of --reference-url."),
-]  # fmt: skip
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="FORETELL_API_KEY", metavar="KEY", rich_help_panel=PANEL, show_default=False,
-                 help="The key of the server, and of --reference-url."),
-]  # fmt: skip
-Api = Annotated[
-    str,
-    typer.Option("--api", metavar="auto|completions|chat", rich_help_panel=PANEL,
-                 help="The route to use. auto: completions where the server has it."),
-]  # fmt: skip
-Concurrency = Annotated[
-    int,
-    typer.Option("--concurrency", metavar="N", rich_help_panel=PANEL, help="Requests at a time, where order is free."),
+    str | None, _asked("--model", "NAME", "The server's name of the model. Default: the first of /v1/models.")
 ]
-Timeout = Annotated[
-    float,
-    typer.Option("--timeout", metavar="SECONDS", rich_help_panel=PANEL,
-                 help="For one answer. A server may compile for minutes at the first request of a kind."),
-]  # fmt: skip
-Samples = Annotated[
-    int,
-    typer.Option("--samples", metavar="N", rich_help_panel=PANEL,
-                 help="Short texts of each prompt and temperature. More find smaller deviations."),
-]  # fmt: skip
-Tolerance = Annotated[
-    float,
-    typer.Option("--tolerance", metavar="GAP", rich_help_panel=PANEL,
-                 help="The logit gap that counts as rounding where greedy texts part, and the largest difference of log "
-                 "probabilities."),
-]  # fmt: skip
-FalseAlarms = Annotated[
-    float,
-    typer.Option("--false-alarms", metavar="RATE", rich_help_panel=PANEL,
-                 help="How often the statistical checks together may fail where nothing is wrong."),
-]  # fmt: skip
-Skip = Annotated[
-    list[str] | None,
-    typer.Option("--skip", metavar="CHECK", rich_help_panel=PANEL, show_default=False,
-                 help="A check to leave out, e.g. seed; may be repeated."),
-]  # fmt: skip
+ReferenceModelName = Annotated[str | None, _asked("--reference-model", "NAME", "The same of --reference-url.")]
+ApiKey = Annotated[str | None, _asked(
+    "--api-key", "KEY", "The key of the server, and of --reference-url.", envvar="FORETELL_API_KEY"
+)]  # fmt: skip
+Api = Annotated[str, _asked(
+    "--api", "auto|completions|chat", "The route to use. auto: completions where the server has it.", show_default=True
+)]  # fmt: skip
+Concurrency = Annotated[
+    int, _asked("--concurrency", "N", "Requests at a time, where order is free.", show_default=True)
+]
+Timeout = Annotated[float, _asked(
+    "--timeout", "SECONDS", "For one answer. A server may compile for minutes at the first request of a kind.",
+    show_default=True,
+)]  # fmt: skip
+Samples = Annotated[int, _asked(
+    "--samples", "N", "Short texts of each prompt and temperature. More find smaller deviations.", show_default=True
+)]  # fmt: skip
+Tolerance = Annotated[float, _asked(
+    "--tolerance", "GAP", "The logit gap that counts as rounding where greedy texts part, and the largest difference of "
+    "log probabilities.", show_default=True,
+)]  # fmt: skip
+FalseAlarms = Annotated[float, _asked(
+    "--false-alarms", "RATE", "How often the statistical checks together may fail where nothing is wrong.",
+    show_default=True,
+)]  # fmt: skip
+Skip = Annotated[list[str] | None, _asked("--skip", "CHECK", "A check to leave out, e.g. seed; may be repeated.")]
 ENDPOINT = (
     "reference_url", "plain", "model", "reference_model", "api", "concurrency", "timeout", "samples", "tolerance",
     "false_alarms", "skip",
@@ -92,18 +72,9 @@ ENDPOINT = (
 HERE = ("draft", "method", "num_speculative_tokens", "verify", "shape")
 """Options of models here: a server has chosen them."""
 WEIGHTS = (
-    "revision",
-    "trust_remote_code",
-    "device",
-    "dtype",
-    "device_map",
-    "implementation",
-    "weights",
-    "kv",
-    "cuda_graphs",
-    "width",
-    "threads",
-)
+    "revision", "trust_remote_code", "device", "dtype", "device_map", "implementation", "weights", "kv", "cuda_graphs",
+    "width", "threads",
+)  # fmt: skip
 """Options of --target, where it is the reference."""
 MAX_TOKENS = 48
 
@@ -183,18 +154,15 @@ def certify_url(ctx: typer.Context, models: o.Models) -> None:
             if not fields and "speculative" in endpoint.about:
                 fields = {"speculative": False}
             reference = endpoint.sibling(fields) if fields else None
-        with _progress(given["no_color"]) as progress:
+        with status_line("asking", given["no_color"]) as progress:
             certificate = certify_endpoint(
                 endpoint, [item.prompt for item in items], reference=reference, temperatures=temperatures,
                 budget=budget, seed=given["seed"], skip=skip, progress=progress,
             )  # fmt: skip
-    text = as_json(certificate.to_dict(), pretty=True)
-    if given["output"] is not None:
-        write(text, given["output"])
-    if given["json_"]:
-        write(text if sys.stdout.isatty() else as_json(certificate.to_dict()), None)
-    else:
-        show(certificate, no_color=given["no_color"])
+    deliver(
+        certificate.to_dict(), given["output"], json_=given["json_"],
+        show=lambda: show(certificate, no_color=given["no_color"]),
+    )  # fmt: skip
     if not certificate.passed:
         raise typer.Exit(1)
 
@@ -222,15 +190,12 @@ def served_here(models: o.Models, threads: int | None, *, no_color: bool) -> Ite
 def show(certificate: "EndpointCertificate", *, no_color: bool) -> None:
     """A table, the findings, the faults by name, and the verdict on a line of its own."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from foretell.certify.endpoint.report import asked, with_findings
 
-    console = Console(
-        no_color=not has_color(sys.stdout, no_color), highlight=False, width=None if sys.stdout.isatty() else 150
-    )
+    console = console_of(no_color, 150)
 
     def say(text: str, style: str | None = None) -> None:
         console.print(escape(text.translate(VISIBLE)), style=style, soft_wrap=True)
@@ -253,19 +218,6 @@ def show(certificate: "EndpointCertificate", *, no_color: bool) -> None:
     for fault in certificate.faults:
         say(f"{fault.name} ({', '.join(fault.evidence)}): {fault.what}")
     say(certificate.verdict, "bold")
-
-
-@contextmanager
-def _progress(no_color: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what runs; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda what: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    with console.status("asking") as status:
-        yield lambda what: status.update(what)
 
 
 def read_prompts(name: str, limit: int) -> list["Item"]:

@@ -13,8 +13,8 @@ import typer
 from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
-from foretell.cli.layout import print_table
-from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.cli.layout import console_of, console_of_errors, print_table, status_line
+from foretell.cli.output import check_writable, deliver
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.registry import names_of
@@ -139,19 +139,13 @@ def doctor(
     found: HeadDiagnosis | Checkup
     if head is not None:
         most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
-        with _status(no_color) as progress:
+        with status_line("looking", no_color) as progress:
             found = _diagnose(engine, head, items, most, seed, progress)
     else:
         with _share(no_color) as share:
             found = _check_up(engine, models, only, items, ctx.params, share)
-    if output is not None:
-        write(as_json(found.to_dict(), pretty=True), output)
-    if json_:
-        write(as_json(found.to_dict(), pretty=sys.stdout.isatty()), None)
-    elif head is not None:
-        show_head(found, no_color=no_color)  # type: ignore[arg-type]
-    else:
-        show(found, no_color=no_color)  # type: ignore[arg-type]
+    printed: Any = show if head is None else show_head
+    deliver(found.to_dict(), output, json_=json_, show=lambda: printed(found, no_color=no_color))
     if head is not None and not found.is_healthy:  # type: ignore[union-attr]
         raise typer.Exit(UNHEALTHY)
 
@@ -232,29 +226,15 @@ def flags_of(models: o.Models) -> list[str]:
 
 
 @contextmanager
-def _status(no_color: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is being done; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True, no_color=not has_color(sys.stderr, no_color)).status("looking") as line:
-        yield lambda text: line.update(f"measuring: {text}")
-
-
-@contextmanager
 def _share(no_color: bool) -> "Iterator[Callable[[Progress], None]]":
     """A bar on stderr with the share that is done and the time left; a line now and then where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console_of_errors(no_color), transient=True) as bar:
         task = bar.add_task("looking", total=1.0, left="")
         yield lambda at: bar.update(
             task, completed=at.share, description=at.what, left=f"at most {at.seconds_left:.0f} s left"
@@ -272,13 +252,6 @@ class _Lines:
         if now - self._told >= LINE_S:
             self._told = now
             say(f"{at.share:.0%}, at most {at.seconds_left:.0f} s left: {at.what}")
-
-
-def _console(no_color: bool) -> "Console":
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else WIDE
-    return Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
 
 
 def _tabled(
@@ -300,7 +273,7 @@ def show(found: "Checkup", *, no_color: bool) -> None:
     """The report of a checkup, for people."""
     from rich.markup import escape
 
-    console = _console(no_color)
+    console = console_of(no_color, WIDE)
     for line in _about(found):
         console.print(escape(line), soft_wrap=True)
     rows = [_row(one) for one in found.methods]
@@ -317,13 +290,10 @@ def show(found: "Checkup", *, no_color: bool) -> None:
     if best is not None and len(best.predictions) > 1:
         parts = "  ".join(f"{one.num_speculative_tokens}: {one.speedup.value:.2f}" for one in best.predictions)
         console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
-    for method in found.methods:
-        if method.headroom is not None:
-            console.print(escape(f"{method.label}: {method.headroom.line}"), soft_wrap=True)
     console.print(
         "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
         "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured); 'foretell bench' "
-        "measures it. possible: if every guess were right, at these costs.",
+        "measures it.",
         soft_wrap=True,
     )
     _show_outlook(console, found.outlook)
@@ -399,7 +369,7 @@ def show_head(found: "HeadDiagnosis", *, no_color: bool) -> None:
 
     from foretell.doctor.variants import FAULTS
 
-    console = _console(no_color)
+    console = console_of(no_color, WIDE)
     console.print(escape(f"{found.head} ({found.method}) for {found.target}"), style="bold", soft_wrap=True)
     if found.slots:
         rows = [

@@ -9,7 +9,8 @@ import typer
 from foretell.cli import options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
-from foretell.cli.output import as_json, has_color
+from foretell.cli.layout import console_of
+from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from foretell.core.visible import quoted
 
@@ -97,11 +98,9 @@ def explain(
 
 def show(found: "ExplainedStep", game: "Game", *, no_color: bool) -> None:
     """Draw a step."""
-    from rich.console import Console
-
     from foretell.analysis.words import words
 
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False)
+    console = console_of(no_color)
     told = words(found)
     _before(console, found, told)
     _guesses(console, found, told)

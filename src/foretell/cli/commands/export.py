@@ -1,7 +1,5 @@
-"""``foretell export`` and ``foretell vllm-args``: heads for other engines."""
+"""``foretell export``: heads for other engines."""
 
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,51 +101,6 @@ def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | No
             "a GGUF file of a head holds its target's vocabulary: give the target's directory or GGUF file as --target"
         )
     formats.save_gguf(head, out, vocabulary_of(resolve(target), name=target, size=spec.vocab_size), target=spec)
-
-
-def vllm_args(
-    head: HeadDir,
-    target: Annotated[str, typer.Option("--target", metavar="NAME_OR_DIR", help="The model it drafts for.")],
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option("--num-speculative-tokens", metavar="N", help="Guesses in a line. Default: the head's own, or 3."),
-    ] = None,
-    json_: o.Json = False,
-) -> None:
-    """Print how to serve a target with a head in vLLM and SGLang, and say what cannot run there.
-
-    Exit status 1 where neither engine can run the head.
-    """
-    from foretell.checkpoints.directories import find_here, resolve
-    from foretell.core.errors import ModelError
-
-    for name in (head, target):
-        find_here(name)  # before torch is imported
-    from foretell.heads import formats
-    from foretell.methods.other_engines import serving
-
-    path, spec = resolve(head), find_target(target)
-    known = formats.describe_target(path)
-    loaded = formats.load(path, num_layers=spec.num_layers if spec else known.num_layers, name=head)
-    if spec is not None:
-        loaded.check_target(spec, name=head)
-    model = str(path.resolve()) if head.startswith("bundled/") or Path(head).expanduser().is_dir() else head
-    how = serving(loaded, formats.detect(path), model, known, num_speculative_tokens)
-    here = target == "bundled" or target.startswith("bundled/") or target in CATALOGUE
-    served = str(resolve(target)) if here else target
-    if how.vllm is None and how.sglang is None:
-        raise ModelError(f"{head}: {'; '.join(how.notes)}")
-    if json_:
-        found = {"target": served, "speculative_config": how.vllm, "sglang": how.sglang, "notes": how.notes}
-        typer.echo(as_json(found, pretty=sys.stdout.isatty()), nl=False)
-        return
-    if how.vllm is not None:
-        typer.echo(f"vllm serve {shlex.quote(served)} --speculative-config {shlex.quote(json.dumps(how.vllm))}")
-    if how.sglang is not None:
-        flags = shlex.join(["--model-path", served, *how.sglang])
-        typer.echo(f"python -m sglang.launch_server {flags}")
-    for note in how.notes:
-        typer.echo(f"# {note}")
 
 
 def find_target(name: str) -> "ModelSpec | None":

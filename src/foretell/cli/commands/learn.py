@@ -8,7 +8,7 @@ import typer
 from foretell.cli import options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_fields, with_group
-from foretell.cli.output import as_json, check_plot, check_writable, write
+from foretell.cli.output import as_json, check_writable, write
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import read_text
 from foretell.learn.options import LearnOptions
@@ -17,11 +17,6 @@ LEARNING = "Learning"
 Data = Annotated[
     str, typer.Option("--data", metavar="FILE", show_default=False, rich_help_panel=LEARNING,
                       help="Prompts, in their order, as 'foretell train' reads them: the target answers each.")
-]  # fmt: skip
-Plot = Annotated[
-    str | None,
-    typer.Option("--plot", metavar="FILE", rich_help_panel=LEARNING,
-                 help="Draw acceptance over requests, swaps and reverts, into a .png, .svg or .pdf file."),
 ]  # fmt: skip
 Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING, help="How often the file is read.")]
 
@@ -34,7 +29,6 @@ def learn(
     ctx: typer.Context,
     *,
     data: Data,
-    plot: Plot = None,
     epochs: Epochs = 1,
     raw: o.Raw = False,
     models: o.Models,
@@ -51,23 +45,19 @@ def learn(
     --speculative-config load.
     """
     check_writable(output)
-    check_plot(plot)
     params = settings.sampling({"seed": 0, **(sampling or {})})
     options = settings.learn_options({**(learning or {}), "where": "inline"})
     read_text(data, f"data {data!r}")
     speculative = settings.speculation(ctx, models, guessing)
-    settings.check_learning([speculative], models.target, options)
+    settings.check_learning([speculative], models.target)
     engine = settings.load_engine(models, speculative, no_color=no_color)
     from foretell.learn.files import learn_from
-    from foretell.learn.plot import draw_history
 
     def progress(done: int, total: int, acceptance: float) -> None:
         if sys.stderr.isatty():
             print(f"\r{done} of {total}: {acceptance:.2f} of the guesses kept ", end="", file=sys.stderr)
 
     state = learn_from(engine, data, options, params, epochs=epochs, raw=raw, progress=progress, notice=say)
-    if plot is not None:
-        draw_history(state, plot)
     write(as_json(state, pretty=True) if json_ else summary(state), output)
 
 

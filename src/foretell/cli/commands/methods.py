@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretell.cli import early, options as o
-from foretell.cli.layout import print_table
-from foretell.cli.output import as_json, has_color
+from foretell.cli.layout import console_of, print_table
+from foretell.cli.output import as_json
 from foretell.core import builtin
 from foretell.core.registry import names_of
 
@@ -127,9 +127,7 @@ def _works_with(mine: list[str], every: list[str]) -> str:
 
 def show_brief(found: dict[str, Any], *, no_color: bool) -> None:
     """One screen."""
-    from rich.console import Console
-
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, soft_wrap=True)
+    console = console_of(no_color, soft_wrap=True)
 
     def part(title: str, rows: dict[str, Any]) -> None:
         console.print(title, style="bold", markup=False)
@@ -235,14 +233,11 @@ def _options(value: Any) -> dict[str, Any]:
 def show(found: dict[str, Any], *, no_color: bool) -> None:
     """Four tables."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from foretell import SHAPES
 
-    color = has_color(sys.stdout, no_color)
-    width = None if sys.stdout.isatty() else WIDE
-    console = Console(no_color=not color, highlight=False, width=width, soft_wrap=False)
+    console = console_of(no_color, WIDE, soft_wrap=False)
 
     def table(*columns: str) -> Table:
         return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)

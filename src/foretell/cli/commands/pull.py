@@ -12,7 +12,8 @@ from foretell.checkpoints.catalogue import CATALOGUE, DEFAULT, pulled
 from foretell.cli import options as o
 from foretell.cli.errors import TERMINATED
 from foretell.cli.interrupt import Terminated, interruptible
-from foretell.cli.output import as_json, has_color
+from foretell.cli.layout import console_of, console_of_errors
+from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from foretell.model.trained import default_speculation
 
@@ -80,7 +81,6 @@ def list_(json_: o.Json = False, no_color: o.NoColor = False) -> None:
     if json_:
         typer.echo(as_json({"models": rows}, pretty=sys.stdout.isatty()), nl=False)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "MB", "here", "licence", "what it is", box=None, pad_edge=False)
@@ -88,8 +88,7 @@ def list_(json_: o.Json = False, no_color: o.NoColor = False) -> None:
         part = f"{row['partial'] / 1e6:.0f} MB" if row["partial"] else "no"
         here = "yes" if row["file"] else part
         table.add_row(row["name"], f"{row['size'] / 1e6:.0f}", here, row["licence"], row["title"])
-    width = None if sys.stdout.isatty() else WIDE  # a pipe is given all of it, whatever COLUMNS says
-    Console(no_color=not has_color(sys.stdout, no_color), width=width).print(table)
+    console_of(no_color, WIDE).print(table)  # a pipe is given all of it, whatever COLUMNS says
 
 
 def rm(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that was pulled, or a part of one.")]) -> None:
@@ -112,10 +111,9 @@ def _bar(no_color: bool) -> Iterator[Callable[[str, int, int], None]]:
 
         yield line
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    console = console_of_errors(no_color)
     columns = [
         TextColumn("{task.description}"),
         BarColumn(),

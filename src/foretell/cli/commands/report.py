@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli import options as o
-from foretell.cli.layout import print_table
-from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.cli.layout import console_of, print_table
+from foretell.cli.output import as_json, check_writable, write
 from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,12 +80,10 @@ def report(
 def show_comparison(found: "Comparison", file: str, other: str, *, no_color: bool) -> None:
     """Two reports as a table, and what differs."""
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    width = None if sys.stdout.isatty() else 120
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
+    console = console_of(no_color, 120)
     table = Table(title=escape(f"{file} -> {other}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, name in enumerate(("method", "T", "speedup before", "after", "change", "clear", "tokens/s", "length")):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)

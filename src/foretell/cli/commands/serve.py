@@ -194,7 +194,7 @@ def _serve(
         also = [_also(given, target) for given in options["also"] or ()]
         if learn is not None:
             guessing: list[Any] = [] if service_options.speculation == "off" else [speculated(target)[1], *also]
-            settings.check_learning(guessing, target, learn)
+            settings.check_learning(guessing, target)
     import torch
 
     from foretell.server.models import Models

@@ -12,7 +12,7 @@ from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
 from foretell.cli.output import as_json, waiting, write
-from foretell.cli.train_progress import answering_bar, plotting, speaks, told_if_interrupted, training_bar
+from foretell.cli.train_progress import answering_bar, speaks, told_if_interrupted, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
@@ -177,8 +177,6 @@ def train(
         )
     if not speaks():
         return
-    for warning in figures.get("warnings", ()):
-        say(f"warning: {warning}")
     if json_:
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
@@ -283,7 +281,7 @@ def _drafter(
     max_short_share: float,
     no_color: bool,
 ) -> dict[str, Any]:
-    from foretell.train import methods, slots
+    from foretell.train import methods
     from foretell.train.answering import answers_of
     from foretell.train.trainer import train
 
@@ -315,11 +313,9 @@ def _drafter(
     with told_if_interrupted(lambda: _kept(out)), training_bar(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
-            save=prepared.save, finish=prepared.finish, progress=progress, plot=plotting(), notice=_tell,
+            save=prepared.save, finish=prepared.finish, progress=progress, notice=_tell,
         )  # fmt: skip
     figures = evaluation.as_dict()
-    losses = slots.logged_losses(Path(out) / "log.jsonl")
-    figures["warnings"] = slots.warnings_of(figures["conditional"], figures["conditional_greedy"], losses)
     return {"method": method, "target": target, "out": out, **figures}
 
 

@@ -27,14 +27,6 @@ def export(student: Student, weights: Mapping[str, Tensor], folder: Path) -> Non
         else:
             made.save_pretrained(str(part))
             load_tokenizer(student.origin.init).save_pretrained(str(part))
-        if student.acceptance is not None:
-            learned = student.acceptance.weights()
-            student.acceptance.load(weights)
-            spec = student.origin.target
-            try:
-                formats.save(student.acceptance.head, part / "acceptance", target=spec, target_name=spec.name)
-            finally:
-                student.acceptance.load(learned)  # it goes on from there
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():

@@ -12,12 +12,9 @@ from foretell.core.errors import ConfigError
 from foretell.heads.objective import LossSlot, Objective
 from foretell.heads.teacher import ComputedBatch, Teacher
 from foretell.learn.options import RECIPES, LearnOptions
-from foretell.learn.training.acceptance import CLIP, AcceptanceStudent
 from foretell.learn.training.ends import Matrices, TargetEnds
-from foretell.learn.training.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.training.texts import Text
 from foretell.learn.training.vocabulary import MASS, DraftVocabulary
-from foretell.methods.draft_model.drafter import ACCEPTANCE
 from foretell.methods.draft_model.objective import DraftModelObjective
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.model.target import ModelSpec
@@ -31,6 +28,8 @@ SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
 almost no gradient, and a greedy text needs the order alone."""
 
+CLIP = 1.0
+"""The most that a gradient's norm may be."""
 STRIDE = 0.5
 """Share of the way from the weights that serve to the learned ones that a version goes (as lookahead, 1907.08610, and
 WiSE-FT, 2109.01903): a few steps of Adam move every weight, most by noise, whose harm falls with the square."""
@@ -46,7 +45,6 @@ class Origin:
     matrices: Matrices | None  # of the target, for heads
     num_slots: int  # guesses in a line
     weights: dict[str, Tensor] | None = None  # other ones than those of ``init``, named as a checkpoint has them
-    acceptance: tuple[str, ModelSpec] | None = None  # directory of a draft model's acceptance head; the draft model
     tokens: Tensor | None = None  # [n] int64 the only ones that a draft model guesses; None: all
     longest: int = 2**62  # tokens that it reads; one with learned positions fails on more
 
@@ -69,12 +67,9 @@ class Student:
         base = torch.zeros(0) if reduced is None else reduced.target_ids
         found = dict(origin.weights or {})
         mass = found.pop(MASS, None)
-        model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
-        if model:
-            head.load_state_dict(model)
-        rank = options.learn_lora if origin.method == "draft_model" else 0
-        self.lora = add_lora(head, rank, options.seed) if rank else {}
-        head.to(self.device).train()
+        if found:
+            head.load_state_dict(found)
+        head.train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
         self.vocabulary = None if reduced is None else DraftVocabulary(reduced, ends, base, mass)
         hidden = origin.target.hidden_size
@@ -82,12 +77,6 @@ class Student:
         self.generator = torch.Generator().manual_seed(options.seed)
         self._dropping = torch.Generator().manual_seed(options.seed)  # seeds of dropout, of each text
         self._pending = 0
-        self.acceptance: AcceptanceStudent | None = None
-        if origin.acceptance is not None:
-            self.acceptance = AcceptanceStudent(*origin.acceptance, head, self.teacher)
-            if len(found) > len(model):
-                self.acceptance.load(found)
-            head.train()  # it was put in eval mode to be read
 
     def _objective(self) -> Objective:
         recipe = recipe_of(RECIPES[self.origin.method])
@@ -133,8 +122,6 @@ class Student:
         if losses.total.requires_grad:
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
             self._pending += 1
-        if self.acceptance is not None:
-            self.acceptance.learn(labeled, text, self.generator, share)
         return float(losses.total.detach())
 
     def apply(self) -> bool:
@@ -147,16 +134,12 @@ class Student:
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.acceptance is not None:
-            self.acceptance.apply()
         return finite
 
     def forget(self) -> None:
         """Drop gradients of which no step was taken: they are of other weights."""
         self._pending = 0
         self.optimizer.zero_grad(set_to_none=True)
-        if self.acceptance is not None:
-            self.acceptance.optimizer.zero_grad(set_to_none=True)
 
     # -- judging -----------------------------------------------------------------------------------------------------
 
@@ -209,22 +192,17 @@ class Student:
     # -- weights -----------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of what is trained, float32 on the CPU: all weights, or, with LoRA, the updates alone."""
+        """A copy of all weights, float32 on the CPU."""
         state = self.objective.head.state_dict()
-        kept = {name: value for name, value in state.items() if not self.lora or name.rpartition(".")[2] in PARTS}
-        copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
-        return copied if self.acceptance is None else {**copied, **self.acceptance.weights()}
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Go on from what ``weights`` returned. The optimiser's state is kept: gradients are of the same size."""
-        own = {name: value for name, value in weights.items() if not name.startswith(ACCEPTANCE)}
-        self.objective.head.load_state_dict(own, strict=not self.lora)
-        if self.acceptance is not None:
-            self.acceptance.load(weights)
+        self.objective.head.load_state_dict(dict(weights))
 
     def between(self, served: Mapping[str, Tensor], learned: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights that are asked to serve: what is trained lies ``STRIDE`` of the way from those that serve to the
-        learned ones. The draft vocabulary with its rows, and an acceptance head, are the learned ones' whole."""
+        learned ones. The draft vocabulary with its rows is the learned one's whole."""
         named = self.objective.head.named_parameters(remove_duplicate=False)  # tied ones by each name
         trained = {name for name, each in named if each.requires_grad}
         return {
@@ -233,37 +211,11 @@ class Student:
         }
 
     def checkpoint(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What ``weights`` returned as ``Method.rebuilt`` takes it: all weights by their names in the checkpoint, updates
-        merged; and what else the next start goes on from."""
-        if not self.lora:
-            return dict(weights) if self.vocabulary is None else {**weights, MASS: self.vocabulary.mass.clone()}
-        state = {name: value.detach().cpu() for name, value in self.objective.head.state_dict().items()}
-        out = merged(state, self.lora, dict(weights))
-        return {**out, **{name: value for name, value in weights.items() if name.startswith(ACCEPTANCE)}}
+        """What ``weights`` returned as ``Method.rebuilt`` takes it, and what else the next start goes on from."""
+        return dict(weights) if self.vocabulary is None else {**weights, MASS: self.vocabulary.mass.clone()}
 
     def module(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The drafter with these weights, to be written: a copy on the CPU, without updates or an acceptance head."""
+        """The drafter with these weights, to be written: a copy on the CPU."""
         made = copy.deepcopy(self.objective.head).cpu()
-        unwrap(made)
-        whole = self.checkpoint(weights)
-        made.load_state_dict({name: whole[name] for name in made.state_dict()})
+        made.load_state_dict({name: weights[name] for name in made.state_dict()})
         return made
-
-    def settle_acceptance(
-        self, asked: dict[str, Tensor], served: Mapping[str, Tensor], known: Sequence[Text], unseen: Sequence[Text]
-    ) -> dict[str, Tensor]:
-        """The weights ``asked`` with the acceptance head that foresees their draft better on unseen texts: the learned one,
-        calibrated on known texts, or the one that serves. ``load(asked)`` stands before and, but for it, after."""
-        head = self.acceptance
-        if head is None:
-            return asked
-        generator = torch.Generator().manual_seed(0)
-        places = [[head.places(self._labeled(text), text, generator) for text in texts] for texts in (known, unseen)]
-        head.calibrate(places[0])
-        mine = head.weights()
-        lost = head.loss(places[1])
-        head.load(served)
-        if head.loss(places[1]) <= lost:
-            mine = {name: value for name, value in served.items() if name.startswith(ACCEPTANCE)}
-        head.load(mine)
-        return {**asked, **mine}

@@ -139,9 +139,9 @@ class AdapterTrainer:
         update: Event = {"event": "update", "update": self.num_updates, "loss": lost / max(1, len(texts)),
                          "new": len(new), "replayed": len(replayed), "new_tokens": tokens}  # fmt: skip
         yield update
-        yield from self._gate(new)
+        yield from self._gate()
 
-    def _gate(self, known: Sequence[Text]) -> Iterator[Version | Event | None]:
+    def _gate(self) -> Iterator[Version | Event | None]:
         recent, old = list(self.held_out.recent), list(self.held_out.old)
         if len(recent) < LEAST:
             return
@@ -171,7 +171,7 @@ class AdapterTrainer:
         verdict = judge(pairs[0], pairs[1])
         if verdict.passes:
             self.student.load(asked)  # from which learning goes on
-            yield self._publish(self.student.settle_acceptance(asked, self.served, known, recent), verdict)
+            yield self._publish(asked, verdict)
             return
         self.num_refused += 1
         self.refusals += 1

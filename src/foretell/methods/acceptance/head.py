@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import Head, HeadConfig
+from foretell.heads.own_layout import Own
 from foretell.methods.medusa.head import ResBlock
 from foretell.model.target import ModelSpec
 
@@ -119,3 +120,11 @@ def predicted(head: AcceptanceHead, hidden: Tensor, probs: Tensor | None = None)
     hidden [..., H], each given that it kept the guesses before it. What a drafter's ``chance`` returns. probs: as for
     ``AcceptanceHead.forward``."""
     return torch.sigmoid(head(hidden, probs) * head.scale + head.shift)
+
+
+class AcceptanceLayout(Own):
+    """SpecDec++'s acceptance head."""
+
+    summary = "SpecDec++'s acceptance head (foretell alone)"
+    head = AcceptanceHead
+    config = AcceptanceHeadConfig

@@ -13,13 +13,13 @@ from torch import Tensor
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretell.core.upload import tensor_on
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
 from foretell.methods.chains import can_draw
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.native import NativeFlash, native_flash
-from foretell.methods.features import FeatureBuffer
+from foretell.methods.features import FeatureBuffer, FeatureDrafter
 from foretell.methods.head_method import HeadMethod
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
@@ -27,7 +27,7 @@ from foretell.model.prefill import round_up
 from foretell.model.target import CausalModel, Target
 
 
-class DFlashDrafter(Drafter):
+class DFlashDrafter(FeatureDrafter):
     """The head with its own KV cache.
 
     Invariant: slot t < length[b] holds K and V of the feature of position t; slot is position. The rows of a block are
@@ -35,7 +35,6 @@ class DFlashDrafter(Drafter):
     """
 
     can_join = True
-    can_wait = True
 
     def __init__(
         self, head: DFlashHead, model: CausalModel, context: Context, capacity: int, native: NativeFlash | None = None
@@ -52,18 +51,6 @@ class DFlashDrafter(Drafter):
         self.block_logits = self.normed = torch.empty(0)  # [B, D, DV] logits and [B, D, H]: of guess d + 1 of the block
         self.anchor = context.pending  # [B] of the last block
         self.fed: list[tuple[Tensor, Plan]] = []  # tokens [B, W] and plans of the nodes read since, for ``chance``
-
-    def read_prompt(self, chunk: PromptChunk) -> None:
-        """Known text's features."""
-        self.features.read_prompt(chunk)
-
-    def observe(self, commit: Commit) -> None:
-        """Keep the features of accepted nodes. Rejected nodes wrote nothing to the cache."""
-        self.features.observe(commit)
-
-    def observe_all(self, commits: Sequence[Commit]) -> None:
-        """See ``Drafter``."""
-        self.features.observe_all(commits)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of memory."""
@@ -87,10 +74,6 @@ class DFlashDrafter(Drafter):
     def num_unread(self, context: Context) -> list[int]:
         """Features that are not in the memory."""
         return [row.count for row in self.features.rows]
-
-    def taps_of(self, row: int) -> Tensor | None:
-        """See ``Drafter``."""
-        return self.features.taps_of(row)
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """Take features of one row into its memory. One masked row of a block goes with them, since no layer runs without;

@@ -26,11 +26,6 @@ class DFlashObjective(Objective):
         self.head, self.num_anchors, self.gamma = head, num_anchors, gamma
         self.vocabulary = head.vocabulary
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The head's features."""
-        return self.head.taps
-
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
     ) -> Outcome:

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from foretell.checkpoints.names import WEIGHTS
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, check_choice
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.methods.acceptance.load import load_acceptance
+from foretell.heads.load import load_head
+from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.translated import (
     TranslatedDraft,
@@ -36,11 +39,7 @@ class DraftModelConfig(WindowedMethodConfig):
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid values."""
         super().__post_init__()
-        if self.draft_weights not in WEIGHTS:
-            raise ConfigError(
-                f"draft_weights = {self.draft_weights!r} must be one of {', '.join(WEIGHTS)}"
-                f"{nearest(self.draft_weights, WEIGHTS)}"
-            )
+        check_choice("draft_weights", self.draft_weights, WEIGHTS)
         check_name(self.vocabulary)
         if self.draft_vocab_size < 0:
             raise ConfigError(f"draft_vocab_size = {self.draft_vocab_size} must be 0 (all tokens) or more")
@@ -73,7 +72,7 @@ class DraftModelConfig(WindowedMethodConfig):
                 f"shape 'specdec' needs an acceptance head, and none is given for draft {self.model}: train one with "
                 "'foretell train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
             )
-        acceptance = load_acceptance(self.acceptance or "bundled/acceptance", draft.spec)
+        acceptance = load_head(self.acceptance or "bundled/acceptance", draft.spec, AcceptanceHead, dtype=torch.float32)
         return DraftModel(draft, acceptance) if between is None else TranslatedDraft(draft, between, acceptance)
 
     def _crosses(self, tokenizers: tuple[Any, Any] | None) -> bool:

@@ -22,9 +22,6 @@ from foretell.model.cache import KVCache
 from foretell.model.prefill import feed, read_few
 from foretell.model.target import CausalModel, Target
 
-ACCEPTANCE = "acceptance."
-"""Before the names of an acceptance head's weights, among those of its draft model."""
-
 
 class ModelDrafter(Drafter):
     """The draft model with its own KV cache.
@@ -277,17 +274,9 @@ class DraftModel(Method):
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
 
     def rebuilt(self, weights: Mapping[str, Tensor]) -> "DraftModel":
-        """See ``Method``. Names after "acceptance." are those of the acceptance head; without any it is kept."""
+        """See ``Method``. The acceptance head is kept."""
         made = copy(self)
-        made.model = self.model.rebuilt(
-            {name: each for name, each in weights.items() if not name.startswith(ACCEPTANCE)}
-        )
-        heads = {name.removeprefix(ACCEPTANCE): each for name, each in weights.items() if name.startswith(ACCEPTANCE)}
-        if self.acceptance is not None and heads:
-            head = AcceptanceHead(self.acceptance.config)
-            head.load_state_dict(heads)
-            head.requires_grad_(requires_grad=False).to(made.model.spec.device)
-            made.acceptance = speed_up(head, made.model)
+        made.model = self.model.rebuilt(weights)
         return made
 
     @property

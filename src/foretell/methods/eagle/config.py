@@ -1,6 +1,7 @@
 """Settings of methods ``eagle1``, ``eagle2`` and ``eagle3``."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
@@ -18,26 +19,23 @@ class Eagle1Config(WindowedMethodConfig, HeadMethodConfig):
 
     method = Eagle1.name
     capabilities = Eagle1.capabilities
+    made: ClassVar[type[Eagle1]] = Eagle1
 
     def load(self, loader: Loader) -> Method:
-        """Load the head."""
+        """Load the head, EAGLE-1's."""
         head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
-        return Eagle1(head, loader.target, weights=self.head_weights)
+        return self.made(head, loader.target, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
-class Eagle2Config(WindowedMethodConfig, HeadMethodConfig):
+class Eagle2Config(Eagle1Config):
     """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
 
     method = Eagle2.name
     capabilities = Eagle2.capabilities
+    made: ClassVar[type[Eagle1]] = Eagle2
 
     shape: str = "eagle2"
-
-    def load(self, loader: Loader) -> Method:
-        """Load EAGLE-1's head."""
-        head = self.limited(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
-        return Eagle2(head, loader.target, weights=self.head_weights)
 
 
 @dataclass(frozen=True)

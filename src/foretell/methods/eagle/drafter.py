@@ -16,7 +16,7 @@ from foretell.core.graphs import Feed, Graphs
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
 from foretell.core.upload import tensor_on
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, grow_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
@@ -27,7 +27,7 @@ from foretell.methods.chains import can_draw, growth_of, row_counts
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair
-from foretell.methods.features import FeatureBuffer
+from foretell.methods.features import FeatureBuffer, FeatureDrafter
 from foretell.methods.head_method import GROWN, HeadMethod
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
@@ -35,7 +35,7 @@ from foretell.model.prefill import FEW, PREFILL_CHUNK, padded_width, round_up
 from foretell.model.target import CausalModel, Target
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(FeatureDrafter):
     """The head with a cache of its own.
 
     Invariant: slots [0, filled[b]) hold pairs of the target's own features; later slots hold drafted pairs and are written
@@ -44,7 +44,6 @@ class EagleDrafter(Drafter):
     """
 
     can_join = True
-    can_wait = True
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class EagleDrafter(Drafter):
         self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
         self.vocabulary = head.vocabulary
         prepare = native.features if native is not None else lambda taps: head.features(taps, model)
-        self.buffer = FeatureBuffer(context.num_rows, prepare)
+        self.features = FeatureBuffer(context.num_rows, prepare)
         self.filled = [0] * context.num_rows
         # What a child feeds on, [B, columns, H] by column of the tree being grown, and the columns' numbers.
         dtype = head.dtype if native is None else torch.float32
@@ -69,18 +68,6 @@ class EagleDrafter(Drafter):
         self._memory = -1
         self.fed: Fed | None = None  # in a twin whose proposal is captured: what it reads first ...
         self._features = self._outputs  # ... and its features [B, FEW, F]
-
-    def read_prompt(self, chunk: PromptChunk) -> None:
-        """Keep the prompt's features."""
-        self.buffer.read_prompt(chunk)
-
-    def observe(self, commit: Commit) -> None:
-        """Keep the features of the nodes that were kept."""
-        self.buffer.observe(commit)
-
-    def observe_all(self, commits: Sequence[Commit]) -> None:
-        """See ``Drafter``."""
-        self.buffer.observe_all(commits)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
@@ -133,7 +120,7 @@ class EagleDrafter(Drafter):
     def _why_not(self, context: Context, limits: Sequence[int]) -> str:
         if self.native is not None:
             return "the head runs on the CPU"
-        unread = max(row.count for row, limit in zip(self.buffer.rows, limits, strict=True) if limit)
+        unread = max(row.count for row, limit in zip(self.features.rows, limits, strict=True) if limit)
         return why_not(context) or ("" if unread <= FEW else "a head reads a long text")
 
     def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
@@ -144,7 +131,7 @@ class EagleDrafter(Drafter):
 
     def _reads_at_once(self, limits: Sequence[int]) -> bool:
         """Whether the pairs that a proposal reads first fit into one pass."""
-        return max(row.count for row, limit in zip(self.buffer.rows, limits, strict=True) if limit) <= PREFILL_CHUNK
+        return max(row.count for row, limit in zip(self.features.rows, limits, strict=True) if limit) <= PREFILL_CHUNK
 
     def _grows_whole(
         self, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode
@@ -204,7 +191,7 @@ class EagleDrafter(Drafter):
 
     def _take(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, list[list[int]], list[int]]:
         """What ``_read`` takes: the pairs not yet read of rows with room, which count as read from now on."""
-        features, starts, counts = self.buffer.take(limits)
+        features, starts, counts = self.features.take(limits)
         assert features is not None, "the pending token's pair is never in the cache"
         assert starts == self.filled
         ids = [
@@ -243,14 +230,14 @@ class EagleDrafter(Drafter):
         """Drop rows of the cache and of the waiting features."""
         self.filled = [self.filled[row] for row in rows]
         self.cache.keep(torch.tensor(rows), max(self.filled, default=0))
-        self.buffer.keep(rows)
+        self.features.keep(rows)
         self._outputs = self._outputs[: len(rows)].clone()  # never used after a growth
 
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows to the cache and to the waiting features."""
         assert isinstance(other, EagleDrafter)
         self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
-        self.buffer.join(other.buffer)
+        self.features.join(other.features)
         self._outputs = self._outputs.new_zeros(context.num_rows, *self._outputs.shape[1:])
         self.filled += other.filled
 
@@ -260,20 +247,16 @@ class EagleDrafter(Drafter):
         head, native = method.head, method.native
         self.head, self.native, self.vocabulary = head, native, head.vocabulary
         self.graphs = None  # whose kernels read the old weights
-        self.buffer.prepare = native.features if native is not None else lambda taps: head.features(taps, self.model)
+        self.features.prepare = native.features if native is not None else lambda taps: head.features(taps, self.model)
 
     def num_unread(self, context: Context) -> list[int]:
         """Number of pairs that ``begin`` would read before the pending token's pair."""
-        return [max(0, row.count - 1) for row in self.buffer.rows]
-
-    def taps_of(self, row: int) -> Tensor | None:
-        """See ``Drafter``."""
-        return self.buffer.taps_of(row)
+        return [max(0, row.count - 1) for row in self.features.rows]
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """Read pairs of one row by itself; never the pending token's, whose output ``begin`` needs."""
         unread, start = self.num_unread(context)[row], self.filled[row]
-        features = self.buffer.take_first(row, min(most, unread))
+        features = self.features.take_first(row, min(most, unread))
         if features is None:
             return unread
         count = len(features)

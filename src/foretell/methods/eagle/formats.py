@@ -21,8 +21,7 @@ from foretell.heads.config_keys import Keys
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.layer_keys import describe_rope, describe_windows, refuse_unknown, rope, windows
-from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids
-from foretell.heads.marker import marker
+from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, marker
 from foretell.heads.pair_head import PairConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -38,6 +37,12 @@ QWEN3 = "Eagle3Qwen3ForCausalLM"
 
 HARMLESS_EAGLE = ("parallel_draft_heads_num_layers", "parallel_draft_step")
 """Keys of "eagle_config" that belong to modelopt's parallel drafting; its tensors would be refused as unexpected."""
+
+
+def _said(config: Eagle3HeadConfig) -> dict[str, Any]:
+    """What both layouts of EAGLE-3 say under the same keys."""
+    names = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return {**{name: getattr(config, name) for name in names}, IDS: [layer + 1 for layer in config.layer_ids]}
 
 
 class Eagle3Native(Layout):
@@ -67,12 +72,7 @@ class Eagle3Native(Layout):
         return {
             "architectures": [QWEN3 if config.qk_norm else self.architectures[0]],
             **llama(config, target),
-            "draft_vocab_size": config.draft_vocab_size,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            IDS: [layer + 1 for layer in config.layer_ids],
+            **_said(config),
             "eagle_config": {"use_aux_hidden_state": True, IDS: list(config.layer_ids)},
         }
 
@@ -188,12 +188,7 @@ class Eagle3Speculators(Eagle3Native):
             "architectures": [self.architectures[0]],
             "speculators_model_type": "eagle3",
             "speculators_version": "0.9.0",
-            "draft_vocab_size": config.draft_vocab_size,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            IDS: [layer + 1 for layer in config.layer_ids],
+            **_said(config),
             "target_hidden_size": None,
             "tie_word_embeddings": False,
             "transformer_layer_config": llama(config, target),

@@ -19,7 +19,6 @@ from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.mtp.trained import MTPHead
 from foretell.model.bound import BoundCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import EMBEDDING, read_shape
@@ -52,7 +51,7 @@ class NativePair:
             layers[index] = layer_of(
                 memory, layer.self_attn, layer.mlp,
                 mlp_norm=layer.post_attention_layernorm.weight,
-                input_norm=layer.input_layernorm.weight if index or isinstance(head, MTPHead) else None,
+                input_norm=layer.input_layernorm.weight if index else None,
             )  # fmt: skip
         embedding = memory.matrix(head.embed_tokens) if head.own_embedding else model.embedding_matrix  # type: ignore[arg-type]
         final_norm: int | None = None
@@ -64,12 +63,6 @@ class NativePair:
             pair.feature_norm = memory.vector(head.midlayer.hidden_norm.weight)
             pair.normed_residual = head.config.norm_before_residual
             pair.normed_output = head.config.norm_output
-        elif isinstance(head, MTPHead):
-            out, final_norm = memory.head_of(model), memory.vector(head.norm.weight)
-            pair.fc = memory.matrix(head.fc)
-            pair.token_norm = memory.vector(head.pre_fc_norm_embedding.weight)
-            pair.feature_norm = memory.vector(head.pre_fc_norm_hidden.weight)
-            pair.normed_output = True
         else:
             assert isinstance(head, Eagle1Head)
             out = memory.head_of(model)

@@ -35,11 +35,6 @@ class Eagle1Objective(Objective):
         self.head, self.num_slots, self.divergence = head, num_slots, divergence
         self.weight_feature, self.weight_law, self.noise = weight_feature, weight_law, noise
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The head's."""
-        return self.head.taps
-
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
     ) -> Outcome:

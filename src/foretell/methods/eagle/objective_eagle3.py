@@ -36,11 +36,6 @@ class Eagle3Objective(Objective):
         self.alone = alone
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The head's."""
-        return self.head.taps
-
-    @property
     def vocabulary(self) -> Tensor | None:
         """The head's, which a learner changes."""
         return self.head.vocabulary

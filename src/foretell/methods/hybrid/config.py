@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, check_choice
 from foretell.core.registry import load_reference
 from foretell.core.tree import DrawMode
 from foretell.draft.base import Method
@@ -41,10 +41,7 @@ class HybridConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         super().__post_init__()
-        if self.second not in SECONDS:
-            raise ConfigError(
-                f"second = {self.second!r} must be one of {', '.join(SECONDS)}{nearest(self.second, SECONDS)}"
-            )
+        check_choice("second", self.second, SECONDS)
         if not 1 <= self.second_tokens <= 64:
             raise ConfigError(f"second_tokens = {self.second_tokens} must be between 1 and 64")
         takes: Any = load_reference(builtin.CONFIGS[self.second])

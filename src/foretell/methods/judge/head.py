@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import Head, HeadConfig
+from foretell.heads.own_layout import Own
 from foretell.verify.lossy.judge import Judge, JudgeHead
 
 
@@ -63,3 +64,11 @@ class JudgeWeights(Head):
 def features(hidden: Tensor, config: JudgeHeadConfig) -> Tensor:
     """What the head is linear in: float32 [..., W] of hidden states [..., H]."""
     return nn.functional.rms_norm(hidden[..., : config.columns].float(), (config.columns,), eps=config.eps)
+
+
+class JudgeLayout(Own):
+    """The judge's linear head."""
+
+    summary = "the judge's head (foretell alone)"
+    head = JudgeWeights
+    config = JudgeHeadConfig

@@ -14,6 +14,7 @@ from foretell.core.tree import Plan
 from foretell.heads.config_values import check_heads
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.modules import Attention, AttentionShape, RMSNorm, rotary, turn
+from foretell.heads.own_layout import Own
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec
 
@@ -162,3 +163,11 @@ class KangarooHead(Head):
         layer = self.layer
         x = layer.input_layernorm(hidden.to(self.dtype))
         cache.write(0, slots, layer.self_attn.keys(x, slots), layer.self_attn.values(x))
+
+
+class KangarooLayout(Own):
+    """The adapter's checkpoint; its tensors are named as in the authors' AdapterModel."""
+
+    summary = "Kangaroo's adapter (foretell alone)"
+    head = KangarooHead
+    config = KangarooHeadConfig

@@ -23,11 +23,6 @@ class KangarooObjective(Objective):
     def __init__(self, head: KangarooHead) -> None:
         self.head: KangarooHead = head
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The output of the last shallow layer."""
-        return self.head.taps
-
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
     ) -> Outcome:

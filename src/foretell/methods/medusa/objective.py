@@ -17,11 +17,6 @@ class MedusaObjective(Objective):
     def __init__(self, head: MedusaHead, *, decay: float = 0.8) -> None:
         self.head, self.decay = head, decay
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The layer that the heads read."""
-        return self.head.taps
-
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
     ) -> Outcome:

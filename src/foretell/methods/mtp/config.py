@@ -7,13 +7,9 @@ from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.nextn import has_trunk
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.heads.directories import read_config
-from foretell.heads.layout import architecture
-from foretell.heads.load import load_head
 from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
-from foretell.methods.mtp.trained import MTPDirectory, MTPHead
 from foretell.methods.windowed import WindowedMethodConfig
 
 
@@ -31,9 +27,6 @@ class MTPConfig(WindowedMethodConfig, HeadMethodConfig):
         """Read the module."""
         name, spec = self.model or loader.target.spec.name, loader.target.spec
         path = resolve(name)
-        if path.is_dir() and architecture(read_config(path, name=name)) in MTPDirectory.architectures:
-            trained = self.limited(load_head(name, spec, MTPHead), loader.target)
-            return MTP(trained, loader.target, weights=self.head_weights)
         from foretell.methods.mtp.head import CheckpointMTPHead  # imported here, as transformers runs its layer
         from foretell.model.hf.one_layer import text_config
 

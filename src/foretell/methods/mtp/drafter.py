@@ -36,7 +36,7 @@ class MTP(HeadMethod):
                 f"the MTP head reads the output of target layer {head.taps[0]}, and must read the last one, {last} in "
                 f"{model.spec.name!r}"
             )
-        if head.window is not None and self.native is None and head.module:
+        if head.window is not None and self.native is None:
             raise ConfigError(
                 f"draft_window = {head.window.size}: the MTP head runs by transformers, which has no windows for drafts: "
                 f"{self.not_native}; drop it"
@@ -49,8 +49,6 @@ class MTP(HeadMethod):
     def runs_as(self) -> str:
         """What the module is."""
         head = self.head
-        if not head.module:
-            return super().runs_as
         if self.native is not None:
             return f"native, {self.native.label}: {head.module}"
         blocks = f"; its {head.dequantised} matrices are dequantised" if head.dequantised else ""

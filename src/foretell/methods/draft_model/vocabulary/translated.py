@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from foretell.core.errors import ConfigError, VocabularyMismatchError, nearest
+from foretell.core.errors import VocabularyMismatchError, check_choice
 from foretell.draft.base import Context, Drafter
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
@@ -19,10 +19,7 @@ FEWEST = 256
 
 def check_name(vocabulary: str) -> None:
     """Raise ConfigError for no value of the key ``vocabulary``."""
-    if vocabulary not in VOCABULARIES:
-        raise ConfigError(
-            f"vocabulary = {vocabulary!r} must be one of {', '.join(VOCABULARIES)}{nearest(vocabulary, VOCABULARIES)}"
-        )
+    check_choice("vocabulary", vocabulary, VOCABULARIES)
 
 
 def differences(target: Mapping[str, int], draft: Mapping[str, int]) -> list[str] | None:

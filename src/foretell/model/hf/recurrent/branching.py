@@ -50,11 +50,7 @@ class Branching(Rewinding):
     def _go_on(self, hidden: Tensor) -> Any:
         rewind = self.mixer.rewind
         assert rewind is not None
-        meta = self.states.meta[self.index]
-        known, key = self.cache.decided, meta[self.rows].tobytes()
-        if key not in known:
-            known[key] = self._grow(meta[self.rows])
-        growth: Growth = known[key]
+        growth: Growth = self._once(self._grow)
         now, branches = growth.now, growth.branches
         places = branches.seen.shape[2]
         held = self.states.hold(self.index, places)
@@ -77,7 +73,7 @@ class Branching(Rewinding):
         rows = torch.from_numpy(self.rows[:, None])
         for name, given in inputs.items():
             held[name][rows, branches.at.to(given.device)] = given.to(held[name].dtype)
-        meta[self.rows] = now.meta
+        self.states.meta[self.index][self.rows] = now.meta
         if isinstance(result, tuple):
             return (_picked(result[0], growth.back), *result[1:])
         return _picked(result, growth.back)

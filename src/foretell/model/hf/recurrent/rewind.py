@@ -5,7 +5,7 @@ The next pass moves that state on by as many of these as were accepted, of all r
 its guesses one by one begins behind what is committed: the state there is made for that call alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +60,7 @@ class Rewinding(Call):
     def _go_on(self, hidden: Tensor) -> Any:
         rewind = self.mixer.rewind
         assert rewind is not None
-        meta = self.states.meta[self.index]
-        known, key = self.cache.decided, meta[self.rows].tobytes()
-        if key not in known:
-            known[key] = self._decide(meta[self.rows])
-        now: RewindDecision = known[key]
+        now: RewindDecision = self._once(self._decide)
         states = {name: memory[now.at] for name, memory in self.tensors.items()}
         held = self.states.held[self.index]
         if now.moved.any():
@@ -80,8 +76,16 @@ class Rewinding(Call):
             self._put(now.other, last if rewind.scan is None else {**last, STATE: rewind.scan.state})
         else:
             self._hold(inputs, now)
-        meta[self.rows] = now.meta
+        self.states.meta[self.index][self.rows] = now.meta
         return result
+
+    def _once(self, decide: Callable[[Ints], Any]) -> Any:
+        """What a pass decides of its rows, from their numbers: once for all mixers that stand at the same positions."""
+        meta = self.states.meta[self.index][self.rows]
+        known, key = self.cache.decided, meta.tobytes()
+        if key not in known:
+            known[key] = decide(meta)
+        return known[key]
 
     def _decide(self, meta: Ints) -> RewindDecision:
         start = self.start

@@ -9,8 +9,7 @@ import torch
 
 from foretell.core.measured import Keep, of_passes
 from foretell.core.tree import chain_parent, layout
-from foretell.kernels.build import loaded_files
-from foretell.kernels.functions import NativeFunctions
+from foretell.kernels.build import Functions, loaded_files
 from foretell.model.target import CausalModel
 
 LEAST_BYTES = 64 << 20
@@ -26,7 +25,7 @@ _lock = threading.Lock()
 _measured = False
 
 
-def choose(model: CausalModel, native: NativeFunctions) -> None:
+def choose(model: CausalModel, native: Functions) -> None:
     """Measure by the first model of a process that is large enough, or recall what an earlier start measured, and set the
     library to what was faster. It changes no bit of a pass, only its time."""
     global _measured  # as the library's setting is the process's

