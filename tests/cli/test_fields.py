@@ -98,7 +98,7 @@ def test_a_field_that_cannot_be_an_option_is_refused() -> None:
     [
         ("train", TrainConfig, set()),
         ("generate", SamplingParams, {"banned_token_ids", "stop_token_ids", "logits_processor"}),
-        ("serve", ServiceOptions, {"cost_time_limit_s"}),
+        ("serve", ServiceOptions, {"cost_time_limit_s", "models_at_once"}),
         (
             "serve",
             ServerOptions,
@@ -194,7 +194,8 @@ def test_a_group_with_a_wrong_name_is_refused() -> None:
 def test_every_command_has_the_same_default_target() -> None:
     """train and certify took the bundled model where generate took the one that was pulled."""
     from foretell.cli.app import app
-    from foretell.cli.options import AUTO, chosen_target
+    from foretell.cli.commands.serve import _named
+    from foretell.cli.options import AUTO, chosen_target, default_target
 
     found = {}
     group: Any = typer.main.get_command(app)
@@ -213,6 +214,9 @@ def test_every_command_has_the_same_default_target() -> None:
         "explain",
         "learn",
     }
+    # serve has a list, which is empty where a folder of models is given.
+    assert found.pop("serve") == (None, True)
+    assert [*_named([chosen_target(AUTO)]).values()] == [default_target()]
     assert set(found.values()) == {(AUTO, True)}, found
     assert chosen_target("x") == "x"
 

@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     _SERVICE: (
         "max_num_seqs", "max_queue", "max_model_len", "kv_memory_gib", "stall_target_s", "prefix_reuse",
-        "shared_drafts", "state_dir", "prefix_dir", "prefix_max_gib", "cost_time_limit_s",
+        "shared_drafts", "state_dir", "prefix_dir", "prefix_max_gib", "cost_time_limit_s", "models_at_once",
     ),
     "generate_batch(requests, {}=...) and completions(...)": ("batch_size",),
 }  # fmt: skip
