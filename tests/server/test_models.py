@@ -392,6 +392,8 @@ def test_models_of_a_directory_are_found_by_name_and_new_ones_without_a_restart(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.gguf").touch()
     assert set(models_in(tmp_path)) == {"a", "b", "deep", "new", "other/a"}
+    (tmp_path / "back").symlink_to(tmp_path, target_is_directory=True)
+    assert len(models_in(tmp_path)) == 5, "a link that leads back ends"
     with pytest.raises(ConfigError, match="is no directory"):
         ModelsOptions(models_dir=str(tmp_path / "a.gguf"))
 

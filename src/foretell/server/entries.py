@@ -136,7 +136,12 @@ def models_in(folder: Path) -> dict[str, str]:
     """Targets under a folder by name, in order: GGUF files by their stem, and directories that hold a config.json. Those
     that would have one name go by their path in the folder. What is hidden is left out."""
     found: dict[str, list[Path]] = {}
-    for root, folders, files in os.walk(folder):
+    seen: set[str] = set()  # links may lead back
+    for root, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         here = [Path(root)] if "config.json" in files else []
         here += [Path(root, name) for name in files if name.lower().endswith(GGUF) and not name.startswith(".")]

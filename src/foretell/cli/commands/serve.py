@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SERVER, LIMITS, LOGS, LEARNING = "Server", "Limits", "Logs", "Learning"
 EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog")
 
-ALIAS = re.compile(r"([^=/\\]+)=(.+)")
+ALIAS = re.compile(r"([^=/\\.~][^=\\]*)=(.+)")  # a name may be an owner's, as in owner/name; a path is none
 OF_ONE = {
     "served_model_name": "give NAME=TARGET for each of several",
     "revision": "give ID@REV for each of several",
