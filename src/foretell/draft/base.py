@@ -240,9 +240,8 @@ class RowDrafter(Drafter):
     """A drafter that keeps one object for each row, and nothing that rows share but what those objects refer to."""
 
     can_join = True
-    rows: list[
-        Any
-    ]  # each has a method ``extend``, which appends emitted tokens to its text, unless ``observe`` is another
+    rows: list[Any]
+    """Each has a method ``extend``, which appends emitted tokens to its text, unless ``observe`` is another."""
 
     def observe(self, commit: Commit) -> None:
         """Append the emitted tokens to each row's text."""

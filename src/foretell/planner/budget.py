@@ -47,7 +47,7 @@ class Budget:
         self._asked: dict[Option, tuple[float, bool, bool]] = {}  # credit that a refused trial needs; it reads, goes on
         self._option = Option.WHOLE  # of the last trial
         self._deciding = 0.0  # seconds that the last decision took
-        self._served = self._most = self._reserve = self._overdrawn = 0.0
+        self._served = self._plain = self._reserve = self._overdrawn = 0.0
         self._readers: set[str] = set()  # requests whose texts the last trial with reading has read
         self.won = 0.0  # seconds, by guesses, over plain decoding
         self.trials = 0
@@ -55,9 +55,9 @@ class Budget:
 
     def open(self, plain: float, options: Collection[Option]) -> None:
         """Before a decision. plain: seconds of a step without guesses. options: that may be tried."""
-        self._most = MAX_CREDIT_PASSES * plain
+        self._plain, most = plain, MAX_CREDIT_PASSES * plain
         for option in options:
-            self._credit[option] = min(self._credit.get(option, START_CREDIT_PASSES * plain), self._most)
+            self._credit[option] = min(self._credit.get(option, START_CREDIT_PASSES * plain), most)
         self._asked.clear()
 
     def _limit(self, option: Option, reads: bool, goes_on: bool) -> float:
@@ -66,7 +66,7 @@ class Budget:
         if not reads:
             return max(credit, self._reserve) if goes_on else credit
         over = PROMISE * self._served + WON_SHARE * self.won
-        return credit if credit < 0.0 else max(credit, min(over, self._most * MAX_READING_PASSES / MAX_CREDIT_PASSES))
+        return credit if credit < 0.0 else max(credit, min(over, MAX_READING_PASSES * self._plain))
 
     def goes_on(self, request_ids: Sequence[str]) -> bool:
         """Whether a trial of whole methods for these puts to use what one has read of them, whatever its first guesses were
@@ -91,9 +91,9 @@ class Budget:
     @property
     def rests(self) -> int:
         """Steps, of four plain ones' time each, after which no refused trial is covered yet; 0: not known."""
-        if not self._most:
+        if not self._plain:
             return 0
-        most_earned = PROMISE * 4 * self._most / MAX_CREDIT_PASSES
+        most_earned = PROMISE * 4 * self._plain
         missing = [needed - self._limit(option, *how) for option, (needed, *how) in self._asked.items()]
         return max(int(min(missing) / most_earned), 0) if missing else sys.maxsize
 

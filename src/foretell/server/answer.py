@@ -29,7 +29,7 @@ from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import ServerJob
 from foretell.server.models import Models
 from foretell.server.protocol.sampling import Sampling
-from foretell.server.security import HELD, TAKEN, TENANT
+from foretell.server.security import RELEASED, TAKEN, TENANT
 from foretell.server.stream import EventStream, JsonReply, while_connected
 from foretell.server.texts.reading import AnswerPieces
 from foretell.server.unsupported import Taken
@@ -73,7 +73,7 @@ async def backend_of(request: Request, name: str | None, keep_alive_s: float | N
 
     async def taken() -> Entry:
         entry = await models.take(name, keep_alive_s)
-        request.scope[HELD].append(partial(models.release, entry))
+        request.scope[RELEASED].append(partial(models.release, entry))
         return entry
 
     entry = await while_connected(request.receive, taken())

@@ -19,10 +19,8 @@ from foretell.server.options import GGUF, name_of, without_suffix
 if TYPE_CHECKING:
     from foretell.engine.prefix import PrefixStore
 
-HELD = {
-    GGUF: 1.25,
-    "": 2.0,
-}  # bytes of weights by bytes of files, before a model was loaded: those of bf16 are float32 here
+# Bytes of weights by bytes of files, before a model was loaded: those of bf16 are float32 here.
+IN_MEMORY = {GGUF: 1.25, "": 2.0}
 
 
 @dataclass(frozen=True)
@@ -169,4 +167,5 @@ def size_of(path: Path | None) -> int:
     if path is None:
         return 0
     files = [path] if path.is_file() else [*path.glob("*.safetensors")] or [*path.glob("*.bin")]
-    return int(sum(file.stat().st_size for file in files if file.is_file()) * HELD.get(path.suffix.lower(), HELD[""]))
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return int(size * IN_MEMORY.get(path.suffix.lower(), IN_MEMORY[""]))

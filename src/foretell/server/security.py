@@ -27,7 +27,7 @@ TENANT = "foretell.tenant"
 """Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
 TAKEN = "foretell.taken"
 """Key of an ASGI scope: headers of the answer that name what of the request's fields changes nothing."""
-HELD = "foretell.held"
+RELEASED = "foretell.released"
 """Key of an ASGI scope: what is called once the request has been answered, to give back what it holds."""
 DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
 
@@ -63,7 +63,7 @@ class Gate:
                 message = {**message, "body": b""}
             await send(message)
 
-        scope["foretell.arrived"], scope[TAKEN], scope[HELD] = perf_counter(), taken, []
+        scope["foretell.arrived"], scope[TAKEN], scope[RELEASED] = perf_counter(), taken, []
         is_head = scope["method"] == "HEAD"
         if is_head:  # the answer to GET without its body
             scope = {**scope, "method": "GET"}
@@ -90,7 +90,7 @@ class Gate:
             if not started:
                 await internal().response(scope["path"])(scope, receive, tell)
         finally:
-            for give_back in scope[HELD]:
+            for give_back in scope[RELEASED]:
                 give_back()
             reset_contextvars(**before)
             unbind_contextvars("without_effect", "model")
