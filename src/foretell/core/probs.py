@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams
+from foretell.core.params import SamplingParams, coming_of
 from foretell.core.upload import sent, tensor_on
 from foretell.kernels.race import Warp, race_library
 
@@ -111,6 +111,10 @@ class Processors:
         ]
         self.reads_history = any(row.reads_history for row in params)
         self._parts: dict[tuple[int, int], Processors] = {}
+
+    def coming(self, history: History) -> list[Sequence[int]]:
+        """[B] tokens that are expected after each row's text: see ``coming_of``."""
+        return [coming_of(row.logits_processor, ids) for row, ids in zip(self.params, history.ids, strict=True)]
 
     def part(self, start: int, stop: int) -> "Processors":
         """Those of rows [start, stop); made once."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.engine.structured.coming import TAIL, Coming
 from foretell.engine.structured.compiling import LIMITS, CompileCheck, as_text
 from foretell.engine.structured.enforceable import Reduced, Schema, loosened, reduced
 from foretell.engine.structured.keywords import HELD, NOT_HELD
@@ -68,7 +69,7 @@ class Constraints:
                 f"constrained outputs need a fast tokenizer, not {type(tokenizer).__name__}: {error}"
             ) from error
         self._check = CompileCheck(tokenizer, width, list(eos_token_ids))
-        self._limits = LLParserLimits(**LIMITS)
+        self._limits, self._coming = LLParserLimits(**LIMITS), Coming(self._tokenizer)
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._decode = tokenizer.decode
         self._added = [
@@ -223,7 +224,8 @@ class Constraints:
         if first.is_error():
             raise ConfigError(f"the {what} cannot be used: {_said(first.get_error())}")
         more = _unnamed(map(str, matcher.get_grammar_warnings()), left_out)
-        return Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(sorted({*left_out, *more})))
+        left_out = tuple(sorted({*left_out, *more}))
+        return Constraint(matcher, self.vocab_size, self.eos_token_ids, left_out, self._coming)
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool = False, compact: bool = False) -> str:
@@ -258,17 +260,18 @@ class Constraint:
     """One compiled grammar. Immutable; any number of requests and choices may use it at once."""
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], left_out: tuple[str, ...]
+        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], left_out: tuple[str, ...],
+        coming: Coming,
     ) -> None:
         """matcher: at the beginning of an output, and never moved. left_out: places of the schema that are not
         enforced, JSON pointers without their first slash (``properties/to/pattern``). Made by ``Constraints``."""
         self._matcher, self.vocab_size, self.eos_token_ids = matcher, vocab_size, eos_token_ids
-        self.left_out = left_out
+        self.left_out, self._coming = left_out, coming
 
     def processor(self, num_prompt: int) -> "ConstraintProcessor":
         """The ``SamplingParams.logits_processor`` of one request whose prompt has this many tokens."""
-        fresh, left_out = self._matcher.deep_copy, self.left_out
-        return ConstraintProcessor(fresh, self.vocab_size, self.eos_token_ids, num_prompt, left_out)
+        fresh, ends = self._matcher.deep_copy, self.eos_token_ids
+        return ConstraintProcessor(fresh, self.vocab_size, ends, num_prompt, self.left_out, self._coming)
 
     def permits(self, token_ids: Sequence[int]) -> bool:
         """Whether an output, end tokens aside, is whole: for tests and for checking finished texts."""
@@ -292,9 +295,10 @@ class ConstraintProcessor:
         eos_token_ids: tuple[int, ...],
         num_prompt: int,
         left_out: tuple[str, ...] = (),
+        coming: Coming | None = None,
     ) -> None:
         """fresh makes a matcher that stands at the beginning. left_out: see ``Constraint``."""
-        self.left_out = left_out
+        self.left_out, self._coming = left_out, coming
         self._fresh, self._matcher = fresh, fresh()
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)  # what the matcher has consumed
         self._vocab_size, self._num_prompt = vocab_size, num_prompt
@@ -316,6 +320,15 @@ class ConstraintProcessor:
     def begins(self, token_ids: Sequence[int]) -> bool:
         """Whether an output can begin with these, no end among them."""
         return bool(self._fresh().try_consume_tokens(list(token_ids)) == len(token_ids))
+
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice about after a text, as guesses (``Coming``)."""
+        output = np.array(ids[self._num_prompt :], np.int64)
+        if self._coming is None or self._is_stopped or self._moved(output) < len(output):
+            return ()
+        found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist())
+        self._path = np.concatenate([output, np.array(moved, np.int64)])
+        return found
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """See the class. It never raises errors of a grammar: an exception would end the whole batch."""
@@ -351,17 +364,9 @@ class ConstraintProcessor:
     def _follow(self, output: NDArray[np.int64]) -> NDArray[np.uint8] | None:
         """The permitted tokens after an output, a bit each; None where only an end may follow."""
         for _ in range(2):
-            common = min(len(output), len(self._path))
-            differ = np.flatnonzero(output[:common] != self._path[:common])
-            same = int(differ[0]) if len(differ) else common
-            back = len(self._path) - same
-            moved = back == 0 or self._matcher.rollback(back)
-            ahead: list[int] = output[same:].tolist()
-            until = next((place for place, token in enumerate(ahead) if token in self._is_end), len(ahead))
-            taken = self._matcher.try_consume_tokens(ahead[:until]) if moved else 0
-            self._path = output[: same + taken].copy()
-            if moved and not self._matcher.is_error():
-                if taken < len(ahead):
+            taken = self._moved(output)
+            if taken >= 0:
+                if taken < len(output):
                     return None
                 bits = self._mask()
                 if not self._matcher.is_error():
@@ -371,6 +376,20 @@ class ConstraintProcessor:
             self.error = _said(self._matcher.get_error())
             self._matcher, self._path = self._fresh(), np.zeros(0, np.int64)
         return np.zeros_like(self._real_bits)
+
+    def _moved(self, output: NDArray[np.int64]) -> int:
+        """Move the matcher to after an output; how many of its tokens it took: none from an end, or what it forbids, on.
+        -1: it failed."""
+        common = min(len(output), len(self._path))
+        differ = np.flatnonzero(output[:common] != self._path[:common])
+        same = int(differ[0]) if len(differ) else common
+        back = len(self._path) - same
+        moved = back == 0 or self._matcher.rollback(back)
+        ahead: list[int] = output[same:].tolist()
+        until = next((place for place, token in enumerate(ahead) if token in self._is_end), len(ahead))
+        taken = self._matcher.try_consume_tokens(ahead[:until]) if moved else 0
+        self._path = output[: same + taken].copy()
+        return len(self._path) if moved and not self._matcher.is_error() else -1
 
     def _mask(self) -> NDArray[np.uint8]:
         """As wide as the model's vocabulary: the tokenizer's surplus tokens are cut, and llguidance forbids the
