@@ -328,6 +328,7 @@ class Suffix(Method):
         learns=True,
         by_request=True,
         weighs=True,
+        expects=True,
     )
 
     def __init__(self, options: SuffixOptions | None = None, *, fills: bool = False) -> None:

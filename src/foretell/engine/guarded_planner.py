@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from foretell.engine.failures import PLANNER, Failures
+from foretell.planner.expected import guessing
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -47,6 +48,12 @@ class GuardedPlanner:
         if self._members is None:
             return None
         return self._checked(self._ask(None, self.inner.again, depth_limit, lagging=lagging), self._members)
+
+    def with_expected(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+        """See ``Planner``. Where costs are not known: all that is expected, which seldom costs more than it brings."""
+        if self._held_back:
+            return guessing(plan, rows, max(row.expected for row in rows))
+        return plan if self._members is None else self._ask(plan, self.inner.with_expected, plan, rows)
 
     def observe(self, plan: StepPlan, step: StepObservation) -> None:
         """See ``Planner``; only of steps that it has planned."""

@@ -260,7 +260,11 @@ class Constraint:
     """One compiled grammar. Immutable; any number of requests and choices may use it at once."""
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], left_out: tuple[str, ...],
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        left_out: tuple[str, ...],
         coming: Coming,
     ) -> None:
         """matcher: at the beginning of an output, and never moved. left_out: places of the schema that are not
@@ -310,6 +314,7 @@ class ConstraintProcessor:
         self._real_bits = np.packbits(np.ones(vocab_size, np.uint8), bitorder="little")
         self._memo: dict[bytes, NDArray[np.uint8] | None] = {}
         self._anchor: NDArray[np.int64] = np.zeros(0, np.int64)  # the memo's keys are what follows it
+        self._known: tuple[NDArray[np.int64], Sequence[int]] | None = None  # the last text, and what comes after it
         self.error = ""
         self._is_stopped = False
 
@@ -324,10 +329,13 @@ class ConstraintProcessor:
     def coming(self, ids: Sequence[int]) -> Sequence[int]:
         """Tokens that the grammar leaves no choice about after a text, as guesses (``Coming``)."""
         output = np.array(ids[self._num_prompt :], np.int64)
-        if self._coming is None or self._is_stopped or self._moved(output) < len(output):
-            return ()
-        found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist())
-        self._path = np.concatenate([output, np.array(moved, np.int64)])
+        if self._known is not None and np.array_equal(self._known[0], output):  # the planner asked
+            return self._known[1]
+        found: Sequence[int] = ()
+        if self._coming is not None and not self._is_stopped and self._moved(output) == len(output):
+            found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist())
+            self._path = np.concatenate([output, np.array(moved, np.int64)])
+        self._known = output, found
         return found
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:

@@ -1,0 +1,49 @@
+"""Guesses of what logits processors expect (``RowView.expected``): of nearly certain tokens, which methods follow for
+nothing. They are weighed by themselves, step by step, where nobody else would guess."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.offers import Offers
+from foretell.planner.plan import Option, StepPlan
+
+FIRST_RATE, MEMORY = 0.9, 0.01
+"""Share of such guesses that are kept, before any was seen; and what each counts in its mean."""
+LEAST_GAIN = 1.05
+
+
+def guessing(plan: StepPlan, rows: Sequence[RowView], most: int) -> StepPlan:
+    """A plan in which nobody guesses, but that rows guess what is expected of them, at most so deep."""
+    caps = [max(0, min(row.expected, row.max_depth, row.depth_limit, most)) for row in rows]
+    return replace(plan, caps=caps, paid=[0] * len(rows), option=Option.LIGHT, expected=True) if any(caps) else plan
+
+
+class Expected:
+    """How many of them are kept, and the plans in which they pay."""
+
+    def __init__(self) -> None:
+        self.rate = FIRST_RATE
+
+    def plan(self, plan: StepPlan, rows: Sequence[RowView], offers: Offers) -> StepPlan:
+        """The plan, in which nobody guesses; or one in which rows guess what is expected, as deep as it pays."""
+        batch, length = len(rows), sum(row.length for row in rows) / len(rows)
+        plain, most = offers.plain(batch, length), max(row.expected for row in rows)
+        while most:
+            made = guessing(plan, rows, most)
+            caps = list(zip(rows, made.caps, strict=True))
+            steps = [RowStep(row.request_id, row.method, cap, cap, 0, length=row.length) for row, cap in caps]
+            kept = sum(self.rate * (1 - self.rate**cap) / (1 - self.rate) for cap in made.caps)
+            seconds = offers.pass_seconds(StepObservation(batch, steps, 0.0, 0.0, 0.0, length))
+            if (batch + kept) / batch * plain > LEAST_GAIN * seconds * offers.corrections.guess:
+                return made
+            most //= 2
+        return plan
+
+    def learn(self, rows: Sequence[RowStep]) -> int:
+        """Of a step of such a plan; returns how many guesses were kept."""
+        for row in rows:
+            for level in range(min(row.drafted, row.accepted + 1)):
+                self.rate += MEMORY * ((level < row.accepted) - self.rate)
+        self.rate = min(self.rate, 1.0 - MEMORY)
+        return sum(row.accepted for row in rows)
