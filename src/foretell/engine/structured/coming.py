@@ -15,6 +15,8 @@ MOST_PIECES, TAIL = 32, 64
 """Pieces that are put together, white space or a mark between two; tokens before them of which white space is learned."""
 INDENT = 2
 _BLANK = b" \n\t\r"
+_DIGITS = b"-0123456789"
+_BY_ID = re.compile(rb"\xff\[(\d+)\]")
 _BREAK, _SPACE = re.compile(rb"[{\[,]\n"), re.compile(rb'"[:,](.)')
 _STEP = re.compile(rb"(?:^|\n)( *)[^ \n][^\n]*[{\[]\n( +)|^[{\[]\n( +)")
 
@@ -54,23 +56,29 @@ class Coming:
         text, moved = b"", list[int]()
         for _ in range(MOST_PIECES):
             more: bytes = matcher.compute_ff_bytes() or self._only(matcher, before + text)
-            tokens: list[int] = self._tokenizer.tokenize_bytes(more)
+            tokens = self._tokens(more)
             taken = matcher.try_consume_tokens(tokens) if tokens else 0
             moved += tokens[:taken]
             if not tokens or taken < len(tokens):
                 break
             text += more
-        found: list[int] = self._tokenizer.tokenize_bytes(text)
-        return found, moved
+        return self._tokens(text), moved
+
+    def _tokens(self, text: bytes) -> list[int]:
+        """As the tokenizer writes it. llguidance names tokens that have no text by their ids."""
+        found: list[int] = []
+        for place, part in enumerate(_BY_ID.split(text)):
+            found += [int(part)] if place % 2 else self._tokenizer.tokenize_bytes(part)
+        return found
 
     def _only(self, matcher: LLMatcher, before: bytes) -> bytes:
-        """The one character beside white space that may come, and the white space before it."""
+        """The one character beside white space that may come, and the white space before it or before a number."""
         if matcher.is_error() or matcher.is_stopped() or matcher.is_accepting():
             return b""
         bits: bytes = matcher.compute_bitmask()
         may = bytes(byte for byte, token in self._characters if bits[token >> 3] >> (token & 7) & 1)
         mark = may.translate(None, _BLANK)
-        if len(mark) != 1:
+        if len(mark) != 1 and mark.translate(None, _DIGITS):
             return b""
         blank = blank_before(mark, before)
-        return (blank if blank[:1] in may else b"") + mark
+        return (blank if blank[:1] in may else b"") + (mark if len(mark) == 1 else b"")

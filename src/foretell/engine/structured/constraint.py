@@ -334,6 +334,8 @@ class ConstraintProcessor:
         found: Sequence[int] = ()
         if self._coming is not None and not self._is_stopped and self._moved(output) == len(output):
             found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist())
+            outside = next((at for at, token in enumerate(found) if token >= self._vocab_size), len(found))
+            found = found[:outside]
             self._path = np.concatenate([output, np.array(moved, np.int64)])
         self._known = output, found
         return found
