@@ -88,7 +88,7 @@ class SamplingParams:
         envvar="FORETELL_SEED",
         default_text="a fresh one, shown in the figures",
     )
-    logits_processor: LogitsProcessor | None = None
+    logits_processor: LogitsProcessor | None = None  # its method coming(ids), where it has one: see ``coming_of``
     logprobs: int | None = setting(
         None, "Log probabilities of every token, and of that many of the likeliest beside it (0: its own alone).", min=0
     )

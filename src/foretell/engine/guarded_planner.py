@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from foretell.engine.failures import PLANNER, Failures
-from foretell.planner.expected import guessing
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -50,14 +49,16 @@ class GuardedPlanner:
         return self._checked(self._ask(None, self.inner.again, depth_limit, lagging=lagging), self._members)
 
     def with_expected(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
-        """See ``Planner``. Where costs are not known: all that is expected, which seldom costs more than it brings."""
+        """See ``Planner``; also where costs are not known."""
         if self._held_back:
-            return guessing(plan, rows, max(row.expected for row in rows))
+            return self.inner.expected.unplanned(plan, rows)
         return plan if self._members is None else self._ask(plan, self.inner.with_expected, plan, rows)
 
     def observe(self, plan: StepPlan, step: StepObservation) -> None:
         """See ``Planner``; only of steps that it has planned."""
         if self._members is None:
+            if plan.expected:
+                self.inner.expected.learn(step.rows)
             return
         self._ask(None, self.inner.observe, plan, step)
         if self._has_failed and self._members is not None:

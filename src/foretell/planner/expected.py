@@ -3,6 +3,7 @@ nothing. They are weighed by themselves, step by step, where nobody else would g
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
@@ -11,6 +12,8 @@ from foretell.planner.plan import Option, StepPlan
 FIRST_RATE, MEMORY = 0.9, 0.01
 """Share of such guesses that are kept, before any was seen; and what each counts in its mean."""
 LEAST_GAIN = 1.05
+LIKELY = 0.3
+"""Chance to be kept of the deepest guess while costs are not known."""
 
 
 def guessing(plan: StepPlan, rows: Sequence[RowView], most: int) -> StepPlan:
@@ -26,24 +29,31 @@ class Expected:
         self.rate = FIRST_RATE
 
     def plan(self, plan: StepPlan, rows: Sequence[RowView], offers: Offers) -> StepPlan:
-        """The plan, in which nobody guesses; or one in which rows guess what is expected, as deep as it pays."""
+        """The plan, in which nobody guesses; or one in which rows guess what is expected, as deep as it pays most."""
         batch, length = len(rows), sum(row.length for row in rows) / len(rows)
         plain, most = offers.plain(batch, length), max(row.expected for row in rows)
+        best, highest = plan, LEAST_GAIN
         while most:
             made = guessing(plan, rows, most)
             caps = list(zip(rows, made.caps, strict=True))
             steps = [RowStep(row.request_id, row.method, cap, cap, 0, length=row.length) for row, cap in caps]
             kept = sum(self.rate * (1 - self.rate**cap) / (1 - self.rate) for cap in made.caps)
             seconds = offers.pass_seconds(StepObservation(batch, steps, 0.0, 0.0, 0.0, length))
-            if (batch + kept) / batch * plain > LEAST_GAIN * seconds * offers.corrections.guess:
-                return made
+            gain = (batch + kept) / batch * plain / (seconds * offers.corrections.guess)
+            if gain > highest:
+                best, highest = made, gain
             most //= 2
-        return plan
+        return best
+
+    def unplanned(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+        """The same while costs are not known: as deep as guesses are likely to be kept, which seldom costs more than it
+        brings."""
+        return guessing(plan, rows, int(log(LIKELY) / log(self.rate)))
 
     def learn(self, rows: Sequence[RowStep]) -> int:
         """Of a step of such a plan; returns how many guesses were kept."""
         for row in rows:
             for level in range(min(row.drafted, row.accepted + 1)):
                 self.rate += MEMORY * ((level < row.accepted) - self.rate)
-        self.rate = min(self.rate, 1.0 - MEMORY)
+        self.rate = min(max(self.rate, MEMORY), 1.0 - MEMORY)
         return sum(row.accepted for row in rows)

@@ -64,7 +64,7 @@ class Planner:
         self._skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
         self._plain_skip = self._plain_skipped = 0  # plain steps that corrections are not told of, and those so far
         self._least = 0.0  # of plans while the decision stands
-        self._expected = Expected()
+        self.expected = Expected()
         self._begin(costs)
 
     def _begin(self, costs: CostTable) -> None:
@@ -278,7 +278,7 @@ class Planner:
         that pays."""
         if self.mode != "auto" or any(plan.caps) or plan.charged is not None:
             return plan
-        return self._expected.plan(plan, rows, self._offers)
+        return self.expected.plan(plan, rows, self._offers)
 
     @property
     def _stands(self) -> bool:
@@ -341,7 +341,7 @@ class Planner:
             return
         if plan.expected:
             self._speed.guessed = True
-            plain, kept = self._offers.plain(step.batch, step.length), self._expected.learn(step.rows)
+            plain, kept = self._offers.plain(step.batch, step.length), self.expected.learn(step.rows)
             self._speed.count((step.batch + kept) / step.batch * plain, step.seconds)
             return
         if self.parts and step.rows:

@@ -62,13 +62,13 @@ class Constraints:
                 "without an end token a constrained output could not end"
             )
         try:
-            width = max(vocab_size, len(tokenizer))
-            self._tokenizer: LLTokenizer = LLTokenizer(as_text(tokenizer), n_vocab=width, eos_token=list(eos_token_ids))
+            width, text, ends = max(vocab_size, len(tokenizer)), as_text(tokenizer), list(eos_token_ids)
+            self._check = CompileCheck(text, width, ends)
+            self._tokenizer: LLTokenizer = LLTokenizer(text, n_vocab=width, eos_token=ends)
         except Exception as error:  # llguidance passes on errors of its Rust code
             raise ConfigError(
                 f"constrained outputs need a fast tokenizer, not {type(tokenizer).__name__}: {error}"
             ) from error
-        self._check = CompileCheck(tokenizer, width, list(eos_token_ids))
         self._limits, self._coming = LLParserLimits(**LIMITS), Coming(self._tokenizer)
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._decode = tokenizer.decode
