@@ -106,7 +106,10 @@ class Batch:
 
     def waits(self, row: Row) -> bool:
         """Whether a row should not arrive yet: a prompt that is being read begins as its own does, and will be in the
-        prefix store sooner than both would have been read. Agents that begin at once read their system text once."""
+        prefix store sooner than both would have been read. Agents that begin at once read their system text once. Or its
+        beginning is on a disk, and others need not wait for that."""
+        if self.members and self.prompts.is_loading(row):
+            return True
         if any(arrival.row is row.waits_for for arrival in self.arrivals):
             return True
         row.waits_for = None
