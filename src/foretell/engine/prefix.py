@@ -115,7 +115,7 @@ class Further(Protocol):
         ...
 
     def load(self, ids: list[int], layers: tuple[int, ...], owner: Owner, least: int) -> Future[Any] | None:
-        """Begin to read on another thread what ``find`` would read, which waits for the rest. None: it would read nothing."""
+        """Begin to read on another thread what ``find``, which waits for the rest, would read. None: it reads nothing."""
         ...
 
 
