@@ -247,6 +247,9 @@ def test_of_eight_rows_those_guess_that_know_what_comes() -> None:
     plan = StepPlan([0] * 8, members=tuple(map(str, range(8))))
     assert planner(0.01).with_expected(plan, rows).caps == [0, 0, 0, 12, 0, 0, 0, 0]
     assert planner(0.4).with_expected(plan, rows) is plan, "one row's guesses would hold up seven others"
+    assert [planner(node).asks_expected(8, 50.0) for node in (0.01, 0.4)] == [True, False]
+    assert [planner(node).asks_expected(1, 50.0) for node in (0.1, 2.0)] == [True, False]
+    assert [Expected().can_pay(batch, 50.0, None) for batch in (1, 4, 5)] == [True, True, False]
 
 
 def test_plans_that_guess_and_trials_stay_as_they_are() -> None:

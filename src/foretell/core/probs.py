@@ -112,9 +112,10 @@ class Processors:
         self.reads_history = any(row.reads_history for row in params)
         self._parts: dict[tuple[int, int], Processors] = {}
 
-    def coming(self, history: History) -> list[Sequence[int]]:
-        """[B] tokens that are expected after each row's text: see ``coming_of``."""
-        return [coming_of(row.logits_processor, ids) for row, ids in zip(self.params, history.ids, strict=True)]
+    def coming(self, history: History, asked: Sequence[bool | int]) -> list[Sequence[int]]:
+        """[B] tokens that are expected after the text of each row that is asked: see ``coming_of``."""
+        rows = zip(self.params, history.ids, asked, strict=True)
+        return [coming_of(params.logits_processor, ids) if ask else () for params, ids, ask in rows]
 
     def part(self, start: int, stop: int) -> "Processors":
         """Those of rows [start, stop); made once."""

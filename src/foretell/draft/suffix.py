@@ -267,7 +267,7 @@ class SuffixDrafter(RowDrafter):
         ]
         if not context.processors.reads_history or context.least_chance > COMES:
             return made
-        coming = context.processors.coming(context.history)
+        coming = context.processors.coming(context.history, context.depth_limit)
         return list(map(_with, made, coming, [min(shape.depth, most) for most in context.depth_limit]))
 
     def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int, least: float = 0.0) -> tuple[list[Node], float]:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from foretell.core.errors import ForetellError
-from foretell.core.params import coming_of
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, Probe
 from foretell.draft.none import NoDrafter
@@ -342,8 +341,7 @@ class Batch:
     def num_expected(self, asked: Sequence[bool]) -> list[int]:
         """Tokens that logits processors expect next (``coming_of``), of the members that are asked."""
         assert self.state is not None
-        texts = zip(self.state.processors.params, self.state.history.ids, asked, strict=True)
-        return [len(coming_of(params.logits_processor, ids)) if ask else 0 for params, ids, ask in texts]
+        return list(map(len, self.state.processors.coming(self.state.history, asked)))
 
     def num_unread(self) -> list[int]:
         """Known tokens that each member's drafter has not read."""

@@ -343,6 +343,8 @@ class Loop:
         plan, planned = self._standing_plan(self.planner, jobs, began)
         if any(plan.caps) or not any(map(expects, jobs)):
             return plan, planned
+        if not self.planner.asks_expected(len(jobs), sum(job.row.length for job in jobs) / len(jobs)):
+            return plan, planned
         counts = self.batch.num_expected([expects(job) for job in jobs])
         if not any(counts):
             return plan, planned

@@ -12,8 +12,10 @@ from foretell.planner.plan import Option, StepPlan
 FIRST_RATE, MEMORY = 0.9, 0.01
 """Share of such guesses that are kept, before any was seen; and what each counts in its mean."""
 LEAST_GAIN = 1.05
-LIKELY = 0.3
-"""Chance to be kept of the deepest guess while costs are not known."""
+LIKELY, MOST_UNPLANNED = 0.3, 4
+"""While costs are not known: the chance to be kept of the deepest guess; the rows of a batch that guesses."""
+SOME = 8
+"""Tokens that a grammar often leaves no choice about, one after the other: a key and the marks around it."""
 
 
 def guessing(plan: StepPlan, rows: Sequence[RowView], most: int) -> StepPlan:
@@ -28,6 +30,18 @@ class Expected:
     def __init__(self) -> None:
         self.rate = FIRST_RATE
 
+    def can_pay(self, batch: int, length: float, offers: Offers | None) -> bool:
+        """Whether it is worth while to ask what grammars expect: whether a row's line of some tokens would pay. length: of
+        the rows' texts, mean; offers: None: costs are not known."""
+        if offers is None:
+            return batch <= MOST_UNPLANNED
+        steps = [RowStep("", "", SOME, SOME, 0, length=int(length))]
+        seconds = offers.pass_seconds(StepObservation(batch, steps, 0.0, 0.0, 0.0, length)) * offers.corrections.guess
+        return (batch + self._kept(SOME)) / batch * offers.plain(batch, length) > LEAST_GAIN * seconds
+
+    def _kept(self, count: int) -> float:
+        return self.rate * (1 - self.rate**count) / (1 - self.rate)
+
     def plan(self, plan: StepPlan, rows: Sequence[RowView], offers: Offers) -> StepPlan:
         """The plan, in which nobody guesses; or one in which rows guess what is expected, as deep as it pays most."""
         batch, length = len(rows), sum(row.length for row in rows) / len(rows)
@@ -37,7 +51,7 @@ class Expected:
             made = guessing(plan, rows, most)
             caps = list(zip(rows, made.caps, strict=True))
             steps = [RowStep(row.request_id, row.method, cap, cap, 0, length=row.length) for row, cap in caps]
-            kept = sum(self.rate * (1 - self.rate**cap) / (1 - self.rate) for cap in made.caps)
+            kept = sum(map(self._kept, made.caps))
             seconds = offers.pass_seconds(StepObservation(batch, steps, 0.0, 0.0, 0.0, length))
             gain = (batch + kept) / batch * plain / (seconds * offers.corrections.guess)
             if gain > highest:

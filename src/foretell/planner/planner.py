@@ -273,6 +273,10 @@ class Planner:
         self._age += 1
         return self._last
 
+    def asks_expected(self, batch: int, length: float) -> bool:
+        """Whether ``with_expected`` may plan guesses for so many rows; length: of their texts, mean."""
+        return self.mode == "auto" and self.expected.can_pay(batch, length, self._offers)
+
     def with_expected(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
         """A plan of this planner; where nobody guesses by it, one by which rows guess what is expected of them, as far as
         that pays."""

@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
 
 MOST_PIECES, TAIL = 32, 64
 """Pieces that are put together, white space or a mark between two; tokens before them of which white space is learned."""
@@ -41,21 +43,22 @@ def blank_before(mark: bytes, before: bytes) -> bytes:
 class Coming:
     """Reads what comes off matchers of one tokenizer."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._width = tokenizer, vocab_size
 
     @cached_property
     def _characters(self) -> list[tuple[int, int]]:
         """(byte, token) of ASCII characters that are tokens by themselves."""
         spelled = ((byte, self._tokenizer.tokenize_bytes(bytes([byte]))) for byte in range(128))
-        return [(byte, ids[0]) for byte, ids in spelled if len(ids) == 1]
+        return [(byte, ids[0]) for byte, ids in spelled if len(ids) == 1 and ids[0] < self._width]
 
-    def read(self, matcher: LLMatcher, output: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The tokens that come, and those by which the matcher, which stood after the output, was moved to find them."""
+    def read(self, matcher: LLMatcher, output: Sequence[int], bits: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
+        """The tokens that come, and those by which the matcher, which stood after the output, was moved to find them. bits:
+        of the tokens that are permitted there."""
         before: bytes = self._tokenizer.decode_bytes(list(output[-TAIL:]))
         text, moved = b"", list[int]()
         for _ in range(MOST_PIECES):
-            more: bytes = matcher.compute_ff_bytes() or self._only(matcher, before + text)
+            more: bytes = matcher.compute_ff_bytes() or self._only(matcher, before + text, None if moved else bits)
             tokens = self._tokens(more)
             taken = matcher.try_consume_tokens(tokens) if tokens else 0
             moved += tokens[:taken]
@@ -71,12 +74,12 @@ class Coming:
             found += [int(part)] if place % 2 else self._tokenizer.tokenize_bytes(part)
         return found
 
-    def _only(self, matcher: LLMatcher, before: bytes) -> bytes:
+    def _only(self, matcher: LLMatcher, before: bytes, bits: NDArray[np.uint8] | None) -> bytes:
         """The one character beside white space that may come, and the white space before it or before a number."""
         if matcher.is_error() or matcher.is_stopped() or matcher.is_accepting():
             return b""
-        bits: bytes = matcher.compute_bitmask()
-        may = bytes(byte for byte, token in self._characters if bits[token >> 3] >> (token & 7) & 1)
+        mask = matcher.compute_bitmask() if bits is None else bits.tobytes()
+        may = bytes(byte for byte, token in self._characters if mask[token >> 3] >> (token & 7) & 1)
         mark = may.translate(None, _BLANK)
         if len(mark) != 1 and mark.translate(None, _DIGITS):
             return b""

@@ -69,7 +69,7 @@ class Constraints:
             raise ConfigError(
                 f"constrained outputs need a fast tokenizer, not {type(tokenizer).__name__}: {error}"
             ) from error
-        self._limits, self._coming = LLParserLimits(**LIMITS), Coming(self._tokenizer)
+        self._limits, self._coming = LLParserLimits(**LIMITS), Coming(self._tokenizer, vocab_size)
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._decode = tokenizer.decode
         self._added = [
@@ -332,8 +332,9 @@ class ConstraintProcessor:
         if self._known is not None and np.array_equal(self._known[0], output):  # the planner asked
             return self._known[1]
         found: Sequence[int] = ()
-        if self._coming is not None and not self._is_stopped and self._moved(output) == len(output):
-            found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist())
+        bits = None if self._coming is None or self._is_stopped else self._permitted(output)
+        if self._coming is not None and bits is not None and self._moved(output) == len(output):
+            found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist(), bits)
             outside = next((at for at, token in enumerate(found) if token >= self._vocab_size), len(found))
             found = found[:outside]
             self._path = np.concatenate([output, np.array(moved, np.int64)])
@@ -344,12 +345,7 @@ class ConstraintProcessor:
         """See the class. It never raises errors of a grammar: an exception would end the whole batch."""
         if self._is_stopped:
             return torch.full_like(logits, -torch.inf)
-        output: NDArray[np.int64] = ids[self._num_prompt :].cpu().numpy()
-        key = self._key(output)
-        if key in self._memo:
-            bits = self._memo[key]
-        else:
-            bits = self._memo[key] = self._follow(output)
+        bits = self._permitted(ids[self._num_prompt :].cpu().numpy())
         if bits is None:
             ended = torch.full_like(logits, -torch.inf)
             ended[self._end] = logits[self._end]
@@ -358,6 +354,13 @@ class ConstraintProcessor:
             return ended
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         return torch.where(torch.from_numpy(allowed != 0).to(logits.device), logits, -torch.inf)
+
+    def _permitted(self, output: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+        """``_follow``, once for each output."""
+        key = self._key(output)
+        if key not in self._memo:
+            self._memo[key] = self._follow(output)
+        return self._memo[key]
 
     def _key(self, output: NDArray[np.int64]) -> bytes:
         """What identifies an output among those of the memo: exact, and short however long the output is.
