@@ -189,6 +189,11 @@ def test_a_shape_of_a_package_is_refused_to_methods_that_do_not_name_it(site: Pa
 def test_foretell_methods_lists_packages_and_what_is_not_used(site: Path) -> None:
     lay_third_party(site)
     lay(site, "ill-made", {"foretell.methods": {"ill": "ill_listed:Config"}}, {"ill_listed.py": "raise OSError('no')"})
+    mute = (
+        "import dataclasses, foretell\n@dataclasses.dataclass(frozen=True)\nclass Mute(foretell.Shape):\n"
+        "    name = 'mute'\n"
+    )
+    lay(site, "mute-shape", {"foretell.shapes": {"mute": "mute_shape:Mute"}}, {"mute_shape.py": mute})
     from foretell.cli.app import app
 
     found = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)
@@ -196,8 +201,9 @@ def test_foretell_methods_lists_packages_and_what_is_not_used(site: Path) -> Non
     assert found["methods"]["ngram"]["package"].startswith("foretell 0.")
     pair = found["pairs"]["echo"]["direct"]
     assert (pair["draws"], pair["exact"], "chain" in pair["refused"]) == ("fixed", True, False)
-    assert len(found["not_used"]) == 1
+    assert len(found["not_used"]) == 2
     assert "ill-made 1.2.0" in found["not_used"][0]
+    assert "mute-shape 1.2.0 (mute_shape:Mute) is not used: it does not declare summary" in found["not_used"][1]
     shown = CliRunner().invoke(app, ["methods"]).stdout
     assert "foretell-echo" in shown
     assert "ill-made 1.2.0" in shown

@@ -11,7 +11,7 @@ why. A built-in name always refers to foretell's own value.
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -26,8 +26,9 @@ class UnusableError(Exception):
     """Why the value of an entry point does not suit the registry. Raised by a registry's check."""
 
 
-def part_of(name: str, found: Any, kind: type[T]) -> T:
-    """A part with its default options, of a class of such parts or of a part. Raises UnusableError."""
+def part_of(name: str, found: Any, kind: type[T], declared: Sequence[str]) -> T:
+    """A part with its default options, of a class of such parts or of a part; declared: attributes that it must have.
+    Raises UnusableError."""
     made: Any = found
     if isinstance(found, type) and issubclass(found, kind) and is_dataclass(found):
         try:
@@ -40,6 +41,8 @@ def part_of(name: str, found: Any, kind: type[T]) -> T:
         raise UnusableError(f"it is {made!r}; expected a frozen dataclass that is a foretell.{kind.__name__}")
     if (own := getattr(made, "name", None)) != name:
         raise UnusableError(f"its attribute 'name' is {own!r}: it must equal the entry point's name")
+    if lacking := [attribute for attribute in declared if not hasattr(made, attribute)]:
+        raise UnusableError(f"it does not declare {', '.join(lacking)}")
     return made
 
 

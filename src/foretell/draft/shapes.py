@@ -293,7 +293,7 @@ class OptTree(Sized):
 
 
 SHAPES: Registry[Shape] = Registry(
-    "shape", builtin.SHAPES, "foretell.shapes", lambda name, found: part_of(name, found, Shape)
+    "shape", builtin.SHAPES, "foretell.shapes", lambda name, found: part_of(name, found, Shape, ("summary",))
 )
 """Names, as the CLI and JSON configurations spell them, to shapes with their default options. Those of packages come from
 entry points of the group "foretell.shapes"; only methods that name such a shape in their capabilities can grow it."""

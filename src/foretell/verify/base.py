@@ -199,17 +199,14 @@ class Verifier(ABC):
     """
 
     name: ClassVar[str]
-    exact: ClassVar[
-        bool
-    ]  # True: the emitted text has the target's distribution. False: lossy, and marked so in all output
+    exact: ClassVar[bool]  # the emitted text has the target's distribution. False: lossy, and marked so in all output
     reads: ClassVar[frozenset[str]] = frozenset()  # of "q", "noise", "taps"
     draws: ClassVar[DrawMode]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]
     invariant: ClassVar[bool] = False  # the text is a function of target and seed alone: one for all drafters and trees
     chains_only: ClassVar[bool] = False  # undefined on a node with two children
-    # Where siblings are drawn so, how many there are must not.
+    # Where siblings are drawn so, how many there are must not depend on any token: the rule treats them jointly.
     counts_children: ClassVar[frozenset[DrawMode]] = frozenset()
-    # depend on any token: the rule treats them jointly
     waits: ClassVar[bool] = False  # it reads values on the host while it judges: no captured graph holds it
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
