@@ -15,7 +15,7 @@ from rich.table import Table
 
 from foretell import Engine, Request, SamplingParams
 from foretell.cli import settings
-from foretell.cli.layout import print_table
+from foretell.cli.layout import console_of, print_table
 from tests.cli.conftest import Invoke
 
 
@@ -42,6 +42,16 @@ def test_a_table_that_does_not_fit_is_printed_as_blocks() -> None:
     assert narrow.splitlines()[:4] == ["A title", "ngram", "  long words: ", "whatfollowedthelasttokens "]
     assert "  empty: b" in narrow
     assert "…" not in narrow
+
+
+def test_names_between_colons_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    """A package's method ``ledger`` was an open book in what ``bench`` printed of ``auto:ledger:4``."""
+    table = Table("method", "share of all")
+    table.add_row("auto:ledger:4", "1")
+    for width in (60, 8):
+        print_table(console_of(True, width), table)
+    console_of(True, 60).print("auto:ledger:4")
+    assert capsys.readouterr().out.count("auto:ledger:4") == 3
 
 
 def test_methods_on_a_narrow_terminal_keep_their_words(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

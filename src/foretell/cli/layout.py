@@ -24,7 +24,7 @@ def print_table(console: "Console", table: "Table") -> None:
 
     for column in table.columns:
         if column.no_wrap:  # rich takes its longest word for its least width, and then cuts its cells
-            shown = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+            shown = [Text.from_markup(str(cell), emoji=False).plain for cell in (column.header, *column.cells)]
             column.min_width = max(map(cell_len, shown))
     options = console.options.update(max_width=WIDEST)
     if Measurement.get(console, options, table).minimum <= console.width:
@@ -34,7 +34,7 @@ def print_table(console: "Console", table: "Table") -> None:
         console.print(table.title, style="bold")
     names = [str(column.header) for column in table.columns]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
-        shown = [Text.from_markup(str(cell)).plain for cell in cells]
+        shown = [Text.from_markup(str(cell), emoji=False).plain for cell in cells]
         label = "" if names[0] in ("name", "method", "") else f"{names[0]}: "
         console.print(label + (shown[0].strip() or "-"), style="bold", markup=False, soft_wrap=True)
         for name, cell in zip(names[1:], shown[1:], strict=True):
@@ -44,18 +44,20 @@ def print_table(console: "Console", table: "Table") -> None:
 
 
 def console_of(no_color: bool, width: int | None = None, **more: Any) -> "Console":
-    """Standard output. width: where it is no terminal; None: as COLUMNS says. more: as ``rich`` takes it."""
+    """Standard output, on which names such as ``auto:echo:4`` stay as they are. width: where it is no terminal; None: as
+    COLUMNS says. more: as ``rich`` takes it."""
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else width
-    return Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=wide, **more)
+    plain = not has_color(sys.stdout, no_color)
+    return Console(no_color=plain, highlight=False, emoji=False, width=wide, **more)
 
 
 def console_of_errors(no_color: bool) -> "Console":
     """Standard error."""
     from rich.console import Console
 
-    return Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    return Console(stderr=True, emoji=False, no_color=not has_color(sys.stderr, no_color))
 
 
 @contextmanager

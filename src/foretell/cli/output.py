@@ -99,7 +99,7 @@ def waiting(what: str, *, no_color: bool) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    console = Console(stderr=True, emoji=False, no_color=not has_color(sys.stderr, no_color))
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         line = shown.add_task(what)
