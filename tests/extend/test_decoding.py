@@ -46,6 +46,7 @@ from foretell.certify.run import CertifyBudget
 from foretell.draft.none import NoMethod
 from foretell.draft.shapes import Chain
 from foretell.engine.drafters.lazy import LazyDrafter, open_drafter
+from foretell.engine.methods import Methods
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.service.choices import Choices
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
@@ -92,6 +93,14 @@ def test_its_drafter_decodes_the_same_text_alone_and_in_batches() -> None:
     assert [outcome(one) for one in done] == [outcome(one) for one in plain(table(1), requests)]
     assert sum(one.num_accepted_tokens for one in done) > 0, "some guesses must be right, or nothing was tested"
     assert {piece.source for one in done for piece in one.pieces} >= {"draft:echo"}
+
+
+def test_a_drafter_that_reads_text_gets_the_targets_tokenizer() -> None:
+    """Of a target in memory, its name was looked for as a directory."""
+    tokenizer = ToyTokenizer()
+    for given, found in ((tokenizer, (tokenizer, tokenizer)), (None, None)):
+        loader = Methods(table(1), given).loader
+        assert loader.tokenizers(loader.target.spec.name) == found
 
 
 @pytest.mark.usefixtures("installed")

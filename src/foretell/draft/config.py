@@ -35,7 +35,8 @@ class Loader:
     """The draft model of a name or directory, its vocabulary compared with the target's, unless ``checked=False``; weights
     as a second argument where they are not "auto" (see ``load_model``)."""
     tokenizers: Callable[[str], tuple[Any, Any] | None] = lambda name: None
-    """The tokenizers of target and of the draft model of this name; None where one is not known (models in memory)."""
+    """The tokenizers of target and of the draft model of this name, or of the target twice (``target.spec.name``); None
+    where one is not known (models in memory)."""
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ class Methods:
         return Loader(self.target, self.load, self.tokenizers)
 
     def tokenizers(self, name: str) -> tuple[Any, Any] | None:
-        """The tokenizers of target and of a draft model by name or directory; None where one is not known. Raises
-        ModelError where a directory has none."""
+        """The tokenizers of target and of a draft model by name or directory, or of the target twice by the target's own
+        name; None where one is not known. Raises ModelError where a directory has none."""
         if self.tokenizer is None:
             return None
         in_memory = self.given is not None and name == self.given.spec.name
@@ -100,6 +100,8 @@ class Methods:
             return self.tokenizer, self.given_tokenizer
         if in_memory:
             return None
+        if name == self.target.spec.name:
+            return self.tokenizer, self.tokenizer
         if name not in self._tokenizers:
             self._tokenizers[name] = load_tokenizer(name, trust_remote_code=self.trusts_code)
         return self.tokenizer, self._tokenizers[name]
