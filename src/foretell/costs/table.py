@@ -271,7 +271,7 @@ class CostTable:
             return f"{said}; it cannot win at any acceptance: --speculation auto will not guess"
         gain = f"at best {self.best_case(method, wins[0]):.1f}x at batch {wins[0]}"
         if wins == batches:
-            return f"{said}; it can win at every batch up to {batches[-1]}, {gain}"
+            return f"{said}; if all were accepted it would win at every batch up to {batches[-1]}, {gain}"
         if wins == batches[: len(wins)]:
             return f"{said}; even if all were accepted it wins only up to batch {wins[-1]}, {gain}"
         return f"{said}; even if all were accepted it wins only at batch {', '.join(map(str, wins))}, {gain}"
