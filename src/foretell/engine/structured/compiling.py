@@ -131,7 +131,7 @@ class CompileCheck:
         self._is_reading = True
 
     def _give(self, pipe: IO[bytes]) -> None:
-        with suppress(OSError, ValueError):  # it has ended: who waits for its answer is told
+        with suppress(OSError, ValueError):  # it has ended, and whoever reads its answer gets an error
             pipe.write(json.dumps(self._given).encode() + b"\n")
             pipe.flush()
 
