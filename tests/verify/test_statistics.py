@@ -111,7 +111,6 @@ def test_coupled_text_is_the_same_for_every_tree() -> None:
 
 def hotter(tree: TokenTree) -> TokenTree:
     """q at another temperature than the tokens were drawn at (item 6.2)."""
-    assert tree.q is not None
     q = tree.q**0.7
     return replace(tree, q=q / q.sum(-1, keepdim=True).clamp(min=1e-30))
 
@@ -150,7 +149,6 @@ def test_control_lossy_acceptance() -> None:
     is no law at all is not believed: see ``test_a_q_that_does_not_sum_to_one_is_not_believed``.)"""
 
     def claimed(tree: TokenTree) -> TokenTree:
-        assert tree.q is not None
         return replace(tree, q=tree.q.flip(-1))
 
     assert p_value(decode(IID_CHAIN, Rejection(), lie=claimed)) < FALSE_ALARM
