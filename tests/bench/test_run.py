@@ -151,7 +151,6 @@ def whole(engine: Engine, **options: Any) -> BenchReport:
 def test_an_interrupted_bench_reports_what_it_measured(engine: Engine) -> None:
     # Prompts 0 and 1 are decoded by three methods, 2 and 3 by two: at run 7 two prompts are whole, and one is begun.
     report = interrupted(engine, 7).report
-    assert report is not None
     assert report.partial
     assert (report.settings["num_runs"], report.settings["num_runs_planned"]) == (6, PLANNED)
     assert [at.temperature for at in report.temperatures] == [0.0]
@@ -160,7 +159,6 @@ def test_an_interrupted_bench_reports_what_it_measured(engine: Engine) -> None:
     assert interrupted(engine, 2).report is None
     # In the second round of the second temperature: prompts with one run and with two.
     late = interrupted(engine, PLANNED - 1).report
-    assert late is not None
     assert [method.overall.num_prompts for method in late.temperatures[1].methods] == [4, 4, 2]
     assert all(record["identical"] for record in late.prompts)
 

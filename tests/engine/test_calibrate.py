@@ -172,7 +172,6 @@ def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: 
     service.start()
     try:
         service.measure()
-        assert service._costs is not None
         planner = service._costs.planner
         service._costs._next_measuring = 0.0
         assert planner.costs.verify(1, 1) == pytest.approx(0.31)
@@ -215,7 +214,6 @@ def test_measuring_is_broken_off_where_work_comes() -> None:
     made = calibration()
     with pytest.raises(InterruptedMeasuringError):
         made.measure(must_stop=stops_after(5))
-    assert made._begun is not None
     assert len(made._begun.done) <= 5
 
 
@@ -241,7 +239,6 @@ def test_measuring_that_is_broken_off_again_and_again_comes_to_its_end(monkeypat
             break
         except InterruptedMeasuringError:
             broken += 1
-            assert made._begun is not None
             assert begun is None or made._begun is begun
             assert len(made._begun.done) >= before
             assert broken < 10_000
@@ -273,7 +270,6 @@ def test_a_busy_moments_table_is_replaced_by_the_lesser_figures(monkeypatch: pyt
     service.start()
     try:
         service.measure()
-        assert service._costs is not None
         costs, busy = service._costs, service._costs.planner.costs
         assert not busy.is_steady
         machine.busy, machine.slow = 0.0, lambda number: 1.0 if Random(number).random() < 0.6 else 4.0
@@ -302,8 +298,6 @@ def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPat
         plain = box.last("a").completion
         service.submit(Submission("b", [1, 2, 3], params, always=True), box.hear)
         always = box.last("b").completion
-        assert plain is not None
-        assert always is not None
         assert (plain.num_draft_tokens, machine.steps) == (0, 0)
         assert plain.plain_reason is not None
         assert "still being measured" in plain.plain_reason
@@ -313,7 +307,6 @@ def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPat
         assert machine.steps > 0
         service.submit(Submission("c", [1, 2, 3], params), box.hear)
         known = box.last("c").completion
-        assert known is not None
         assert known.token_ids == plain.token_ids
         assert known.num_draft_tokens > 0
         check_service(service)
@@ -322,7 +315,6 @@ def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPat
     again = made()
     again.start()
     try:
-        assert again._costs is not None
         assert again._costs.is_measured, "an earlier start has measured"
     finally:
         again.close()
@@ -373,7 +365,6 @@ def test_a_service_that_is_never_idle_measures_in_slices_of_its_time(monkeypatch
     service.start()
     try:
         costs = service._costs
-        assert costs is not None
         seen, served, longest = [""], 0.0, 0.0
 
         def serve() -> None:
@@ -436,14 +427,12 @@ def test_a_prediction_guesses_in_a_service_that_was_not_told_of_it(by_table: Cos
         params = SamplingParams(max_new_tokens=60, ignore_eos=True, seed=3)
         service.submit(Submission("plain", [1, 2, 3], params, speculative=service.method("none")), box.hear)
         plain = box.last("plain").completion
-        assert plain is not None
         assert plain.plain_reason is None, "no guesses were asked for"
         guess = Submission(
             "guess", [1, 2, 3], params, prediction_ids=tuple(plain.token_ids), speculative=service.method("prediction")
         )
         service.submit(guess, box.hear)
         found = box.last("guess").completion
-        assert found is not None
         assert found.token_ids == plain.token_ids
         assert found.num_accepted_tokens > 40
         assert found.plain_reason is None
@@ -461,7 +450,6 @@ def test_a_request_that_cannot_guess_is_told_why(by_table: Costs) -> None:
             box.hear,
         )
         found = box.last("a").completion
-        assert found is not None
         assert found.plain_reason is not None
         assert "a guess costs 30.00 passes; it cannot win at any acceptance" in found.plain_reason
     finally:
@@ -479,7 +467,6 @@ def test_methods_without_weights_guess_beside_plain_decoding(speculation: str, b
         params = SamplingParams(max_new_tokens=100, ignore_eos=True, seed=3, temperature=0.0)
         service.submit(Submission("a", [1, 2, 3], params, speculative=service.method("ngram")), box.hear)
         found = box.last("a").completion
-        assert found is not None
         assert found.num_accepted_tokens > 0
     finally:
         service.close()

@@ -252,7 +252,6 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
             assert light == [None] * len(rows), "nobody may guess before the last token"
             continue
         for row, before, guess, one in zip(rows, drafted, found, light, strict=True):
-            assert one is not None
             if one.proposed:
                 assert row.num_draft_tokens - before == len(guess)
             assert one.preferred is one.proposed, "where the whole method guesses, they are one"
@@ -353,7 +352,6 @@ def test_rows_of_two_trees() -> None:
     both = _by_row(fixed, drawn, torch.tensor([True, False]))
     both.check()
     assert both.tokens.tolist() == [[7, 1, 0], [8, 3, 4]]
-    assert both.q is not None
     assert both.q[0].abs().max() == 0
     assert both.q[1].min() == 1
 
@@ -433,7 +431,6 @@ def test_auto_plans_both_parts_and_keeps_the_text() -> None:
     running = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method, speculation="auto")
     assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=4)] == expected
     planning = running._planning
-    assert planning is not None
     assert isinstance(planning._planner, Planner)
     assert planning._planner.parts == {"hybrid": "suffix"}
 

@@ -248,7 +248,6 @@ def test_a_drafter_that_cannot_be_opened_leaves_no_row_behind() -> None:
     assert [str(end.error) for end in ends if end.error] == ["not for this text"] * 2
     for end, right, ids in zip(ends, expected, asked, strict=True):
         if ids[0] != 9:
-            assert end.completion is not None
             assert end.completion.token_ids == right.token_ids
 
 

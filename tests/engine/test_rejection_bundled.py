@@ -51,7 +51,6 @@ def audited() -> None:
 def next_distribution(model: CausalModel, ids: list[int]) -> tuple[list[int], list[float]]:
     """The KEPT tokens that may follow ids, and their distribution."""
     logits = feed(Target(model, 1, 64), [ids], [0], head=True)
-    assert logits is not None
     best = logits[0, 0].double().topk(KEPT)
     return best.indices.tolist(), torch.softmax(best.values, 0).tolist()
 

@@ -133,7 +133,6 @@ def serve(engine: Engine, group: Group, asked: Sequence[Request]) -> list[list[i
         for number, (one, request) in enumerate(zip(group["requests"], asked, strict=True)):
             ids = request.prompt
             if isinstance(ids, str):
-                assert engine.tokenizer is not None
                 ids = engine.tokenizer.encode(ids)
             guess = request.prediction or ()
             assert not isinstance(guess, str)

@@ -221,7 +221,6 @@ def test_an_answer_of_a_schema(serve: Serve) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     given = {"messages": [USER], "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     made = as_chat(MessagesRequest.model_validate(given)).response_format
-    assert made is not None
     assert made.model_dump(by_alias=True, exclude_none=True)["json_schema"]["schema"] == schema
 
 

@@ -109,12 +109,10 @@ def test_options_are_those_of_sampling() -> None:
     found = (chat.max_tokens, chat.temperature, chat.top_k, chat.top_p, chat.min_p, chat.repetition_penalty, chat.seed)
     assert found == (7, 0.5, 3, 0.5, 0.1, 1.2, 9)
     assert (chat.presence_penalty, chat.frequency_penalty, chat.stop, chat.stream) == (0.5, 0.25, ["x"], True)
-    assert chat.response_format is not None
     assert chat.response_format.type == "json_object"
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     made = of_prompt(GenerateRequest.model_validate({"prompt": "a", "format": schema, "options": {"num_predict": -1}}))
     assert made.max_tokens is None
-    assert made.response_format is not None
     assert made.response_format.model_dump(by_alias=True, exclude_none=True)["json_schema"]["schema"] == schema
 
 

@@ -115,7 +115,6 @@ def test_nothing_of_a_request_that_is_not_to_be_stored_is_on_the_disk(
     assert spelled(content, TEXT[40:60]) == stored
     assert spelled(bytes_in(state), SECRET[5:10]) == stored
     with service(state, shared_drafts="all") as after:
-        assert after._costs is not None
         _, counts = after._costs.planner.acceptance.memory()
         assert counts[:, -2].any() == stored, "how often its guesses were kept is not counted, either"
         (found,) = seen(after, asked("mine", [5], "suffix", 15, tenant="c"))

@@ -31,7 +31,6 @@ def logits(model: CausalModel) -> torch.Tensor:
     target = Target(model, 1, 64)
     tree = chain_tree(tokens, torch.tensor([6]))
     out = target.forward(tokens, layout(tree.parent, torch.tensor([0]), 64)).logits
-    assert out is not None
     return out.float()
 
 

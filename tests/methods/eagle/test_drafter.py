@@ -345,14 +345,12 @@ def test_the_buffer_hands_out_every_feature_once_in_order() -> None:
     assert buffer.ends == [6, 1, 0]
     features, start, count = buffer.take([1, 0, 1])
     assert (start, count) == ([0, 0, 0], [6, 0, 0])
-    assert features is not None
     torch.testing.assert_close(features[0], torch.cat([taps[0], taps[0, :2] + 100]))
     tree = TokenTree(torch.zeros(3, 4).long(), torch.tensor([[-1, 0, 1, 1]] * 3), torch.zeros(3, 4).long())
     paths = [[0, 1, 3], [0], [0, 1]]
     buffer.observe(Commit(tree, torch.tensor([6, 1, 0]), paths, [[1] * len(path) for path in paths], taps))
     features, start, count = buffer.take()
     assert (start, count) == ([6, 0, 0], [3, 2, 2])
-    assert features is not None
     torch.testing.assert_close(features[0], taps[0, [0, 1, 3]])
     torch.testing.assert_close(features[1, :2], taps[1, [0, 0]])
     torch.testing.assert_close(features[2, :2], taps[2, [0, 1]])
@@ -417,7 +415,6 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
         buffer.observe_all(commits)
     assert made == ([107, 70] if together else [50, 50, 50])
     first = buffer.take_first(1, 5)
-    assert first is not None
     assert torch.equal(first, rows[1][:5])
     assert made[3:] == ([] if together else [20]), "of this row alone"
     last = Commit(tree, torch.tensor(buffer.ends), [[0], [0]], [[1], [1]], torch.tensor([[[7.0, 0.0]], [[8.0, 0.0]]]))
@@ -425,7 +422,6 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
     rows = [torch.cat([known, torch.tensor([[value]])]) for known, value in zip(rows, (70.0, 80.0), strict=True)]
     buffer.keep([1, 0])
     features, start, count = buffer.take()
-    assert features is not None
     assert (start, count) == ([5, 0], [len(rows[1]) - 5, len(rows[0])])
     assert torch.equal(features[0, : count[0]], rows[1][5:])
     assert torch.equal(features[1, : count[1]], rows[0])
@@ -434,7 +430,6 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
     other.read_prompt(PromptChunk([0], [2], torch.ones(1, 2, 2)))
     buffer.join(other)
     features, _, count = buffer.take([0, 0, 1])
-    assert features is not None
     assert features[2].tolist() == [[10.0], [10.0]]
     assert count == [0, 0, 2]
 
@@ -447,7 +442,6 @@ def test_the_buffer_keeps_no_view_of_taps(path: list[int]) -> None:
     buffer.observe(Commit(tree, torch.tensor([0]), [path], [[1, 1]], taps))
     taps.zero_()  # the next pass writes over it
     features, _, _ = buffer.take()
-    assert features is not None
     assert features.sum() == 4
 
 
@@ -457,7 +451,6 @@ def test_the_buffer_drops_rows_and_refuses_a_gap() -> None:
     buffer.keep([2, 0])
     features, start, count = buffer.take()
     assert (start, count) == ([0, 0], [3, 1])
-    assert features is not None
     assert features[0, :, 0].tolist() == [6, 7, 8]
     assert features[1, 0, 0] == 0
     with pytest.raises(RuntimeError, match="features from position 4"):

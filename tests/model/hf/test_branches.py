@@ -273,8 +273,6 @@ def test_a_kept_branch_leaves_the_states_of_its_text(family: str) -> None:
         assert isinstance(cache, RecurrentCache)
         assert isinstance(other, RecurrentCache)
         mine, theirs = cache.save(len(grove.texts[0])), other.save(len(grove.texts[0]))
-        assert mine is not None
-        assert theirs is not None
         assert mine.position == theirs.position == len(grove.texts[0])
         assert_states(mine, theirs)
 

@@ -194,10 +194,8 @@ def test_saved_states_are_taken_up(family: str) -> None:
     cache = walk.target.cache
     assert isinstance(cache, RecurrentCache)
     between = cache.save(18)
-    assert between is not None
     assert between.position == 18, "every position of the last pass is known"
     saved = cache.save(19)
-    assert saved is not None
     assert saved.position == 19
     assert saved.num_bytes > 0
     again = Walk(model, (20,))
@@ -295,8 +293,6 @@ def test_every_position_is_a_slice_of_the_slow_twin(family: str) -> None:
     for count in range(1, len(text) + 1):
         twin.run([[text[count - 1]]], [count - 1])
         mine, theirs = cache.save(count), other.save(count)
-        assert mine is not None
-        assert theirs is not None
         assert mine.position == theirs.position == count
         assert_states(mine, theirs)
 
@@ -306,7 +302,6 @@ def test_known_mixers_read_nothing_again(monkeypatch: pytest.MonkeyPatch) -> Non
     model = family_model("qwen3_5")
     read: list[tuple[int, ...]] = []
     call = model._mixers[0].rewind
-    assert call is not None
     walk, run = Walk(model, (6, 3)), call.run
     monkeypatch.setattr(
         call, "run", lambda x, *args, **kwargs: (read.append(tuple(x.shape[:2])), run(x, *args, **kwargs))[1]

@@ -142,7 +142,6 @@ def test_all_that_moves_slots_carries_their_scales() -> None:
     store.add(prompts[0], whole.rows(1, 2), (), None)
     check_prefixes(store)
     found = store.find(prompts[0], ())
-    assert found is not None
     fresh = model.new_cache(1, CAPACITY)
     found[0].copy_into(fresh, found[1])
     assert torch.equal(next_of(fresh, [0]), expected[[0]])

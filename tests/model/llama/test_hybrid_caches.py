@@ -126,7 +126,6 @@ def test_states_are_saved_and_loaded_at_every_position(case: str) -> None:
     assert rows.hybrid.save(base - 1) is None
     for position in range(base, length + 1):
         saved = rows.hybrid.save(position)
-        assert saved is not None
         assert saved.position == position
         again = Texts(model, [text[:position]])
         for mine, theirs in zip(
@@ -145,7 +144,6 @@ def test_states_are_saved_and_loaded_at_every_position(case: str) -> None:
 def test_a_row_is_put_back_to_what_was_saved(model: NativeModel) -> None:
     rows, rng = begun(model, (12,))
     saved, text = rows.hybrid.save(rows.length[0]), list(rows.texts[0])
-    assert saved is not None
     for _ in range(3):
         step(rows, Plain(model), rng, nodes=5)
     rows.hybrid.load(saved)

@@ -122,7 +122,6 @@ def test_a_line_token_by_token(case: str, form: str) -> None:
 def states(rows: Texts, row: int) -> list[torch.Tensor]:
     """A row's states after all that is committed."""
     saved = rows.hybrid.rows(row, row + 1).save(rows.length[row])
-    assert saved is not None
     assert saved.position == rows.length[row]
     return [memory for tensors in saved.tensors for memory in tensors.values()]
 

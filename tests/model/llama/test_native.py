@@ -215,7 +215,6 @@ def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
         twin = LeanModel.from_hf(module)
         plan = layout(chain(1, length), torch.tensor([0]), capacity)
         expected = twin.forward(text, plan, twin.new_cache(1, capacity)).logits
-        assert expected is not None
         torch.testing.assert_close(whole, expected[0], atol=1e-4, rtol=1e-4)
     for width, threads in ((1, 1), (2, 2), (3, 3), (16, 2)):  # beside both marks, behind the same keys and values
         torch.set_num_threads(threads)
@@ -401,7 +400,6 @@ def test_drafters_get_scaled_embeddings_and_finished_logits(kind: str) -> None:
     tokens = tokens_of(2, 5)
     cache = model.new_cache(2, CAPACITY)
     output = model.forward(tokens, layout(chain(2, 5), torch.zeros(2, dtype=torch.int64), CAPACITY), cache)
-    assert output.logits is not None
     assert torch.equal(model.logits(output.hidden), output.logits)
     normed = model.normed(output.hidden)
     torch.testing.assert_close(model.head(normed), output.logits)
@@ -447,7 +445,6 @@ def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     length = prefill(model, cache, prompts, chunk=16)
     tokens = tokens_of(1, 9)
     output, _ = run_tree(model, cache, tokens, BUSHY[:1], length)
-    assert output.logits is not None
     assert output.logits.dtype == torch.float32
     expected = oracle_logits(module.float(), prompts[0], tokens[0], BUSHY[0])
     assert (output.logits[0] - expected).abs().mean() / expected.abs().mean() < 0.03
@@ -460,7 +457,6 @@ def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -
     cache = model.new_cache(1, CAPACITY)
     tokens = tokens_of(1, 9)
     logits = run_tree(model, cache, tokens, BUSHY[:1], prefill(model, cache, prompts_of((9,)), chunk=16))[0].logits
-    assert logits is not None
     expected = oracle_logits(module.float(), prompts_of((9,))[0], tokens[0], BUSHY[0])
     assert (logits[0] - expected).abs().mean() / expected.abs().mean() < 0.06
 
@@ -500,7 +496,6 @@ def test_layer_ranges_taps_and_headless_passes_have_the_same_bits(dtype: torch.d
     assert whole.taps is not None
     kept = lower.hidden.clone()
     upper = model.forward(tokens, plan, caches[1], PassOptions(layers=(1, 3), hidden=lower.hidden))
-    assert upper.logits is not None
     assert torch.equal(upper.logits, whole.logits)
     assert torch.equal(lower.hidden, kept)  # what is handed in is not written to
     assert torch.equal(whole.taps, torch.cat([upper.hidden, lower.hidden], -1))
@@ -551,7 +546,6 @@ def test_control_a_wrong_plan_is_seen(fault: str) -> None:
         replace(plan, positions=plan.slots) if fault == "position" else replace(plan, ancestry=plan.ancestry.roll(1, 1))
     )
     logits = model.forward(tokens, wrong, cache).logits
-    assert logits is not None
     assert (logits[0] - oracle_logits(module, prompts[0], tokens[0], BUSHY[0])).abs().max() > 1e-2
 
 
@@ -579,8 +573,6 @@ def test_a_module_is_shared_and_not_copied() -> None:
     with torch.no_grad():
         module.lm_head.weight.mul_(2.0)
     after = model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits
-    assert before is not None
-    assert after is not None
     assert torch.equal(after, before * 2)
 
 
