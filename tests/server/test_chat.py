@@ -417,25 +417,6 @@ def test_predictions_are_counted_by_themselves(serve: Serve) -> None:
     assert other["completion_tokens_details"] == details
 
 
-def test_fields_reach_the_engine(serve: Serve) -> None:
-    service = FakeService(max_model_len=200)
-    ask(
-        serve(service), temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, presence_penalty=0.3, frequency_penalty=-0.3,
-        repetition_penalty=1.1, logit_bias={"65": -3, "66": 2.5}, seed=-5, max_completion_tokens=50, min_tokens=2,
-        stop="zz", stop_token_ids=[9], ignore_eos=True, logprobs=True, top_logprobs=4, trace=True,
-        speculative={"method": "suffix", "num_speculative_tokens": 3},
-    )  # fmt: skip
-    (sent,) = service.submitted
-    params = sent.params
-    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
-    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.3, -0.3, 1.1)
-    assert params.logit_bias == {65: -3.0, 66: 2.5}
-    assert (params.seed, params.max_new_tokens, params.min_new_tokens) == (-5, 50, 2)
-    assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("zz",), (9,), True)
-    assert (sent.params.logprobs, sent.trace) == (4, True)
-    assert (sent.speculative.method, sent.speculative.num_speculative_tokens) == ("suffix", 3)
-
-
 def test_without_max_tokens_the_context_is_the_limit(serve: Serve) -> None:
     service = FakeService(max_model_len=200)
     client = serve(service, max_tokens_limit=100)
@@ -478,24 +459,6 @@ def test_what_nobody_asked_for_is_not_refused(serve: Serve) -> None:
     assert service.submitted[-1].params.max_new_tokens == 12
     refused = client.post("/v1/completions", json={"model": "fake", "prompt": "a", "min_tokens": 13})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"messages": [{"role": "developer", "content": "a"}]}, "<developer>a<assistant>"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
-         "<user>ab<assistant>"),
-        ({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False}, "<user>a"),
-        ({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"shout": True}}, "<USER>A<assistant>"),
-        ({"messages": [{"role": "user", "content": "a", "name": "Ann"}], "user": "x", "metadata": {"a": "b"}},
-         "<user>a<assistant>"),
-    ],
-)  # fmt: skip
-def test_templates(serve: Serve, more: Any, text: str) -> None:
-    service = FakeService()
-    assert ask(serve(service), **more).status_code == 200
-    assert bytes(service.submitted[0].prompt_ids).decode() == text
 
 
 @pytest.mark.parametrize(
