@@ -44,14 +44,6 @@ PROMPTS = 200
 VERIFIERS = ("exact", "coupled", "traversal", "rejection", "block", "greedy_block")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def attention() -> NativeModel:
     """A model without mixers, to guess."""
     return NativeModel.from_hf(make_model("llama"))

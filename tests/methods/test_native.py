@@ -4,7 +4,7 @@ Rows join and leave on the way. All trees of a run are compared, so one wrong gu
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -39,14 +39,6 @@ from tests.model.tiny import VOCAB, tiny_module
 CPU = torch.device("cpu")
 REASON = native.supports(tiny_module("llama", head_dim=16).config, torch.float32, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache

@@ -1,6 +1,5 @@
 """Drafts that read the ends of a text alone: the twins' numbers, one function of the text, and no other text."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +28,6 @@ CPU = torch.device("cpu")
 REASON = native.supports(tiny_module("llama", head_dim=16).config, torch.float32, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 LIMIT = DraftWindow(4, 2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def limited(head: Any, limit: DraftWindow = LIMIT) -> Any:

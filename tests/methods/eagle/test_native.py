@@ -1,6 +1,5 @@
 """EAGLE heads through the native kernels against their torch modules: the same logits, guesses and distributions."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,14 +31,6 @@ REASON = native.supports(MODULE.config, torch.bfloat16, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 SIZES = {name: replace(config, head_dim=16) for name, config in CONFIGS.items()}
 LENGTHS = pytest.mark.parametrize("lengths", [(7,), (5, 1, 12, 2)], ids=["one", "ragged"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def target(dtype: torch.dtype = torch.float32) -> NativeModel:

@@ -22,13 +22,12 @@ from tests.methods.eagle.test_native import (
     TEMPERATURES,
     Levels,
     Whole,
-    one_thread,
     pytestmark,
     target,
 )
 from tests.model.tiny import VOCAB
 
-__all__ = ["one_thread", "pytestmark"]
+__all__ = ["pytestmark"]
 
 SHAPES = (
     "opt_tree/size=12/depth=4", "opt_tree/size=7/depth=3/threshold=0.3", "opt_tree/size=30/depth=6/width=3",

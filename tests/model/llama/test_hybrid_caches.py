@@ -1,7 +1,6 @@
 """The cache of a native hybrid: rows that are kept, joined, opened, viewed, saved and taken up go on with the same bits."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,14 +16,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # transformers tells which kernels are not installed
 ]
 FEW = ("qwen3_5", "lfm2", "falcon_h1-norm")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=FEW)

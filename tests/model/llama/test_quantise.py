@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf, nan
 from typing import Any
 
@@ -31,14 +31,6 @@ REASON = native.supports(make_model("llama").config, torch.float32, torch.device
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 KINDS = tuple(BLOCK_KINDS)
 ROWS = 50  # three whole tiles and two rows
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def columns_of(kind: str) -> int:

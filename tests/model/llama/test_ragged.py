@@ -1,7 +1,5 @@
 """Native passes leave the padding of ragged rows out: the bits of all nodes are those of the padded rectangle."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -29,11 +27,8 @@ TOKENS = torch.randint(VOCABULARY, PARENTS.shape, generator=torch.Generator().ma
 
 
 @pytest.fixture(autouse=True, params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
+def threads(request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def filled(model: NativeModel, *, same: bool = False) -> KVCache:
