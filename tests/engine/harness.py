@@ -1,13 +1,14 @@
 """What the engine's tests share: a toy tokenizer, mixed requests, drafters by name, and the audit of every step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretell import Completion, Engine, Request, SamplingParams
+from foretell import Completion, Engine, Request, SamplingParams, Service
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
@@ -154,6 +155,16 @@ def draft_engine(
         method=DraftModel(draft),
         **options,
     )
+
+
+@contextmanager
+def started(service: Service) -> Iterator[Service]:
+    """A service that runs until the block ends."""
+    service.start()
+    try:
+        yield service
+    finally:
+        service.close()
 
 
 # -- trees of any shape ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from foretell.draft.config import Loader
 from foretell.engine import engine as engine_module
 from foretell.engine.methods import Methods
 from foretell.model.target import CausalModel
-from tests.engine.harness import ToyTokenizer, restless, table
+from tests.engine.harness import ToyTokenizer, restless, started, table
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 Group = dict[str, Any]
@@ -128,8 +128,7 @@ def serve(engine: Engine, group: Group, asked: Sequence[Request]) -> list[list[i
                 heard[update.request_id] = update
                 news.notify_all()
 
-    service.start()
-    try:
+    with started(service):
         for number, (one, request) in enumerate(zip(group["requests"], asked, strict=True)):
             ids = request.prompt
             if isinstance(ids, str):
@@ -140,8 +139,6 @@ def serve(engine: Engine, group: Group, asked: Sequence[Request]) -> list[list[i
             service.submit(Submission(str(number), ids, request.params, guess, speculative=way), sink)
         with news:
             assert news.wait_for(lambda: len(heard) == len(asked), 120), "the service did not finish"
-    finally:
-        service.close()
     found = []
     for number in range(len(asked)):
         completion = heard[str(number)].completion

@@ -20,7 +20,7 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
 from foretell.service import keeper as keeper_module
-from tests.engine.harness import VOCAB, ToyTokenizer, table
+from tests.engine.harness import VOCAB, ToyTokenizer, started, table
 from tests.engine.integrity import check_service
 from tests.model.table import TableLM
 from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
@@ -39,11 +39,8 @@ def service(
     if folder is not None:
         given["prefix_dir" if prefixes else "state_dir"] = str(folder)
     made = Service(Engine(target, ToyTokenizer(), speculative="suffix"), ServiceOptions(**given))
-    made.start()
-    try:
+    with started(made):
         yield made
-    finally:
-        made.close()
 
 
 # -- what was learned --------------------------------------------------------------------------------------------------

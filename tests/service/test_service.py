@@ -2,14 +2,24 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
+from foretell import (
+    Completion,
+    Engine,
+    Request,
+    SamplingParams,
+    Service,
+    ServiceOptions,
+    Submission,
+    Update,
+    speculative_config,
+)  # fmt: skip
 from foretell.core.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
 from foretell.costs.table import CostTable
 from foretell.engine.event import StepEvent
@@ -37,6 +47,14 @@ class Mailbox:
         with self.condition:
             assert self.condition.wait_for(ended, timeout_s), f"{request_id} did not end"
             return self.updates[request_id][-1]
+
+
+def answers(service: Service, requests: Sequence[Request]) -> list[Completion]:
+    """What each of requests that are handed in at once is given."""
+    box = Mailbox()
+    for number, request in enumerate(requests):
+        service.submit(Submission(str(number), list(request.prompt), request.params), box.hear)
+    return [box.last(str(number)).completion for number in range(len(requests))]
 
 
 def service(**options: Any) -> Service:

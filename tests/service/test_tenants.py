@@ -21,7 +21,7 @@ from foretell.methods.hybrid.drafter import Hybrid
 from foretell.service import tenants as tenants_module
 from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
-from tests.engine.harness import VOCAB, ToyTokenizer
+from tests.engine.harness import VOCAB, ToyTokenizer, started
 from tests.engine.integrity import check_service
 from tests.model.table import TableLM
 from tests.service.test_service import Mailbox
@@ -41,11 +41,8 @@ def service(**options: Any) -> Iterator[Service]:
     target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
     settings = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 200, **options}
     made = Service(Engine(target, ToyTokenizer(), speculative="suffix"), ServiceOptions(**settings))
-    made.start()
-    try:
+    with started(made):
         yield made
-    finally:
-        made.close()
 
 
 def asked(name: str, prompt: list[int], method: str, count: int, **fields: Any) -> Submission:

@@ -35,7 +35,7 @@ from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
 from foretell.verify.base import Evidence, RowVerifiers, Verdict
 from foretell.verify.drawing import draw
-from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, started, table
 from tests.engine.integrity import check_loop, check_service
 
 PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}
@@ -80,8 +80,7 @@ def together(
                 heard[update.request_id] = update
                 news.notify_all()
 
-    service.start()
-    try:
+    with started(service):
         for number, ((_, request), config) in enumerate(zip(requests, chosen, strict=True)):
             submission = Submission(str(number), list(request.prompt), request.params, speculative=config)
             service.submit(submission, sink)
@@ -90,8 +89,6 @@ def together(
             assert news.wait_for(lambda: len(heard) == len(requests), 60)
         assert (service.snapshot().num_preemptions > 0) == preempted
         check_service(service)
-    finally:
-        service.close()
     return [heard[str(number)].completion.token_ids for number in range(len(requests))]
 
 

@@ -26,7 +26,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel, Target
 from foretell.service.memory import bytes_per_token
 from foretell.verify import parse_verifier
-from tests.engine.harness import mixed_params, outcome, own
+from tests.engine.harness import mixed_params, outcome, own, started
 from tests.engine.test_rejection import ALPHA, p_value, toy
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
 from tests.model.table import TableLM
@@ -180,8 +180,7 @@ def test_a_service_gives_everybody_their_solo_text(plain: dict[tuple[str, str], 
     served = engine("words", "halves")
     memory = 192 * bytes_per_token(served.model, [served.method]) / 2**30
     made = Service(served, ServiceOptions(speculation="on", max_num_seqs=6, max_model_len=128, kv_memory_gib=memory))
-    made.start()
-    try:
+    with started(made):
         box, asked = Mailbox(), requests("words")
         for index, request in enumerate([*asked, *asked]):
             made.submit(Submission(f"r{index}", request.prompt, request.params), box.hear)
@@ -191,8 +190,6 @@ def test_a_service_gives_everybody_their_solo_text(plain: dict[tuple[str, str], 
             assert pieces == completion.token_ids
             assert last.completion.finish_reason == completion.finish_reason
         assert made.snapshot().num_preemptions > 0
-    finally:
-        made.close()
 
 
 def test_a_draft_whose_context_is_at_its_end(plain: dict[tuple[str, str], list[Completion]]) -> None:

@@ -58,6 +58,12 @@ class Walk:
                 expected = plain_logits(self.model.module, self.texts[row][:at] + line)[at:]
                 self.worst = max(self.worst, float((logits[row, : len(line)] - expected).abs().max() / expected.std()))
 
+    def compare(self, logits: torch.Tensor, texts: list[list[int]]) -> None:
+        """Logits [B, n, V] of the last n tokens of these texts."""
+        for found, text in zip(logits, texts, strict=True):
+            expected = plain_logits(self.model.module, text)[-len(found) :]
+            assert (found - expected).abs().max() < TOLERANCE * expected.std()
+
     def prefill(self, chunk: int = 100) -> None:
         for start in range(0, max(map(len, self.texts)) - 1, chunk):
             lines = [text[:-1][start : start + chunk] for text in self.texts]
@@ -137,9 +143,7 @@ def test_guesses_read_one_by_one(model: TransformersModel) -> None:
         for node in range(5):
             out = walk.target.forward(tokens[:, node : node + 1], plan.nodes(node, node + 1)).logits
             assert out is not None
-            for row, (text, line) in enumerate(zip(walk.texts, lines, strict=True)):
-                expected = plain_logits(model.module, text[:-1] + line[: node + 1])[-1]
-                assert (out[row, 0] - expected).abs().max() < TOLERANCE * expected.std()
+            walk.compare(out, [text[:-1] + line[: node + 1] for text, line in zip(walk.texts, lines, strict=True)])
         for text, line, count in zip(walk.texts, guesses, kept, strict=True):
             text += [*line[:count], *walk.draw(1)]
 
@@ -162,9 +166,7 @@ def test_a_pass_behind_a_root_that_was_read_as_a_guess(model: TransformersModel)
         plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
         out = walk.target.forward(tokens[:, 1:], plan.nodes(1, 3)).logits
         assert out is not None
-        for row, (text, line) in enumerate(zip(walk.texts, lines, strict=True)):
-            expected = plain_logits(model.module, text[:-1] + line)[len(text) :]
-            assert (out[row] - expected).abs().max() < TOLERANCE * expected.std()
+        walk.compare(out, [text[:-1] + line for text, line in zip(walk.texts, lines, strict=True)])
 
 
 def test_layers_in_two_ranges(model: TransformersModel) -> None:
@@ -180,9 +182,8 @@ def test_layers_in_two_ranges(model: TransformersModel) -> None:
         ]
         out = walk.target.forward(tokens, plan, layers=(1, model.spec.num_layers), hidden=torch.cat(lower, 1)).logits
         assert out is not None
+        walk.compare(out, [text[:-1] + line for text, line in zip(walk.texts, tokens.tolist(), strict=True)])
         for row, text in enumerate(walk.texts):
-            expected = plain_logits(model.module, text[:-1] + tokens[row].tolist())[len(text) - 1 :]
-            assert (out[row] - expected).abs().max() < TOLERANCE * expected.std()
             text += [*tokens[row, 1 : 1 + kept].tolist(), *walk.draw(1)]
 
 
