@@ -174,7 +174,7 @@ def test_random_traffic(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_conversation(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """A turn goes on from the answer before it, and another text from what both begin with: with plain decoding's tokens."""
+    """A turn goes on from the answer before it, and another text from what both begin with: with plain tokens."""
     monkeypatch.setattr(memory, "MIN_SPACING", 16)
     monkeypatch.setattr(memory, "MAX_SPACING", 16)
     rng = random.Random(1)
