@@ -237,7 +237,6 @@ def test_states_do_not_leak_between_rows() -> None:
     pool = model.new_cache(2, 32)
     pool.clear()
     pool.open_rows(1)
-    assert isinstance(pool, memory.RecurrentCache)
     for tensors in pool.states.tensors:
         for states in tensors.values():
             states[:, 0] = 7.0

@@ -103,7 +103,6 @@ def twin(method: Any) -> Method:
     method.native = None
     if isinstance(method, Medusa):
         method.stacked = method.head.stacked()
-    assert isinstance(method, Method)
     return method
 
 

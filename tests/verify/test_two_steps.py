@@ -62,7 +62,6 @@ class Watch:
 
     def invert_cdf(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """The production draw, watched."""
-        assert isinstance(uniform, KeyedTensor)
         mass = probs.double().cumsum(1)
         self.calls.append(Call(uniform.keys.tolist(), (mass / mass[:, -1:]).numpy()))
         return invert_cdf(probs, uniform.as_subclass(Tensor))

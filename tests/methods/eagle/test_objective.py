@@ -22,15 +22,11 @@ TEACHER = Teacher(TransformersModel(MODULE))
 
 
 def eagle3(**changes: object) -> Eagle3Head:
-    head = random_head(replace(EAGLE3, **changes))  # type: ignore[arg-type]
-    assert isinstance(head, Eagle3Head)
-    return head
+    return random_head(replace(EAGLE3, **changes))  # type: ignore[arg-type]
 
 
 def eagle1(**changes: object) -> Eagle1Head:
-    head = random_head(replace(EAGLE1, **changes))  # type: ignore[arg-type]
-    assert isinstance(head, Eagle1Head)
-    return head
+    return random_head(replace(EAGLE1, **changes))  # type: ignore[arg-type]
 
 
 def labeled_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start: int = 4) -> ComputedBatch:

@@ -193,7 +193,6 @@ def test_saved_states_are_taken_up(family: str) -> None:
     walk = Walk(model, (20,))
     walk.prefill()
     cache = walk.target.cache
-    assert isinstance(cache, RecurrentCache)
     between = cache.save(18)
     assert between.position == 18, "every position of the last pass is known"
     saved = cache.save(19)
@@ -202,7 +201,6 @@ def test_saved_states_are_taken_up(family: str) -> None:
     again = Walk(model, (20,))
     assert again.texts == walk.texts
     fresh = again.target.cache
-    assert isinstance(fresh, RecurrentCache)
     for mine, theirs in zip((*fresh.keys, *fresh.values), (*cache.keys, *cache.values), strict=True):
         mine[:] = theirs
     fresh.load(saved)
@@ -237,7 +235,6 @@ def test_full_acceptance_reads_nothing_again() -> None:
         walk.run([[walk.texts[0][-1], *line]], [len(walk.texts[0]) - 1])
         walk.texts[0] += [*line, *walk.draw(1)]
         cache = walk.target.cache
-        assert isinstance(cache, RecurrentCache)
         assert (cache.states.meta[:, 0, LIVE] == len(walk.texts[0]) - 1).all()
         assert (cache.states.meta[:, 0, BASE] == len(walk.texts[0]) - 5).all()
 
@@ -289,8 +286,6 @@ def test_every_position_is_a_slice_of_the_slow_twin(family: str) -> None:
     walk.texts = [list(text)]
     walk.run([text], [0])
     cache, other = walk.target.cache, twin.target.cache
-    assert isinstance(cache, RecurrentCache)
-    assert isinstance(other, RecurrentCache)
     for count in range(1, len(text) + 1):
         twin.run([[text[count - 1]]], [count - 1])
         mine, theirs = cache.save(count), other.save(count)
@@ -334,8 +329,6 @@ def test_attention_models_keep_trees() -> None:
 def test_spacing_of_states_follows_their_size() -> None:
     hybrid = TransformersModel(family_module("qwen3_next")).new_cache(0, 1)
     alone = TransformersModel(family_module("mamba2")).new_cache(0, 1)
-    assert isinstance(hybrid, RecurrentCache)
-    assert isinstance(alone, RecurrentCache)
     assert hybrid.spacing == 256
     assert alone.bytes_per_slot == 0
     assert alone.spacing == 2048

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from foretell.model.llama.run.native import NativeModel, supports
-from foretell.model.llama.run.states import HybridCache
 from foretell.model.recurrent import BASE, READ
 from tests.model.llama.hybrid import KINDS, Plain, Texts, draw, hybrid_config, line, native_hybrid, step
 
@@ -144,7 +143,6 @@ def test_a_row_is_put_back_to_what_was_saved(model: NativeModel) -> None:
 
 def test_bytes_of_a_row_are_those_of_its_memory(model: NativeModel) -> None:
     cache = model.new_cache(4, 64)
-    assert isinstance(cache, HybridCache)
     held = [
         memory for each in (cache.states.tensors, cache.states.held) for tensors in each for memory in tensors.values()
     ]

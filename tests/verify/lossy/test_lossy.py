@@ -97,7 +97,6 @@ class Naive:
         if isinstance(rule, Typical):
             h = -sum(v * math.log(v) for v in p if v > 0)
             return p[x] > min(rule.epsilon, rule.delta * math.exp(-h))
-        assert isinstance(rule, TopN)
         best = sorted(p, reverse=True)
         return p[x] >= best[min(rule.n, len(best)) - 1] and p[x] >= best[0] - rule.delta
 
