@@ -20,7 +20,7 @@ from foretell.methods.eagle.native import NativePair, native_pair
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
-from tests.methods.eagle.eagles import random_head
+from tests.methods.eagle.eagles import random_head, same_trees
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, Pass, Recorded, decoded, prompts
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -118,14 +118,13 @@ DRAWS = [DrawMode.FIXED, DrawMode.COUPLED, DrawMode.IID]
 TEMPERATURES = [(0.9, 0.9, 0.9, 0.9), (0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.6, 1.7)]
 
 
-def chains(
-    drafter: type[EagleDrafter], name: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-) -> tuple[list[TokenTree], Decoding]:  # fmt: skip
-    """Six steps of chains; with several rows, some without room, one dropped on the way."""
-    head = random_head(SIZES[name]).to(dtype)
-    decoding = Decoding(target(dtype), head, prompts(lengths), drafter_class=drafter)
-    params = [SamplingParams(temperature=each) for each in temperatures[: len(lengths)]]
+def grown(
+    kind: Any, shape: str, draws: DrawMode, rows: tuple[float | SamplingParams, ...], lengths: tuple[int, ...],
+    dtype: torch.dtype = torch.float32, name: str = "eagle3",
+) -> tuple[list[TokenTree], Any]:  # fmt: skip
+    """Six steps at the temperatures of rows; with several rows some have no room, and one is dropped on the way."""
+    decoding = Decoding(target(dtype), random_head(SIZES[name]).to(dtype), prompts(lengths), drafter_class=kind)
+    params = [SamplingParams(temperature=row) if isinstance(row, float) else row for row in rows[: len(lengths)]]
     decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
     trees = []
     with torch.inference_mode():
@@ -133,10 +132,10 @@ def chains(
             limits = None
             if len(lengths) > 1 and number in (1, 2, 4):
                 limits = [(0, 2, 100, 1)[(row + number) % 4] for row in range(decoding.context.num_rows)]
-            trees.append(decoding.step("chain", draws, depth_limit=limits))
+            trees.append(decoding.step(shape, draws, depth_limit=limits))
             if len(lengths) > 1 and number == 3:
                 decoding.keep([3, 0, 1])
-    return trees, decoding
+    return trees, decoding.drafter
 
 
 @pytest.mark.parametrize("draws", DRAWS)
@@ -146,42 +145,27 @@ def chains(
 def test_a_whole_chain_is_the_twins(
     name: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...]
 ) -> None:
-    expected, _ = chains(Recorded, name, draws, temperatures, lengths)
-    trees, decoding = chains(Whole, name, draws, temperatures, lengths)
-    assert decoding.drafter.num_chains >= 5
-    for tree, twin in zip(trees, expected, strict=True):
-        tree.check()
-        assert torch.equal(tree.parent, twin.parent)
-        assert torch.equal(tree.drawn_by, twin.drawn_by)
-        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
-        assert (tree.q is None) == (twin.q is None)
-        if tree.q is not None and twin.q is not None:
-            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+    expected, _ = grown(Recorded, "chain", draws, temperatures, lengths, name=name)
+    trees, fast = grown(Whole, "chain", draws, temperatures, lengths, name=name)
+    assert fast.num_chains >= 5
+    same_trees(trees, expected)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 def test_temperatures_whose_inverse_float32_does_not_hold(draws: DrawMode) -> None:
     """As the rows that are drawn level by level: cold ones took any token, hot ones the best alone."""
     temperatures = (1e-39, 1e300, 1e-320, 1e46)
-    expected, _ = chains(Recorded, "eagle3", draws, temperatures, (5, 1, 12, 2))
-    trees, _ = chains(Whole, "eagle3", draws, temperatures, (5, 1, 12, 2))
-    for tree, twin in zip(trees, expected, strict=True):
-        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
-        if tree.q is not None and twin.q is not None:
-            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+    arguments = "chain", draws, temperatures, (5, 1, 12, 2)
+    same_trees(grown(Whole, *arguments)[0], grown(Recorded, *arguments)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) -> None:
     """q of each draw is the softmax of the logits that a call for each level returns."""
-    lengths, temperatures = (5, 1, 12, 2), (1.0, 1.0, 1.0, 1.0)
-    levels, decoding = chains(Levels, "eagle3", DrawMode.IID, temperatures, lengths, dtype)
-    trees, _ = chains(Whole, "eagle3", DrawMode.IID, temperatures, lengths, dtype)
-    assert decoding.drafter.passes
-    for tree, single in zip(trees, levels, strict=True):
-        assert torch.equal(tree.tokens[tree.valid], single.tokens[single.valid])
-        if tree.q is not None and single.q is not None:
-            torch.testing.assert_close(tree.q, single.q, rtol=1e-5, atol=1e-9)
+    arguments = "chain", DrawMode.IID, (1.0, 1.0, 1.0, 1.0), (5, 1, 12, 2), dtype
+    levels, slow = grown(Levels, *arguments)
+    assert slow.passes
+    same_trees(grown(Whole, *arguments)[0], levels, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
@@ -195,22 +179,13 @@ def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) ->
 )  # fmt: skip
 def test_a_whole_chain_after_top_k_top_p_and_min_p_is_the_twins(options: dict[str, Any], draws: DrawMode) -> None:
     """Of each row its own: the second row is as temperature leaves it, the third greedy."""
-    found = []
-    for kind in (Recorded, Whole):
-        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7, 5, 9)), drafter_class=kind)
-        params = [
-            SamplingParams(temperature=1.3, **options),
-            SamplingParams(temperature=0.8),
-            SamplingParams(temperature=0),
-        ]
-        decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
-        with torch.inference_mode():
-            found.append([decoding.step("chain", draws) for _ in range(4)])
-    assert decoding.drafter.num_chains == 4
-    for twin, tree in zip(*found, strict=True):
-        assert torch.equal(tree.tokens, twin.tokens)
-        if tree.q is not None and twin.q is not None:
-            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+    rows = SamplingParams(temperature=1.3, **options), 0.8, 0.0, SamplingParams(temperature=0.6, **options)
+    twins, _ = grown(Recorded, "chain", draws, rows, (7, 5, 9, 2))
+    trees, fast = grown(Whole, "chain", draws, rows, (7, 5, 9, 2))
+    assert fast.num_chains >= 5
+    same_trees(trees, twins)
+    for twin, tree in zip(twins, trees, strict=True):
+        if tree.q is not None:
             assert torch.equal(tree.q > 1e-7, twin.q > 1e-7), "the same tokens are left"
 
 
