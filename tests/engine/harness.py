@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -12,10 +13,13 @@ from foretell import Completion, Engine, Request, SamplingParams, Service
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.config import Loader
 from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
+from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
 from foretell.engine.event import StepEvent
+from foretell.engine.methods import Methods
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
@@ -66,6 +70,21 @@ def table(seed: int = 1, **options: Any) -> TableLM:
         **options,
     }
     return TableLM(VOCAB, seed=seed, **settings)
+
+
+def table_engine(speculative: dict[str, Any], *, blur: float = 0.5, width: int = 0, **options: Any) -> Engine:
+    """Of table models: every draft model is a table that nearly knows the target's."""
+
+    class TableMethods(Methods):
+        @property
+        def loader(self) -> Loader:
+            def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+                return table(2, blur=blur)
+
+            return Loader(self.target, load, lambda name: None)  # a table has no tokenizer
+
+    with patch.object(engine_module, "Methods", TableMethods):
+        return Engine(table(1, **options), ToyTokenizer(), speculative=speculative, width=width)
 
 
 def adversary(target: TableLM) -> TableLM:
