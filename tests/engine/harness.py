@@ -72,6 +72,22 @@ def table(seed: int = 1, **options: Any) -> TableLM:
     return TableLM(VOCAB, seed=seed, **settings)
 
 
+def sure(following: Callable[[tuple[int, ...]], int], context: int = 1) -> TableLM:
+    """A table that is nearly sure of one next token, by a function of the last ones."""
+
+    def probs(text: tuple[int, ...]) -> Tensor:
+        out = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+        out[following(text)] = 1.0
+        return out / out.sum()
+
+    return TableLM(VOCAB, probs=probs, context=context, dtype=torch.float64, num_layers=1)
+
+
+def cycle() -> TableLM:
+    """A target that counts to twelve again and again."""
+    return sure(lambda text: (text[-1] + 1) % 12)
+
+
 def table_engine(speculative: dict[str, Any], *, blur: float = 0.5, width: int = 0, **options: Any) -> Engine:
     """Of table models: every draft model is a table that nearly knows the target's."""
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from foretell import VERIFIERS, ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core import measured
@@ -36,7 +35,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
 from foretell.verify import Coupled
-from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, own, plain, table
+from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcome, own, plain, sure, table
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
@@ -155,24 +154,9 @@ def test_one_batch_holds_both_kinds_of_guesses(audited: list[Callable[..., None]
     assert kinds == {fixed, drawn, frozenset({-1})}
 
 
-def cycle(context: tuple[int, ...]) -> Tensor:
-    """A target that counts to twelve again and again."""
-    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    probs[(context[-1] + 1) % 12] = 1.0
-    return probs / probs.sum()
-
-
-def wrong(context: tuple[int, ...]) -> Tensor:
-    """A draft that counts backwards."""
-    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    probs[(context[-1] - 1) % 12] = 1.0
-    return probs / probs.sum()
-
-
-def steps(config: dict[str, Any] | None, draft: Callable[[tuple[int, ...]], Tensor]) -> int:
-    target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
-    guesser = TableLM(VOCAB, probs=draft, context=1, dtype=torch.float64, num_layers=1)
-    running = engine(target, guesser) if config is None else Engine(target, ToyTokenizer(), speculative=config)
+def steps(config: dict[str, Any] | None, draft: TableLM) -> int:
+    target = cycle()
+    running = engine(target, draft) if config is None else Engine(target, ToyTokenizer(), speculative=config)
     completion = running.generate([0], max_new_tokens=120, temperature=0.0)
     assert completion.token_ids == [(k + 1) % 12 for k in range(120)]
     return completion.num_steps
@@ -180,10 +164,11 @@ def steps(config: dict[str, Any] | None, draft: Callable[[tuple[int, ...]], Tens
 
 def test_the_better_of_both_is_taken() -> None:
     """A perfect draft of three guesses is taken until suffix has longer ones; a wrong draft costs suffix nothing."""
-    alone = steps({"method": "suffix"}, wrong)
-    assert steps(None, wrong) <= alone
-    assert steps(None, cycle) <= alone - 6, "the draft has guessed while suffix had nothing"
-    assert steps(None, cycle) < 120 / 4, "and suffix goes beyond the draft's three"
+    backwards = sure(lambda text: (text[-1] - 1) % 12)
+    alone = steps({"method": "suffix"}, cycle())
+    assert steps(None, backwards) <= alone
+    assert steps(None, cycle()) <= alone - 6, "the draft has guessed while suffix had nothing"
+    assert steps(None, cycle()) < 120 / 4, "and suffix goes beyond the draft's three"
 
 
 def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
@@ -220,7 +205,7 @@ def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
 def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> None:
     """Its guess of each step against the text that came in the end, whichever part guessed. (By a discount of inf the
     second method always does, here badly, so that a step's tokens do not reach to the end of what suffix had found.)"""
-    target = TARGET if discount < 2 else TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    target = TARGET if discount < 2 else cycle()
     method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=discount)
     made = Engine(target, ToyTokenizer(), speculative=KEYS, method=method)
     rows = [
@@ -276,7 +261,7 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
 
 def test_the_doctor_tells_steps_of_both_methods_apart() -> None:
     """Of a text that suffix follows, and of its times: no step that made suffix's guesses counts as one of the other."""
-    target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    target = cycle()
     own = engine(target, table(blur=0.3))
     params = SamplingParams(temperature=0.0, max_new_tokens=36, seed=0, ignore_eos=True)
     exam = Predicted(own, Candidate("hybrid", own.speculative.resolved(), None), params)

@@ -12,7 +12,6 @@ import torch
 import foretell.model.recurrent as memory
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions
 from foretell.core.errors import ConfigError
-from foretell.costs.table import CostTable
 from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.shapes import parse_shape
@@ -30,6 +29,7 @@ from foretell.model.hf.recurrent import rewind
 from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
 from tests.engine.harness import ToyTokenizer, started
+from tests.engine.test_planning import planted
 from tests.engine.traffic import Traffic
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as kangaroo_head
@@ -255,22 +255,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "COST_TIME_LIMIT_S", 0.2)
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> None:
-    """Costs where a pass takes 1 and a guess ``draft``."""
-
-    def table(self: Calibration) -> CostTable:
-        verify = {(b, b * n): 1.0 for b in (1, self.max_batch) for n in (1, 8)}
-        return CostTable(verify, {name: {(1, 1): draft, (1, 4): 4 * draft} for name in self.choices})
-
-    monkeypatch.setattr(Calibration, "table", table)
-    monkeypatch.setattr(Calibration, "kept", table)
-
-
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
 @pytest.mark.parametrize("draft", [0.001, 50.0], ids=["cheap", "dear"])
 def test_auto_plans_for_a_hybrid(family: str, draft: float, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
     """Guesses where they pay and nowhere else; the tokens are plain decoding's, in ragged batches too."""
     planted(monkeypatch, draft)
+    monkeypatch.setattr(Calibration, "kept", Calibration.table)
     model, requests = build(family), asked(4, 1.0, seed=4, most=16)
     expected = expected_of(model, requests)
     config = {"method": "draft_model", "num_speculative_tokens": 4}
@@ -308,6 +298,7 @@ def test_costs_of_a_hybrid_have_the_reading_again_in_them(monkeypatch: pytest.Mo
 def test_a_service_plans_for_a_hybrid(monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
     """Continuous batching under the default mode, rows joining and leaving."""
     planted(monkeypatch, 0.001)
+    monkeypatch.setattr(Calibration, "kept", Calibration.table)
     model, requests = build("lfm2"), asked(6, 1.0, seed=5)
     expected = expected_of(model, requests)
     engine = Engine(model, NUMBERS, speculative={"method": "draft_model"}, method=DraftModel(model))

@@ -20,9 +20,8 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
 from foretell.service import keeper as keeper_module
-from tests.engine.harness import VOCAB, ToyTokenizer, started, table
+from tests.engine.harness import ToyTokenizer, started, table
 from tests.engine.integrity import check_service
-from tests.model.table import TableLM
 from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
 
 TEXT = [7, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14, 5, 9, 4, 11] * 10
@@ -34,7 +33,7 @@ def service(
     folder: Path | None = None, *, prefixes: bool = False, seed: int | None = None, **options: Any
 ) -> Iterator[Service]:
     """seed: of another target."""
-    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1) if seed is None else table(seed)
+    target = follow() if seed is None else table(seed)
     given: dict[str, Any] = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 300, **options}
     if folder is not None:
         given["prefix_dir" if prefixes else "state_dir"] = str(folder)
