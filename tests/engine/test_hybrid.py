@@ -534,18 +534,20 @@ def _note_kept(kept: list[int], event: Any) -> None:
     kept += [node for path in event.commit.path for node in path]
 
 
+class Second:
+    """The configuration of a second method that can have trees."""
+
+    capabilities = Eagle3.capabilities
+
+    def __init__(self, *given: Any, **options: Any) -> None: ...
+
+    def load(self, loader: Any) -> Any:
+        return DraftModel(table(blur=0.3))
+
+
 def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of a service choose their verifiers, and share what was loaded for the first: trees where children are drawn
     COUPLED, chains elsewhere, since some verifiers are defined on nothing else."""
-
-    class Second:
-        capabilities = Eagle3.capabilities
-
-        def __init__(self, *given: Any, **options: Any) -> None: ...
-
-        def load(self, loader: Any) -> Any:
-            return DraftModel(table(blur=0.3))
-
     loaded = speculative_config({"method": "hybrid"})
     with monkeypatch.context() as patch:
         patch.setattr(hybrid_config, "load_reference", lambda name: Second)
@@ -568,14 +570,6 @@ def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest
 
 
 def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Second:
-        capabilities = Eagle3.capabilities
-
-        def __init__(self, *given: Any, **options: Any) -> None: ...
-
-        def load(self, loader: Any) -> Any:
-            return DraftModel(table())
-
     class Target:
         spec = replace(TARGET.spec, chains_only="its layers are recurrent")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foretell import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretell import Completion, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import depths
 from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcome, plain, sure, table
 
@@ -131,24 +131,6 @@ def test_two_streams_share_one_library() -> None:
         for stream, one in zip(streams, expected[start:], strict=False):
             assert outcome(stream.completion) == outcome(one)
     assert 0 < library_tokens(engine) <= 60
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"method": "suffix", "shape": "static"}, "cannot grow the shape 'static'"),
-        ({"method": "suffix", "suffix_decoding_min_token_prob": "0.5"}, "must be a number"),
-        ({"method": "suffix", "suffix_decoding_min_token_prob": True}, "must be a number"),
-        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "min_token_prob = 2.0 must be between 0 and 1"),
-        ({"method": "suffix", "suffix_decoding_mn_token_prob": 1}, "did you mean 'suffix_decoding_min_token_prob'"),
-        ({"method": "suffix", "draws": "iid"}, "draws from no distribution"),
-    ],
-)
-def test_mistakes(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        speculative_config(given)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_whole_number_stands_for_a_number() -> None:

@@ -1,7 +1,6 @@
 """Ollama's own client against its routes: chats and prompts, whole and in lines, tools, thoughts, what the model is."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 from foretell import __version__
 from foretell.server.protocol.ollama import GenerateRequest, OllamaChatRequest, as_chat, of_prompt
 from foretell.server.replies.ollama import OllamaChatLine, OllamaModels, OllamaShown, OllamaTextLine
-from tests.server.conftest import Serve
+from tests.server.conftest import OPENED, Serve
 from tests.server.fake import FakeService
 from tests.server.test_thoughts import Thinker, scripted, thinking
 
@@ -29,19 +28,10 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-OPENED: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def close() -> Iterator[None]:
-    yield
-    while OPENED:
-        OPENED.pop()._client.close()
-
-
 def client_at(url: Any) -> Any:
-    OPENED.append(ollama.Client(host=str(url), timeout=120))
-    return OPENED[-1]
+    made = ollama.Client(host=str(url), timeout=120)
+    OPENED.append(made._client)
+    return made
 
 
 def client_of(serve: Serve, service: Any, **options: Any) -> Any:
