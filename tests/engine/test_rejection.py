@@ -164,7 +164,7 @@ def test_reported_q_is_what_tokens_were_drawn_from(monkeypatch: pytest.MonkeyPat
             return tree
 
     config = {"method": "draft_model", "num_speculative_tokens": 4, "verify": "rejection"}
-    engine = Engine(table(), ToyTokenizer(), speculative=config, method=Spoilt(table(blur=0.5), Watched))
+    engine = Engine(table(), ToyTokenizer(), speculative=config, method=Spoilt(Watched, table(blur=0.5)))
     engine.generate_batch(mixed_requests())
     assert trees
 
