@@ -209,14 +209,6 @@ def test_mutant_residual_not_normalised_by_the_rest(monkeypatch: pytest.MonkeyPa
     assert class_error(Rejection(), Case((-1, 0, 0, 0), (F, I, I, I)), 2) > 1e-3
 
 
-def test_mutant_siblings_are_not_struck_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    use("torch", monkeypatch)
-    case = Case((-1, 0, 0, 0), (F, W, W, W))
-    assert class_error(Rejection(), case, 2) < TOLERANCE
-    monkeypatch.setattr(module, "strike", lambda unseen, token, from_q: unseen)
-    assert class_error(Rejection(), case, 2) > 0.01
-
-
 # Defined outcomes (items 6.4, 6.5, 6.6, 6.11)
 
 

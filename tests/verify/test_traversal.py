@@ -113,17 +113,6 @@ def test_mutants_are_caught(mutant: Slow, case: Case) -> None:
     assert worst(mutant, case) > 0.01
 
 
-def test_mutant_siblings_not_struck_from_q() -> None:
-    wrong = Case((-1, 0, 0, 1), (F, W, W, W))
-    out_errors = []
-    for seed in range(10):
-        probs = tables(3, 3, seed)
-        out = drafts(wrong, probs)
-        label = torch.where(out.tree.drawn_by == W, int(I), out.tree.drawn_by)
-        out_errors.append(joint_error(VERIFIER, out, probs, Evidence(replace(out.tree, drawn_by=label), out.p)))
-    assert max(out_errors) > 0.03
-
-
 def test_mutant_broken_law_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn as FIXED and labelled IID: what ``believed`` cannot see is caught by enumeration."""
     distributions = tables(3, 3, 1)
