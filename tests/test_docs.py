@@ -5,14 +5,17 @@ import importlib.util
 import inspect
 import json
 import re
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 import foretell
+from foretell.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
@@ -21,6 +24,7 @@ WALK = "docs/how-a-step-works.md"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 SPAN = re.compile(r"`([^`\n]+)`")
 SIGNATURE = re.compile(r"<!-- signature: (\S+) -->\n```python\n(.*?)\n```", re.DOTALL)
+SHELL = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NODE = re.compile(r"^\| (\d) \| `(\S+)` \| (0\.\d+) \| (0\.\d+) \|$", re.MULTILINE)
 TOP = ("src/", "tests/", "benchmarks/", "recipes/", "examples/", "docs/")
 
@@ -274,6 +278,48 @@ def test_a_name_that_is_not_there_is_found() -> None:
     ]
     text = " ".join(f"``{name}``" for name in (*wrong, *right, "model.layers"))
     assert stale_names(PACKAGE / "engine/loop.py", text, known, files) == wrong
+
+
+def commands(text: str) -> list[list[str]]:
+    """Words of every command of ``foretell`` and ``python`` in a page's blocks."""
+    lines = [line for block in SHELL.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    parts = [part for line in lines for part in re.split(r" (?:\||&|&&)(?: |$)|; ", re.split(r"(?:^| )#", line)[0])]
+    words = [shlex.split(part) for part in parts if re.match(r" *(?:foretell|python) ", part)]
+    return [one[: one.index(">")] if ">" in one else one for one in words]
+
+
+def unknown(words: list[str]) -> list[str]:
+    """What of a command is not there: options of ``foretell``'s by their parser, others' by the sources of their folder."""
+    program, name, *rest = words
+    if program == "foretell":
+        group = typer.main.get_command(app)
+        command = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
+        if command is None:
+            return [name]
+        try:
+            command.make_parser(typer.Context(command)).parse_args(list(rest))
+        except Exception as error:  # typer brings its own click
+            return [str(error)]
+        return []
+    module, options = (rest[0].replace(".", "/"), rest[1:]) if name == "-m" else (name.removesuffix(".py"), rest)
+    file, folder = (ROOT / module).with_suffix(".py"), ROOT / module
+    if not file.is_file() and not folder.is_dir():
+        return [module]
+    sources = [each.read_text(encoding="utf-8") for each in (*file.parent.glob("*.py"), *folder.glob("*.py"))]
+    given = {word.partition("=")[0] for word in options if word.startswith("--")}
+    return sorted(word for word in given if not any(f'"{word}"' in source for source in sources))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_documents_are_understood(page: str) -> None:
+    assert {" ".join(words): wrong for words in commands(read(page)) if (wrong := unknown(words))} == {}
+
+
+def test_a_command_that_is_not_there_is_found() -> None:
+    page = (
+        "```sh\nforetell serv x  # a word\nforetell serve --no-such \\\n --port 4\npython -m benchmarks.real --no\n```"
+    )
+    assert [bool(unknown(words)) for words in commands(page)] == [True, True, True]
 
 
 def test_what_a_package_needs_is_public() -> None:

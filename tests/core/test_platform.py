@@ -168,7 +168,7 @@ def test_grammars_are_compiled_where_a_process_has_no_limits(monkeypatch: pytest
 
     monkeypatch.setattr(compiling.subprocess, "Popen", popen)
     monkeypatch.setattr(compiling, "CPU_S", 0.5)
-    check = CompileCheck(foretell.Engine.load("bundled").tokenizer, 8192, [0])
+    check = CompileCheck(compiling.as_text(foretell.Engine.load("bundled").tokenizer), 8192, [0])
     try:
         assert check.check('{"grammars": [{"json_schema": {"type": "boolean"}}]}', "schema") == ""
         slow = json_grammar({"type": "integer", "multipleOf": 765432})

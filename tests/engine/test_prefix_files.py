@@ -2,6 +2,8 @@
 
 import random
 from pathlib import Path
+from threading import Event, Thread, Timer, current_thread
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +165,33 @@ def test_a_hybrid_takes_up_states_and_heads_take_up_hidden_states(
     assert told.token_ids == warm.token_ids == cold.token_ids
     assert told.num_cached_tokens == warm.num_cached_tokens > 64
     assert told.steps == cold.steps
+
+
+def test_a_file_may_be_read_before_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, on another thread; who asks meanwhile waits for it."""
+    first = files(tmp_path)
+    put(first, held(TEXT))
+    known = again(first)
+    go, threads, get = Event(), list[Thread](), known.shelf.get
+
+    def slow(name: str) -> Any:
+        threads.append(current_thread())
+        assert go.wait(30.0)
+        return get(name)
+
+    monkeypatch.setattr(known.shelf, "get", slow)
+    store = PrefixStore(1 << 24, known)
+    assert store.load(TEXT[:60], (), A) is None, "so few tokens are not worth a file"
+    loading = store.load(TEXT, (), A)
+    assert loading is not None
+    assert loading is store.load(TEXT, (), A)
+    assert not loading.done()
+    Timer(0.05, go.set).start()
+    found = store.find(TEXT, (), A)
+    assert found is not None
+    assert found[1] == 100
+    assert len(threads) == 1
+    assert threads[0] is not current_thread()
+    assert store.load(TEXT, (), A) is None, "it is in memory now"
+    assert PrefixStore(1 << 24).load(TEXT, (), A) is None
+    check_prefixes(store)

@@ -14,7 +14,7 @@ from foretell.core.measured import MAX_AGE_S, file_of
 from foretell.costs import files
 from foretell.costs.files import identity, load, save
 from foretell.costs.measure import PLAIN, StepSeconds, depths, grid, measure
-from foretell.costs.table import CostTable, isotonic
+from foretell.costs.table import PASS, CostTable, TextCosts, isotonic
 from foretell.engine.recorder import StepTime
 from foretell.planner.corrections import Corrections
 from foretell.theory.run_costs import step_costs
@@ -162,6 +162,30 @@ def test_a_table_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert file_of(key).parent == tmp_path / "costs"
     assert [file.suffix for file in file_of(key).parent.iterdir()] == [".json"]
     assert file_of(identity({"name": "t", "weight_bytes": 6}, {"m": {"depth": 4}})) != file_of(key)
+
+
+def test_what_one_command_has_measured_serves_others_that_need_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    texts, draft = {PASS: TextCosts(1e-6)}, {"m": {(1, 1): 0.1}, "n": {(1, 1): 0.2}}
+    made = CostTable({(1, 1): 1.0}, draft, {"m": 0.01, "n": 0.02}, texts)
+    model, methods = {"name": "t", "max_batch": 8, "longest": 4096}, {"m": {"depth": 4}, "n": {"depth": 2}}
+    file_of({}).parent.mkdir()
+    (file_of({}).parent / "a.json").write_text("{", encoding="utf-8")  # other measurements lie there, too
+    assert save(made, identity(model, methods))
+    part = load(identity({**model, "max_batch": 1, "longest": 2048}, {"m": {"depth": 4}}))
+    assert part == CostTable({(1, 1): 1.0}, {"m": {(1, 1): 0.1}}, {"m": 0.01}, texts)
+    for changed, asked in (
+        ({"max_batch": 9}, methods),
+        ({"longest": 8192}, methods),
+        ({"name": "u"}, methods),
+        ({}, {"m": {"depth": 5}}),
+        ({}, {**methods, "o": {}}),
+    ):
+        assert load(identity({**model, **changed}, asked)) is None
+    monkeypatch.setattr(files, "source_digest", lambda: "another")
+    assert load(identity(model, {"m": {"depth": 4}})) is None
 
 
 def test_a_table_is_of_the_code_that_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

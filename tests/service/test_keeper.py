@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from foretell import Engine, Service, ServiceOptions
 from foretell.core.errors import ConfigError
+from foretell.core.shelf import Shelf
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix, SuffixOptions
 from foretell.methods.draft_model.drafter import DraftModel
@@ -22,6 +24,7 @@ from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
 from foretell.service import keeper as keeper_module
 from tests.engine.harness import ToyTokenizer, started, table
 from tests.engine.integrity import check_service
+from tests.service.test_service import Mailbox
 from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
 
 TEXT = [7, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14, 5, 9, 4, 11] * 10
@@ -199,6 +202,31 @@ def test_a_prompt_is_known_after_a_start(tmp_path: Path) -> None:
     assert mine[0] == first[0] == others[0]
     assert mine[3] == len(TEXT) - 1
     assert others[3] == nobodys[3] == first[3] == 0
+
+
+def test_others_decode_while_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request whose prompt it holds waits for it, and then takes it up."""
+    with service(tmp_path, prefixes=True) as before:
+        (expected,) = seen(before, asked("1", TEXT, "none", 10))
+    go, get, box = Event(), Shelf.get, Mailbox()
+
+    def slow(shelf: Shelf, name: str) -> Any:
+        assert go.wait(30.0)
+        return get(shelf, name)
+
+    monkeypatch.setattr(Shelf, "get", slow)
+    with service(tmp_path, prefixes=True) as after:
+        after.submit(asked("neighbour", [5], "none", 250), box.hear)
+        while "neighbour" not in box.updates:
+            time.sleep(0.001)
+        after.submit(asked("2", TEXT, "none", 10), box.hear)
+        assert box.last("neighbour").completion is not None, "it has ended while the other one waited"
+        assert "2" not in box.updates
+        go.set()
+        completion = box.last("2").completion
+    assert completion is not None
+    assert completion.token_ids == expected[0]
+    assert completion.num_cached_tokens == len(TEXT) - 1
 
 
 def test_kv_of_another_target_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

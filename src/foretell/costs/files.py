@@ -1,4 +1,5 @@
-"""Cost tables on disk: one for each machine, model and set of methods."""
+"""Cost tables on disk: one for each machine, model and set of methods. One of more methods, or larger batches, serves too:
+``generate``, ``chat`` and ``doctor`` plan by what ``serve`` has measured."""
 
 import json
 import logging
@@ -7,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 from foretell.core.measured import file_of, machine, read, write
 from foretell.core.provenance import accelerator, source_digest
 from foretell.costs.table import CostTable
 
 log = logging.getLogger(__name__)
 FORMAT = 5
+_MORE = ("max_batch", "longest")
+"""Of a model: a table that was measured to more of them says what it says to less."""
 
 
 def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,14 +47,36 @@ def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> 
 
 
 def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
-    """The table kept for this identity; None where there is none or it cannot be used."""
+    """The table kept for this identity, or the part for it of one of more; None where there is none or it cannot be
+    used."""
     path = path or file_of(key)
     try:
         return CostTable.from_json(read(key, path))
     except FileNotFoundError:
-        return None
+        return next((found for other in sorted(path.parent.glob("*.json")) if (found := _part(key, other))), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         log.debug("costs: %s is not used (%s); measuring again", path, error)
+        return None
+
+
+def _part(key: Mapping[str, Any], path: Path) -> CostTable | None:
+    """What a file says of an identity, where that is a part of its own."""
+    try:
+        own = parse_json(path.read_text(encoding="utf-8"))["key"]
+        model, methods = own["model"], own["methods"]
+        enough = all(model[name] >= key["model"][name] for name in _MORE)
+        mine = {**own, "model": {**model, **{name: key["model"][name] for name in _MORE}}, "methods": key["methods"]}
+        if not enough or mine != key or any(methods[name] != each for name, each in key["methods"].items()):
+            return None
+        return CostTable.from_json(read(own, path)).of_methods(key["methods"])
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ConfigError,
+    ):  # other measurements are kept there too
         return None
 
 

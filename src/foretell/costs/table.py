@@ -8,8 +8,8 @@ linearly. Attention reads the whole text, which adds to both in proportion to it
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,6 +167,13 @@ class CostTable:
     def is_steady(self) -> bool:
         """Whether the figures look like those of a machine that did nothing else."""
         return max(self.spread, self.disorder) <= MAX_SPREAD
+
+    def of_methods(self, names: Collection[str]) -> "CostTable":
+        """Without the costs of other methods."""
+        draft = {name: cells for name, cells in self.draft_cells.items() if name in names}
+        lag = {name: seconds for name, seconds in self.lag_seconds.items() if name in names}
+        texts = {name: text for name, text in self.texts.items() if name == PASS or name in names}
+        return replace(self, draft_cells=draft, lag_seconds=lag, texts=texts)
 
     def least(self, other: "CostTable") -> "CostTable":
         """Of two measurements the lesser figure of every cell: a step on a busy machine takes longer than it must, never

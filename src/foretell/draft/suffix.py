@@ -34,6 +34,8 @@ from foretell.model.target import Target
 MAX_CACHED = 2**32
 MAX_MATCH = 64
 """Longer matches count as this: a token of text costs at most so many operations."""
+COMES = 0.9
+"""The chance that a token of what a grammar leaves no choice about is kept: a model may write the text by others."""
 PER_TOKEN = 1.0
 """Guesses in a line for each token of the match."""
 
@@ -259,10 +261,14 @@ class SuffixDrafter(RowDrafter):
 
     def guesses(self, context: Context, shape: Shape) -> list[tuple[list[Node], float]]:
         """Of each row the nodes that ``propose`` makes a tree of, and their score."""
-        return [
+        made = [
             self._guess(row, shape, depth_limit, context.least_chance)
             for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
         ]
+        if not context.processors.reads_history or context.least_chance > COMES:
+            return made
+        coming = context.processors.coming(context.history, context.depth_limit)
+        return list(map(_with, made, coming, [min(shape.depth, most) for most in context.depth_limit]))
 
     def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int, least: float = 0.0) -> tuple[list[Node], float]:
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
@@ -296,6 +302,15 @@ class SuffixDrafter(RowDrafter):
         self.observe(last)
 
 
+def _with(made: tuple[list[Node], float], coming: Sequence[int], most: int) -> tuple[list[Node], float]:
+    """Guesses of a lookup, or what comes where they do not say all of that; and the score. most: tokens of it."""
+    nodes, score = made
+    line = list(enumerate(coming[:most]))
+    if not line or nodes[: len(line)] == line:
+        return made
+    return line, max(score, COMES * len(line))
+
+
 class Suffix(Method):
     """``--method suffix``. The shape "opt_tree" reads size, width and depth; its threshold weighs a drafter's pass,
     and here a deeper guess costs none, so ``min_token_prob`` alone limits the nodes.
@@ -313,6 +328,7 @@ class Suffix(Method):
         learns=True,
         by_request=True,
         weighs=True,
+        expects=True,
     )
 
     def __init__(self, options: SuffixOptions | None = None, *, fills: bool = False) -> None:

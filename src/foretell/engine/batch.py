@@ -105,7 +105,10 @@ class Batch:
 
     def waits(self, row: Row) -> bool:
         """Whether a row should not arrive yet: a prompt that is being read begins as its own does, and will be in the
-        prefix store sooner than both would have been read. Agents that begin at once read their system text once."""
+        prefix store sooner than both would have been read. Agents that begin at once read their system text once. Or its
+        beginning is on a disk, and others need not wait for that."""
+        if self.members and self.prompts.is_loading(row):
+            return True
         if any(arrival.row is row.waits_for for arrival in self.arrivals):
             return True
         row.waits_for = None
@@ -334,6 +337,11 @@ class Batch:
     def parts(self) -> list[Part]:
         """The drafter and verifier of each group of rows."""
         return [Part(group.start, group.stop, group.method.name, group.shape, group.verifier) for group in self.groups]
+
+    def num_expected(self, asked: Sequence[bool]) -> list[int]:
+        """Tokens that logits processors expect next (``coming_of``), of the members that are asked."""
+        assert self.state is not None
+        return list(map(len, self.state.processors.coming(self.state.history, asked)))
 
     def num_unread(self) -> list[int]:
         """Known tokens that each member's drafter has not read."""

@@ -48,9 +48,23 @@ class GuardedPlanner:
             return None
         return self._checked(self._ask(None, self.inner.again, depth_limit, lagging=lagging), self._members)
 
+    def asks_expected(self, batch: int, length: float) -> bool:
+        """See ``Planner``; also where costs are not known."""
+        if self._held_back:
+            return self.inner.expected.can_pay(batch, length, None)
+        return self._members is not None and self._ask(False, self.inner.asks_expected, batch, length)
+
+    def with_expected(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+        """See ``Planner``; also where costs are not known."""
+        if self._held_back:
+            return self.inner.expected.unplanned(plan, rows)
+        return plan if self._members is None else self._ask(plan, self.inner.with_expected, plan, rows)
+
     def observe(self, plan: StepPlan, step: StepObservation) -> None:
         """See ``Planner``; only of steps that it has planned."""
         if self._members is None:
+            if plan.expected:
+                self.inner.expected.learn(step.rows)
             return
         self._ask(None, self.inner.observe, plan, step)
         if self._has_failed and self._members is not None:

@@ -20,7 +20,7 @@ from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.guarded_planner import GuardedPlanner
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
-from foretell.engine.request.job import Job, Phase, deliver, observation_of, plain_reason, view_of
+from foretell.engine.request.job import Job, Phase, deliver, expects, observation_of, plain_reason, view_of
 from foretell.engine.request.result import Completion, Sink, Update
 from foretell.engine.request.row import Row
 from foretell.engine.request.scoring import Scoring
@@ -340,15 +340,27 @@ class Loop:
         """How deep each member may guess, and when it was planned: now, or (began) with an earlier step."""
         if self.planner is None:
             return None, began
+        plan, planned = self._standing_plan(self.planner, jobs, began)
+        if any(plan.caps) or not any(map(expects, jobs)):
+            return plan, planned
+        if not self.planner.asks_expected(len(jobs), sum(job.row.length for job in jobs) / len(jobs)):
+            return plan, planned
+        counts = self.batch.num_expected([expects(job) for job in jobs])
+        if not any(counts):
+            return plan, planned
+        views = [view_of(job, expected=count) for job, count in zip(jobs, counts, strict=True)]
+        return self.planner.with_expected(plan, views), planned
+
+    def _standing_plan(self, planner: GuardedPlanner, jobs: Sequence[Job], began: float) -> tuple[StepPlan, float]:
         coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
         # The batch's list of members is another one wherever they change.
         if self._planned is self.batch.members and not self.batch.arrivals and not coming:
             lagging = self._led and len(jobs) == 1 and self.batch.num_unread()[0] > 2
-            plan = self.planner.again(jobs[0].row.depth_limit, lagging=lagging)
+            plan = planner.again(jobs[0].row.depth_limit, lagging=lagging)
             if plan is not None:
                 return plan, began
         self._planned = self.batch.members
-        plan = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
+        plan = planner.plan(self._views(), len(self.batch.arrivals) + coming)
         plan.caps = self.share(plan.caps)
         return plan, perf_counter()
 

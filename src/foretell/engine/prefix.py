@@ -10,9 +10,10 @@ adapter that it was read with, whose keys and values they are.
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -113,6 +114,10 @@ class Further(Protocol):
         """As ``PrefixStore.find``: one that shares clearly more than ``least`` tokens."""
         ...
 
+    def load(self, ids: list[int], layers: tuple[int, ...], owner: Owner, least: int) -> Future[Any] | None:
+        """Begin to read on another thread what ``find``, which waits for the rest, would read. None: it reads nothing."""
+        ...
+
 
 class PrefixStore:
     """Prefixes by their blocks, the least recently used forgotten first."""
@@ -140,6 +145,13 @@ class PrefixStore:
                 found = prefix, prefix.reach(shared(ids, prefix.ids))
         self.num_hits += 0 if found is None else found[1]
         return found
+
+    def load(self, ids: list[int], layers: tuple[int, ...], owner: Owner = None) -> Future[Any] | None:
+        """See ``Further``."""
+        if self.further is None:
+            return None
+        found = self.held(ids, layers, owner)
+        return self.further.load(ids, layers, owner, 0 if found is None else found[1])
 
     def held(self, ids: list[int], layers: tuple[int, ...], owner: Owner = None) -> tuple[Prefix, int] | None:
         """``find`` among those in memory."""

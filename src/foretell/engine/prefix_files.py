@@ -1,13 +1,16 @@
 """Prefixes on disk: what ``prefix.py`` holds, for a process to come. ``Shelf`` says how files are kept.
 
 A file is one text: its tokens, and the tensors of a ``Prefix``. The index of all files is made again at the start from
-their tokens. Looking up and loading are the engine's thread's; writing is another's, and makes a new index each time.
+their tokens. Looking up is the engine's thread's, and loading where nothing decodes meanwhile; writing is another's, and
+makes a new index each time.
 """
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,8 @@ MIN_GAIN = 64
 """Tokens more than what is held already that a file must bring, to be read or to be written."""
 MIN_GAIN_SHARE = 1 / 8
 """The same as a share of a text, to be written: a conversation is written again each time that it is so much longer."""
+MOST_AHEAD = 4
+"""Files that are read before they are asked for: no more than are waited for, as a rule."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class PrefixFiles:
     def __init__(self, shelf: Shelf) -> None:
         """Reads the tokens of all files."""
         self.shelf = shelf
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="foretell-prefixes")
+        self._ahead: dict[str, Future[dict[str, Tensor] | None]] = {}  # files that are read beside the engine
         self._texts: dict[str, _Text] = {}
         for name, _ in sorted(shelf.entries.items(), key=lambda item: item[1].used):
             try:
@@ -59,20 +66,36 @@ class PrefixFiles:
 
     def find(self, ids: list[int], layers: tuple[int, ...], owner: Owner, least: int) -> Prefix | None:
         """See ``Further``; its tensors are views of the file. Files that are damaged are left out."""
-        if adapter_of(owner):
+        for text in self._worth(ids, layers, owner, least):
+            ahead = self._ahead.pop(text.name, None)
+            found = self.shelf.get(text.name) if ahead is None else ahead.result()
+            if found is not None:
+                return _prefix(text, found, owner)
+            self._forget(text.name)
+        return None
+
+    def load(self, ids: list[int], layers: tuple[int, ...], owner: Owner, least: int) -> Future[Any] | None:
+        """See ``Further``."""
+        text = next(self._worth(ids, layers, owner, least), None)
+        if text is None:
             return None
+        if text.name not in self._ahead:
+            while len(self._ahead) >= MOST_AHEAD:  # of requests that have gone
+                self._ahead.pop(next(iter(self._ahead))).cancel()
+            self._ahead[text.name] = self._reader.submit(self.shelf.get, text.name)
+        return self._ahead[text.name]
+
+    def _worth(self, ids: list[int], layers: tuple[int, ...], owner: Owner, least: int) -> Iterator[_Text]:
+        """Files that share clearly more than ``least`` tokens with ids, the most first."""
+        if adapter_of(owner):
+            return
         mine = self.owner(owner)
         for key in reversed(block_hashes(ids, mine)):
             text = self._blocks.get(key)
             if text is None or not text.serves(mine, layers):
                 continue
-            if reach(text.positions, shared(ids, text.ids)) < least + MIN_GAIN:
-                continue
-            found = self.shelf.get(text.name)
-            if found is not None:
-                return _prefix(text, found, owner)
-            self._forget(text.name)
-        return None
+            if reach(text.positions, shared(ids, text.ids)) >= least + MIN_GAIN:
+                yield text
 
     def put(self, prefix: Prefix) -> None:
         """Write a text, unless files hold nearly all of it; the files of what it begins with go. Sets ``settled`` but where

@@ -57,6 +57,14 @@ class PromptReader:
         self.on_prompt: Callable[[Row, int, Tensor], None] | None = None
         self.seconds_drafting = 0.0  # that drafters took to read prompts, in the last ``Batch.read``
 
+    def is_loading(self, row: Row) -> bool:
+        """Whether a file with the beginning of its text is being read, beside those that decode."""
+        if self.prefixes is not None and not row.has_looked:
+            row.has_looked, layers = True, row.choice.method.prompt_taps
+            load, owner = self.prefixes.load, row.submission.owner
+            row.loading = self._failures.run("prefixes", None, load, row.known[:-1], layers, owner)
+        return row.loading is not None and not row.loading.done()
+
     def reuse(self, arrival: Arrival) -> None:
         """Copy what the prefix store knows of a text."""
         if self.prefixes is None:

@@ -285,7 +285,8 @@ def _batches(
     reader: _Reader, prompt: list[int], nodes: list[int], after: list[int], second: Read, *, has_trees: bool
 ) -> Iterator[tuple[str, Read, Read]]:
     """Rows of several lengths and trees, some with adapters where there are any; two stay, in another order."""
-    others, one = [prompt[: len(prompt) - 5], prompt[: len(prompt) // 3]], reader.some(8, 3)
+    # Five nodes with an adapter: native passes take its term of four at once.
+    others, one = [prompt[: len(prompt) - 5], prompt[: len(prompt) // 3]], reader.some(8, 5)
     path = [nodes[node] for node in SECOND]
     mine, above = (nodes, TREE) if has_trees else ([*path, *(4 * [0])], (-1, 0, 1, 2, -1, -1, -1, -1))
     place = SECOND if has_trees else range(len(path))
@@ -293,11 +294,11 @@ def _batches(
     target = reader.open(prompt, *others, loras=loras)
     lengths = [len(prompt), *map(len, others)]
     lone = [-1] * (len(TREE) - 1)
-    parents = [above, (-1, 0, 1, *lone[2:]), (-1, *lone)]
-    rows = reader.read(target, [mine, [*one, *(5 * [0])], [one[0], *(7 * [0])]], lengths, parents)
+    parents = [above, (-1, 0, 1, 2, 3, *lone[4:]), (-1, *lone)]
+    rows = reader.read(target, [mine, [*one, *(3 * [0])], [one[0], *(7 * [0])]], lengths, parents)
     yield "a batch", _of(rows[0], place), _of(second, range(len(path)))
     name = "an adapter in a batch" if loras[1] else "a batch"
-    yield name, _of(rows[1], range(3)), reader.line(others[0], one, loras[1])
+    yield name, _of(rows[1], range(5)), reader.line(others[0], one, loras[1])
     src, dst = _moved(lengths[0], list(place))
     held = [[lengths[row] + at for at in range(len(path))] for row in (1, 2)]
     moves = (torch.tensor([first, *held], device=reader.device) for first in (src, dst))

@@ -25,6 +25,7 @@ class StepPlan:
     trial: bool = False
     charged: float | None = None  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once
+    expected: bool = False  # rows guess what is expected of them alone
     members: tuple[str, ...] = ()  # ids of the requests that it was made for, by row: it is of no use to others
 
     def fits(self, members: tuple[str, ...]) -> bool:

@@ -18,6 +18,7 @@ from foretell.planner.acceptance import Acceptance
 from foretell.planner.budget import Budget
 from foretell.planner.corrections import Corrections
 from foretell.planner.decisions import Decision, Decisions
+from foretell.planner.expected import Expected
 from foretell.planner.live_speed import LiveSpeed
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.offers import Offers
@@ -63,6 +64,7 @@ class Planner:
         self._skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
         self._plain_skip = self._plain_skipped = 0  # plain steps that corrections are not told of, and those so far
         self._least = 0.0  # of plans while the decision stands
+        self.expected = Expected()
         self._begin(costs)
 
     def _begin(self, costs: CostTable) -> None:
@@ -271,6 +273,17 @@ class Planner:
         self._age += 1
         return self._last
 
+    def asks_expected(self, batch: int, length: float) -> bool:
+        """Whether ``with_expected`` may plan guesses for so many rows; length: of their texts, mean."""
+        return self.mode == "auto" and self.expected.can_pay(batch, length, self._offers)
+
+    def with_expected(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+        """A plan of this planner; where nobody guesses by it, one by which rows guess what is expected of them, as far as
+        that pays."""
+        if self.mode != "auto" or any(plan.caps) or plan.charged is not None:
+            return plan
+        return self.expected.plan(plan, rows, self._offers)
+
     @property
     def _stands(self) -> bool:
         """Whether the next plan for the same rows is that of the decision that stands."""
@@ -329,6 +342,11 @@ class Planner:
             self._decisions.since_plain, self._speed.guessed = 0, False
             self._learn_plain(step)
             self._speed.count(step.seconds, step.seconds)
+            return
+        if plan.expected:
+            self._speed.guessed = True
+            plain, kept = self._offers.plain(step.batch, step.length), self.expected.learn(step.rows)
+            self._speed.count((step.batch + kept) / step.batch * plain, step.seconds)
             return
         if self.parts and step.rows:
             step = replace(step, rows=self._own_rows(plan, step.rows))

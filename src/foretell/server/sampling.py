@@ -103,6 +103,10 @@ class AllowedTokens:
         """See ``Held``."""
         return self._known.issuperset(token_ids)
 
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """See ``Held``."""
+        return ()
+
     def stop(self, reason: str) -> None:
         """See ``Held``: another processor has its own."""
 

@@ -1,12 +1,13 @@
 """A logits processor inside a service: its failure, and its time, are its own request's and not the batch's."""
 
 import logging
+from collections.abc import Sequence
 from time import thread_time
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from foretell.core.params import LogitsProcessor
+from foretell.core.params import LogitsProcessor, coming_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,18 @@ class GuardedProcessor:
     def left_out(self) -> tuple[str, ...]:
         """What the processor does not enforce."""
         return tuple(getattr(self.processor, "left_out", ()))
+
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """The processor's; none where that fails. Its time counts."""
+        begun = thread_time()
+        try:
+            made = () if self._is_over else coming_of(self.processor, ids)
+        except Exception:
+            logger.exception("a logits processor failed")
+            return ()
+        if made and isinstance(self.processor, Limited):
+            self._in_time(self.processor, thread_time() - begun, len(ids))
+        return made
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The processor's result. Where it fails, or is out of time, all tokens are excluded, which ends the request."""

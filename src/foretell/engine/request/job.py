@@ -58,12 +58,19 @@ def deliver(job: Job, index: int, event: StepEvent) -> None:
         job.undelivered = (tuple(pieces), trace)
 
 
-def view_of(job: Job, num_unread: int = 0) -> RowView:
+def view_of(job: Job, num_unread: int = 0, expected: int = 0) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
         job.row.request_id, job.row.method, job.row.choice.depth, job.row.depth_limit, num_unread,
-        job.row.submission.always, job.row.heat, job.row.length,
+        job.row.submission.always, job.row.heat, job.row.length, expected,
     )  # fmt: skip
+
+
+def expects(job: Job) -> bool:
+    """Whether the request's grammar may say what comes, and its method would guess that."""
+    method = job.row.choice.method
+    can_guess = (method.light or method).capabilities.expects
+    return can_guess and getattr(job.row.params.logits_processor, "coming", None) is not None
 
 
 def observation_of(

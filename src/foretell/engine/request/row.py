@@ -1,7 +1,9 @@
 """A request as it is decoded: its tokens, their pieces of text, where it ends, and its figures."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from foretell.core.errors import ForetellError
 from foretell.core.params import HEATS, SamplingParams
@@ -57,6 +59,8 @@ class Row:
     num_preemptions: int = 0
     lora: int = 0  # as ``KVCache.loras`` has it
     beginnings: tuple[bytes, ...] = ()  # of its prompt: see ``engine/beginnings.py``
+    loading: Future[Any] | None = None  # a file of the prefix store, read while others decode ...
+    has_looked: bool = False  # ... where there is one, which is asked once
     waits_for: "Row | None" = None  # whose prompt, which begins as its own does, is being read
     answer_ends: frozenset[int] = frozenset()  # tokens that end the answer, and nothing of a thought
     state: ThoughtState | None = None  # where a thought or the answer stands, if such tokens are looked for

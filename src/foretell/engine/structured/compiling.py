@@ -46,12 +46,12 @@ def _hear(pipe: IO[bytes], lines: "SimpleQueue[bytes]") -> None:
 
 
 class CompileCheck:
-    """One process for one tokenizer, started at the first grammar and after each that had to be ended. Thread-safe."""
+    """One process for one tokenizer, started at once and after each grammar for which it had to be ended. Thread-safe."""
 
-    def __init__(self, tokenizer: Any, n_vocab: int, eos_token: list[int]) -> None:
-        """tokenizer: see ``as_text``."""
+    def __init__(self, tokenizer: str, n_vocab: int, eos_token: list[int]) -> None:
+        """tokenizer: see ``as_text``. The process reads it, for a second, beside whoever else does."""
         self._given = {
-            "tokenizer": as_text(tokenizer),
+            "tokenizer": tokenizer,
             "n_vocab": n_vocab,
             "eos_token": eos_token,
             "limits": LIMITS,
@@ -59,9 +59,11 @@ class CompileCheck:
             "max_bytes": MAX_BYTES,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_reading = False  # the tokenizer, before its first answer
         self._lock = Lock()
         # What was too much, as it was told, and what was said of it.
         self._refused: OrderedDict[str, str] = OrderedDict()
+        self._start()
 
     def check(self, grammar: str, what: str) -> str:
         """The compiler's error, "" where there is none. Raises ConfigError for a grammar that is too large or takes too
@@ -107,6 +109,8 @@ class CompileCheck:
     def _answer_to(self, line: str) -> Any:
         if self._process is None or self._process.poll() is not None:
             self._start()
+        if self._is_reading:
+            self._wait()
         self._tell(line)
         return self._answer(WAIT_S)
 
@@ -122,12 +126,23 @@ class CompileCheck:
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         # A pipe is read with a limit of time on a thread of its own: Windows selects among sockets alone.
         Thread(target=_hear, args=(self._process.stdout, self._lines), name="foretell-grammars", daemon=True).start()
+        # A pipe takes some 64 kB at once, and the process reads no more before it has started.
+        Thread(target=self._give, args=(self._process.stdin,), name="foretell-grammars", daemon=True).start()
+        self._is_reading = True
+
+    def _give(self, pipe: IO[bytes]) -> None:
+        with suppress(OSError, ValueError):  # it has ended: who waits for its answer is told
+            pipe.write(json.dumps(self._given).encode() + b"\n")
+            pipe.flush()
+
+    def _wait(self) -> None:
+        """Until the process has read the tokenizer."""
         try:
-            self._tell(json.dumps(self._given))
             self._answer(START_S)
         except (OSError, EOFError, TimeoutError) as error:
             self._end()
             raise ConfigError("grammars cannot be compiled here: the process that tries them does not start") from error
+        self._is_reading = False
 
     def _tell(self, line: str) -> None:
         assert self._process is not None

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.engine.structured.coming import TAIL, Coming
 from foretell.engine.structured.compiling import LIMITS, CompileCheck, as_text
 from foretell.engine.structured.enforceable import Reduced, Schema, loosened, reduced
 from foretell.engine.structured.keywords import HELD, NOT_HELD
@@ -61,14 +62,14 @@ class Constraints:
                 "without an end token a constrained output could not end"
             )
         try:
-            width = max(vocab_size, len(tokenizer))
-            self._tokenizer: LLTokenizer = LLTokenizer(as_text(tokenizer), n_vocab=width, eos_token=list(eos_token_ids))
+            width, text, ends = max(vocab_size, len(tokenizer)), as_text(tokenizer), list(eos_token_ids)
+            self._check = CompileCheck(text, width, ends)
+            self._tokenizer: LLTokenizer = LLTokenizer(text, n_vocab=width, eos_token=ends)
         except Exception as error:  # llguidance passes on errors of its Rust code
             raise ConfigError(
                 f"constrained outputs need a fast tokenizer, not {type(tokenizer).__name__}: {error}"
             ) from error
-        self._check = CompileCheck(tokenizer, width, list(eos_token_ids))
-        self._limits = LLParserLimits(**LIMITS)
+        self._limits, self._coming = LLParserLimits(**LIMITS), Coming(self._tokenizer, vocab_size)
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._decode = tokenizer.decode
         self._added = [
@@ -223,7 +224,8 @@ class Constraints:
         if first.is_error():
             raise ConfigError(f"the {what} cannot be used: {_said(first.get_error())}")
         more = _unnamed(map(str, matcher.get_grammar_warnings()), left_out)
-        return Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(sorted({*left_out, *more})))
+        left_out = tuple(sorted({*left_out, *more}))
+        return Constraint(matcher, self.vocab_size, self.eos_token_ids, left_out, self._coming)
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool = False, compact: bool = False) -> str:
@@ -258,17 +260,22 @@ class Constraint:
     """One compiled grammar. Immutable; any number of requests and choices may use it at once."""
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], left_out: tuple[str, ...]
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        left_out: tuple[str, ...],
+        coming: Coming,
     ) -> None:
         """matcher: at the beginning of an output, and never moved. left_out: places of the schema that are not
         enforced, JSON pointers without their first slash (``properties/to/pattern``). Made by ``Constraints``."""
         self._matcher, self.vocab_size, self.eos_token_ids = matcher, vocab_size, eos_token_ids
-        self.left_out = left_out
+        self.left_out, self._coming = left_out, coming
 
     def processor(self, num_prompt: int) -> "ConstraintProcessor":
         """The ``SamplingParams.logits_processor`` of one request whose prompt has this many tokens."""
-        fresh, left_out = self._matcher.deep_copy, self.left_out
-        return ConstraintProcessor(fresh, self.vocab_size, self.eos_token_ids, num_prompt, left_out)
+        fresh, ends = self._matcher.deep_copy, self.eos_token_ids
+        return ConstraintProcessor(fresh, self.vocab_size, ends, num_prompt, self.left_out, self._coming)
 
     def permits(self, token_ids: Sequence[int]) -> bool:
         """Whether an output, end tokens aside, is whole: for tests and for checking finished texts."""
@@ -292,9 +299,10 @@ class ConstraintProcessor:
         eos_token_ids: tuple[int, ...],
         num_prompt: int,
         left_out: tuple[str, ...] = (),
+        coming: Coming | None = None,
     ) -> None:
         """fresh makes a matcher that stands at the beginning. left_out: see ``Constraint``."""
-        self.left_out = left_out
+        self.left_out, self._coming = left_out, coming
         self._fresh, self._matcher = fresh, fresh()
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)  # what the matcher has consumed
         self._vocab_size, self._num_prompt = vocab_size, num_prompt
@@ -306,6 +314,7 @@ class ConstraintProcessor:
         self._real_bits = np.packbits(np.ones(vocab_size, np.uint8), bitorder="little")
         self._memo: dict[bytes, NDArray[np.uint8] | None] = {}
         self._anchor: NDArray[np.int64] = np.zeros(0, np.int64)  # the memo's keys are what follows it
+        self._known: tuple[NDArray[np.int64], Sequence[int]] | None = None  # the last text, and what comes after it
         self.error = ""
         self._is_stopped = False
 
@@ -317,16 +326,26 @@ class ConstraintProcessor:
         """Whether an output can begin with these, no end among them."""
         return bool(self._fresh().try_consume_tokens(list(token_ids)) == len(token_ids))
 
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice about after a text, as guesses (``Coming``)."""
+        output = np.array(ids[self._num_prompt :], np.int64)
+        if self._known is not None and np.array_equal(self._known[0], output):  # the planner asked
+            return self._known[1]
+        found: Sequence[int] = ()
+        bits = None if self._coming is None or self._is_stopped else self._permitted(output)
+        if self._coming is not None and bits is not None and self._moved(output) == len(output):
+            found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist(), bits)
+            outside = next((at for at, token in enumerate(found) if token >= self._vocab_size), len(found))
+            found = found[:outside]
+            self._path = np.concatenate([output, np.array(moved, np.int64)])
+        self._known = output, found
+        return found
+
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """See the class. It never raises errors of a grammar: an exception would end the whole batch."""
         if self._is_stopped:
             return torch.full_like(logits, -torch.inf)
-        output: NDArray[np.int64] = ids[self._num_prompt :].cpu().numpy()
-        key = self._key(output)
-        if key in self._memo:
-            bits = self._memo[key]
-        else:
-            bits = self._memo[key] = self._follow(output)
+        bits = self._permitted(ids[self._num_prompt :].cpu().numpy())
         if bits is None:
             ended = torch.full_like(logits, -torch.inf)
             ended[self._end] = logits[self._end]
@@ -335,6 +354,13 @@ class ConstraintProcessor:
             return ended
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         return torch.where(torch.from_numpy(allowed != 0).to(logits.device), logits, -torch.inf)
+
+    def _permitted(self, output: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+        """``_follow``, once for each output."""
+        key = self._key(output)
+        if key not in self._memo:
+            self._memo[key] = self._follow(output)
+        return self._memo[key]
 
     def _key(self, output: NDArray[np.int64]) -> bytes:
         """What identifies an output among those of the memo: exact, and short however long the output is.
@@ -351,17 +377,9 @@ class ConstraintProcessor:
     def _follow(self, output: NDArray[np.int64]) -> NDArray[np.uint8] | None:
         """The permitted tokens after an output, a bit each; None where only an end may follow."""
         for _ in range(2):
-            common = min(len(output), len(self._path))
-            differ = np.flatnonzero(output[:common] != self._path[:common])
-            same = int(differ[0]) if len(differ) else common
-            back = len(self._path) - same
-            moved = back == 0 or self._matcher.rollback(back)
-            ahead: list[int] = output[same:].tolist()
-            until = next((place for place, token in enumerate(ahead) if token in self._is_end), len(ahead))
-            taken = self._matcher.try_consume_tokens(ahead[:until]) if moved else 0
-            self._path = output[: same + taken].copy()
-            if moved and not self._matcher.is_error():
-                if taken < len(ahead):
+            taken = self._moved(output)
+            if taken >= 0:
+                if taken < len(output):
                     return None
                 bits = self._mask()
                 if not self._matcher.is_error():
@@ -371,6 +389,20 @@ class ConstraintProcessor:
             self.error = _said(self._matcher.get_error())
             self._matcher, self._path = self._fresh(), np.zeros(0, np.int64)
         return np.zeros_like(self._real_bits)
+
+    def _moved(self, output: NDArray[np.int64]) -> int:
+        """Move the matcher to after an output; how many of its tokens it took: none from an end, or what it forbids, on.
+        -1: it failed."""
+        common = min(len(output), len(self._path))
+        differ = np.flatnonzero(output[:common] != self._path[:common])
+        same = int(differ[0]) if len(differ) else common
+        back = len(self._path) - same
+        moved = back == 0 or self._matcher.rollback(back)
+        ahead: list[int] = output[same:].tolist()
+        until = next((place for place, token in enumerate(ahead) if token in self._is_end), len(ahead))
+        taken = self._matcher.try_consume_tokens(ahead[:until]) if moved else 0
+        self._path = output[: same + taken].copy()
+        return len(self._path) if moved and not self._matcher.is_error() else -1
 
     def _mask(self) -> NDArray[np.uint8]:
         """As wide as the model's vocabulary: the tokenizer's surplus tokens are cut, and llguidance forbids the

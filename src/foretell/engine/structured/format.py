@@ -1,7 +1,7 @@
 """What an answer's text must look like: one wish, made into a constraint; by Engine, Service and server alike."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from foretell.core.errors import ConfigError
-from foretell.core.params import LogitsProcessor, SamplingParams
+from foretell.core.params import LogitsProcessor, SamplingParams, coming_of
 
 if TYPE_CHECKING:
     from foretell.engine.structured.constraint import Constraint, Constraints
@@ -140,6 +140,10 @@ class Both:
     def left_out(self) -> tuple[str, ...]:
         """Of the second."""
         return tuple(getattr(self.second, "left_out", ()))
+
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """The second's."""
+        return coming_of(self.second, ids)
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The second's result of the first's; where the first permits nothing, that."""

@@ -95,6 +95,10 @@ class Held(Protocol):
         """See ``LogitsProcessor``; ids: of the answer alone."""
         ...
 
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """See ``coming_of``; ids: of the answer alone."""
+        ...
+
     def begins(self, token_ids: Sequence[int]) -> bool:
         """Whether an answer can begin with these."""
         ...
@@ -159,6 +163,16 @@ class ThinkingProcessor:
             made = made.clone()
             made[early] = -torch.inf
         return made
+
+    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        """See ``coming_of``: the rest of a thought's end that its budget forces, and what holds the answer expects."""
+        output = ids[self._num_prompt :]
+        state = self._follow(np.array(output, np.int64))
+        if self._thoughts.forced_by(state, self._budget) is not None:
+            return self._thoughts.closer[state.forced :]
+        if self._held is None or state.phase != "answer":
+            return ()
+        return self._held.coming(output[state.since :])
 
     def _held_to(self, state: ThoughtState, ids: Tensor, logits: Tensor) -> Tensor:
         forced = self._thoughts.forced_by(state, self._budget)
