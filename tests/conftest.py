@@ -150,6 +150,13 @@ def fresh_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and lose much where another process has the other core."""
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def log_level() -> Iterator[None]:
     """A server in this process sets how much foretell logs: the next test finds it as it was."""
     logger = logging.getLogger("foretell")

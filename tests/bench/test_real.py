@@ -81,7 +81,6 @@ def test_weights_are_cells_of_their_own(call: Any, tmp_path: Path) -> None:
     call(*given, "--weights", "int8", "--draft-weights", "int4")
     assert len(cells(tmp_path)) == 6
     method = real.Model("T", draft="D").method("auto:draft_model:3", "int8")
-    assert method is not None
     assert (method.speculation, method.config.resolved()["draft_weights"]) == ("auto", "int8")
 
 

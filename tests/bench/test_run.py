@@ -118,18 +118,18 @@ METHODS = ["ngram:3", "prediction"]
 PLANNED = 2 * 2 * (4 * 2 + 2)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How long each text is that is measured from here on, warm-up left out."""
-    lengths: list[int] = []
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Every prompt that is measured from here on, warm-up left out."""
+    prompts: list[list[int]] = []
     sound = bench_run.measure
 
     def noted(engine: Engine, prompt: Sequence[int], params: SamplingParams, *rest: Any) -> DecodedRun:
         if not params.ignore_eos:
-            lengths.append(len(prompt))
+            prompts.append(list(prompt))
         return sound(engine, prompt, params, *rest)
 
     monkeypatch.setattr(bench_run, "measure", noted)
-    return lengths
+    return prompts
 
 
 def interrupted(engine: Engine, at: int, **options: Any) -> BenchInterrupted:
@@ -151,7 +151,6 @@ def whole(engine: Engine, **options: Any) -> BenchReport:
 def test_an_interrupted_bench_reports_what_it_measured(engine: Engine) -> None:
     # Prompts 0 and 1 are decoded by three methods, 2 and 3 by two: at run 7 two prompts are whole, and one is begun.
     report = interrupted(engine, 7).report
-    assert report is not None
     assert report.partial
     assert (report.settings["num_runs"], report.settings["num_runs_planned"]) == (6, PLANNED)
     assert [at.temperature for at in report.temperatures] == [0.0]
@@ -160,7 +159,6 @@ def test_an_interrupted_bench_reports_what_it_measured(engine: Engine) -> None:
     assert interrupted(engine, 2).report is None
     # In the second round of the second temperature: prompts with one run and with two.
     late = interrupted(engine, PLANNED - 1).report
-    assert late is not None
     assert [method.overall.num_prompts for method in late.temperatures[1].methods] == [4, 4, 2]
     assert all(record["identical"] for record in late.prompts)
 
@@ -171,11 +169,11 @@ def test_it_goes_on_where_it_was(engine: Engine, tmp_path: Path, monkeypatch: py
     assert report is not None
     with file.open("a") as stream:
         stream.write('{"temperature":0.0,"index":2,"round":0,"meth')  # a line that was cut short is no run
-    lengths, seen, told = counted(monkeypatch), [], []
+    prompts, seen, told = measured(monkeypatch), [], []
     found = whole(
         engine, runs_file=file, progress=lambda done, total: seen.append(done), on_prompt=lambda one: told.append(one)
     )
-    assert len(lengths) == PLANNED - 7
+    assert len(prompts) == PLANNED - 7
     assert seen == list(range(PLANNED + 1))
     assert len(told) == 2 * 2 * 4 - 2  # not those that were whole already
     assert not found.partial
@@ -195,9 +193,9 @@ def test_it_goes_on_where_it_was(engine: Engine, tmp_path: Path, monkeypatch: py
                 b.overall.num_steps,
             )
             assert a.overall.num_identical == b.overall.num_identical
-    lengths.clear()
+    prompts.clear()
     assert whole(engine, runs_file=file).prompts == found.prompts  # nothing is left to be measured
-    assert lengths == []
+    assert prompts == []
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ import pytest
 from foretell.bench import Item, load_suite, parse_method, run as bench_run, run_bench, with_forms
 from foretell.bench.answers import AnswerCheck, python_check
 from foretell.bench.script import Script, encode_item, encode_turns
-from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
-from tests.bench.test_run import Letters
+from tests.bench.test_run import Letters, measured
 from tests.model.table import TableLM
 
 
@@ -37,22 +35,8 @@ TWO = Item(81, "writing", "hello", "chat", later=("again", "more"), task="mt_ben
 ONE = Item(161, "translation", "good")
 
 
-def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Every prompt that is measured, warm-up left out."""
-    seen: list[list[int]] = []
-    sound = bench_run.measure
-
-    def noted(engine: Engine, prompt: Sequence[int], params: SamplingParams, *rest: Any) -> DecodedRun:
-        if not params.ignore_eos:
-            seen.append(list(prompt))
-        return sound(engine, prompt, params, *rest)
-
-    monkeypatch.setattr(bench_run, "measure", noted)
-    return seen
-
-
 def test_a_later_message_follows_the_models_own_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = prompts_of(monkeypatch)
+    prompts = measured(monkeypatch)
     found = run_bench(engine, [TWO, ONE], ["ngram:2"], max_new_tokens=6, seed=4)
     letters = Letters()
     told = [letters.decode(ids) for ids in prompts]
@@ -108,7 +92,7 @@ def test_it_goes_on_within_a_question(engine: Engine, tmp_path: Path, monkeypatc
     given: dict[str, Any] = {"temperatures": [0.0, 1.0], "max_new_tokens": 6, "runs_file": file}
     with pytest.raises(bench_run.BenchInterrupted):
         run_bench(engine, [TWO, ONE], ["ngram:2"], progress=stop, **given)
-    prompts = prompts_of(monkeypatch)
+    prompts = measured(monkeypatch)
     found = run_bench(engine, [TWO, ONE], ["ngram:2"], **given)
     assert len(prompts) == 2 * 8 - 3
     fresh = run_bench(engine, [TWO, ONE], ["ngram:2"], temperatures=[0.0, 1.0], max_new_tokens=6)

@@ -70,11 +70,13 @@ class Spoilt(Method):
 class Tempered(ModelDrafter):
     """Draws from q and reports q at another temperature."""
 
+    power = 1.5
+
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         tree = super().propose(context, shape, draws, noise)
         if tree.q is None:
             return tree
-        q = tree.q**1.5
+        q = tree.q**self.power
         return replace(tree, q=q / q.sum(-1, keepdim=True).clamp(min=1e-30))
 
 

@@ -221,17 +221,13 @@ def test_the_gap_where_texts_part() -> None:
     expected = answer("a", "c", top=TOP)
     assert parting(answer("a", "c", top=TOP), expected) is None
     near = parting(answer("a", "d", top=TOP), expected)
-    assert near is not None
     assert (near.position, near.given, near.expected, near.gap) == (1, "d", "c", pytest.approx(0.01))
     unknown = parting(answer("a", "x", top=TOP), expected)
-    assert unknown is not None
     assert unknown.gap == pytest.approx(4.3)
     assert unknown.at_least
     ended = parting(answer("a", top=TOP), expected)
-    assert ended is not None
     assert (ended.given, ended.gap) == ("<end>", pytest.approx(0.01))
     whole = parting(Answer("ax", "length", 2), Answer("ac", "length", 2))
-    assert whole is not None
     assert (whole.unit, whole.position, whole.gap) == ("character", 1, None)
 
 
@@ -239,7 +235,6 @@ def test_a_text_without_tokens_beside_one_with_them() -> None:
     expected = answer("a", "c", top=TOP)
     assert parting(Answer("ac", "length", 2), expected) is None
     found = parting(Answer("ad", "length", 2), expected)
-    assert found is not None
     assert (found.unit, found.position, found.gap) == ("character", 1, pytest.approx(0.01))  # of the two best there
     assert tie_at(expected, 0) == pytest.approx(2.9)
     assert tie_at(expected, 2) is None
@@ -259,7 +254,6 @@ def test_an_end_token_that_one_server_shows_is_no_difference() -> None:
 def test_penalties_count_in_the_gap() -> None:
     top = ({"a": -0.1, "b": -3.0}, {"a": -0.2, "b": -2.0})
     found = parting(answer("a", "a", top=top), answer("a", "b", top=top), penalties=(1.5, 0.5))
-    assert found is not None
     assert found.gap == pytest.approx(0.2)  # -2.0 against -0.2 - 1.5 - 0.5
     assert found.written
     assert found.preferred

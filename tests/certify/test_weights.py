@@ -77,7 +77,6 @@ def test_the_bundled_pair_in_8_and_4_bits() -> None:
     )
     assert certificate.passed
     distance = certificate.weights_distance
-    assert distance is not None
     assert 0 < distance.mean_kl < 0.05
     assert certificate.to_dict()["weights_distance"]["weights"] == "int8"
 

@@ -25,20 +25,20 @@ from foretell.draft.prediction import Prediction, PredictionDrafter
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Library, Suffix, SuffixDrafter
 from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
-from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
 from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
 from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
-from foretell.methods.medusa.head import MedusaHead
 from foretell.model.cache import KVCache
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
 from tests.engine.harness import TreeMethod, audit_table, foresight, table
+from tests.methods.dflash.test_drafter import random_head as dflash
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as adapter
-from tests.model.tiny import VOCAB, tiny_module
+from tests.methods.medusa.test_drafter import trained as medusa
+from tests.model.tiny import tiny_module
 
 CAPACITY = 128
 ALPHABET = 7  # few tokens: texts repeat themselves
@@ -292,29 +292,6 @@ def tiny() -> CausalModel:
     return TransformersModel(tiny_module("llama"))
 
 
-def medusa() -> Method:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        head = MedusaHead.fresh(tiny(), num_heads=3, num_layers=2)
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return Medusa(head, tiny())
-
-
-def dflash(**changes: Any) -> Method:
-    config = DFlashHeadConfig(
-        hidden_size=32, vocab_size=VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2,
-        block_size=5, layer_ids=(0, 2, 3), mask_token_id=VOCAB - 1, **changes,
-    )  # fmt: skip
-    head = DFlashHead.fresh(config, seed=5, model=tiny())
-    noise = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
-    return DFlash(head, tiny())
-
-
 def target() -> CausalModel:
     return table(num_layers=3)
 
@@ -332,12 +309,14 @@ METHODS: dict[str, Callable[[], Method]] = {
     "suffix": Suffix,
     "draft_model": draft,
     "draft_model, short": lambda: draft(max_positions=30),
-    "medusa": medusa,
+    "medusa": lambda: Medusa(medusa(tiny()), tiny()),
     "eagle1": lambda: Eagle1(random_head(EAGLE1), tiny()),  # type: ignore[arg-type]
     "eagle3": lambda: Eagle3(random_head(EAGLE3), tiny()),  # type: ignore[arg-type]
     "kangaroo": lambda: Kangaroo(adapter(), tiny()),
-    "dflash": dflash,
-    "dflash, all": lambda: dflash(causal=True, markov_rank=6, sample_from_anchor=True, confidence=True),
+    "dflash": lambda: DFlash(dflash(tiny()), tiny()),
+    "dflash, all": lambda: DFlash(
+        dflash(tiny(), causal=True, markov_rank=6, sample_from_anchor=True, confidence=True), tiny()
+    ),
 }
 MODELS["dflash, all"] = tiny
 CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]

@@ -1,20 +1,25 @@
 """What the engine's tests share: a toy tokenizer, mixed requests, drafters by name, and the audit of every step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from foretell import Completion, Engine, Request, SamplingParams
+from foretell import Completion, Engine, Request, SamplingParams, Service
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.config import Loader
 from foretell.draft.forwarding import Forwarding
 from foretell.draft.shapes import Shape
+from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
 from foretell.engine.event import StepEvent
+from foretell.engine.methods import Methods
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
@@ -65,6 +70,37 @@ def table(seed: int = 1, **options: Any) -> TableLM:
         **options,
     }
     return TableLM(VOCAB, seed=seed, **settings)
+
+
+def sure(following: Callable[[tuple[int, ...]], int], context: int = 1) -> TableLM:
+    """A table that is nearly sure of one next token, by a function of the last ones."""
+
+    def probs(text: tuple[int, ...]) -> Tensor:
+        out = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+        out[following(text)] = 1.0
+        return out / out.sum()
+
+    return TableLM(VOCAB, probs=probs, context=context, dtype=torch.float64, num_layers=1)
+
+
+def cycle() -> TableLM:
+    """A target that counts to twelve again and again."""
+    return sure(lambda text: (text[-1] + 1) % 12)
+
+
+def table_engine(speculative: dict[str, Any], *, blur: float = 0.5, width: int = 0, **options: Any) -> Engine:
+    """Of table models: every draft model is a table that nearly knows the target's."""
+
+    class TableMethods(Methods):
+        @property
+        def loader(self) -> Loader:
+            def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+                return table(2, blur=blur)
+
+            return Loader(self.target, load, lambda name: None)  # a table has no tokenizer
+
+    with patch.object(engine_module, "Methods", TableMethods):
+        return Engine(table(1, **options), ToyTokenizer(), speculative=speculative, width=width)
 
 
 def adversary(target: TableLM) -> TableLM:
@@ -154,6 +190,16 @@ def draft_engine(
         method=DraftModel(draft),
         **options,
     )
+
+
+@contextmanager
+def started(service: Service) -> Iterator[Service]:
+    """A service that runs until the block ends."""
+    service.start()
+    try:
+        yield service
+    finally:
+        service.close()
 
 
 # -- trees of any shape ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.budget import PROMISE
 from foretell.planner.corrections import Corrections
-from tests.engine.harness import ToyTokenizer, table
+from tests.engine.harness import ToyTokenizer, started, table
 from tests.engine.integrity import check_service
 from tests.service.test_service import Mailbox
 
@@ -169,10 +169,8 @@ def test_a_kept_table_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, slow=lambda number: 31.0)
     service = made()
-    service.start()
-    try:
+    with started(service):
         service.measure()
-        assert service._costs is not None
         planner = service._costs.planner
         service._costs._next_measuring = 0.0
         assert planner.costs.verify(1, 1) == pytest.approx(0.31)
@@ -201,8 +199,6 @@ def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: 
             service._call(service._measure_again)
         assert planner.costs.verify(1, 1) == pytest.approx(0.01)
         assert planner.corrections.plain == 1.0
-    finally:
-        service.close()
 
 
 def stops_after(count: int) -> Callable[[], bool]:
@@ -215,7 +211,6 @@ def test_measuring_is_broken_off_where_work_comes() -> None:
     made = calibration()
     with pytest.raises(InterruptedMeasuringError):
         made.measure(must_stop=stops_after(5))
-    assert made._begun is not None
     assert len(made._begun.done) <= 5
 
 
@@ -241,7 +236,6 @@ def test_measuring_that_is_broken_off_again_and_again_comes_to_its_end(monkeypat
             break
         except InterruptedMeasuringError:
             broken += 1
-            assert made._begun is not None
             assert begun is None or made._begun is begun
             assert len(made._begun.done) >= before
             assert broken < 10_000
@@ -270,10 +264,8 @@ def test_what_threads_waited_for_processors_counts_against_a_table(monkeypatch: 
 def test_a_busy_moments_table_is_replaced_by_the_lesser_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, service = Machine(monkeypatch, slow=lambda number: 2.0), made()
     machine.busy = 1.0
-    service.start()
-    try:
+    with started(service):
         service.measure()
-        assert service._costs is not None
         costs, busy = service._costs, service._costs.planner.costs
         assert not busy.is_steady
         machine.busy, machine.slow = 0.0, lambda number: 1.0 if Random(number).random() < 0.6 else 4.0
@@ -285,8 +277,6 @@ def test_a_busy_moments_table_is_replaced_by_the_lesser_figures(monkeypatch: pyt
         others = {cell: cost for cell, cost in costs.planner.costs.verify_cells.items() if cell not in low}
         assert all(cost == pytest.approx(0.01) for cost in others.values()), "all others are lower now"
         assert costs.planner.costs.is_steady
-    finally:
-        service.close()
 
 
 def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,16 +284,13 @@ def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPat
     machine = Machine(monkeypatch)
     monkeypatch.setattr("foretell.service.service.IDLE_S", 1e3)  # nobody measures but who is told to
     service, box = made(), Mailbox()
-    service.start()
-    try:
+    with started(service):
         assert (service.state, machine.steps) == ("ready", 0)
         params = SamplingParams(max_new_tokens=40, ignore_eos=True, seed=3)
         service.submit(Submission("a", [1, 2, 3], params), box.hear)
         plain = box.last("a").completion
         service.submit(Submission("b", [1, 2, 3], params, always=True), box.hear)
         always = box.last("b").completion
-        assert plain is not None
-        assert always is not None
         assert (plain.num_draft_tokens, machine.steps) == (0, 0)
         assert plain.plain_reason is not None
         assert "still being measured" in plain.plain_reason
@@ -313,27 +300,19 @@ def test_a_service_is_ready_before_costs_are_known(monkeypatch: pytest.MonkeyPat
         assert machine.steps > 0
         service.submit(Submission("c", [1, 2, 3], params), box.hear)
         known = box.last("c").completion
-        assert known is not None
         assert known.token_ids == plain.token_ids
         assert known.num_draft_tokens > 0
         check_service(service)
-    finally:
-        service.close()
     again = made()
-    again.start()
-    try:
-        assert again._costs is not None
+    with started(again):
         assert again._costs.is_measured, "an earlier start has measured"
-    finally:
-        again.close()
 
 
 def test_an_idle_service_measures_costs_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request breaks it off, and it goes on in the next idle moment, at once."""
     monkeypatch.setattr("foretell.service.service.IDLE_S", 1e3)
     machine, service = Machine(monkeypatch), made()
-    service.start()
-    try:
+    with started(service):
         costs = service._costs
         assert costs is not None
         stops = [0, 1, 50, 100]
@@ -350,8 +329,6 @@ def test_an_idle_service_measures_costs_that_are_not_known(monkeypatch: pytest.M
         service._call(lambda: costs.measure_again(must_stop=lambda: False))
         assert costs.is_measured
         assert not costs.unplanned(2)
-    finally:
-        service.close()
 
 
 def test_a_service_that_is_never_idle_measures_in_slices_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,10 +347,8 @@ def test_a_service_that_is_never_idle_measures_in_slices_of_its_time(monkeypatch
 
     monkeypatch.setattr(Bench, "step", step)
     monkeypatch.setattr(Bench, "step_of_text", None)  # long texts wait for an idle moment
-    service.start()
-    try:
+    with started(service):
         costs = service._costs
-        assert costs is not None
         seen, served, longest = [""], 0.0, 0.0
 
         def serve() -> None:
@@ -394,8 +369,6 @@ def test_a_service_that_is_never_idle_measures_in_slices_of_its_time(monkeypatch
         assert machine.steps * 0.01 <= PROMISE * served + 0.3
         assert longest <= SLICE_S + 0.05
         assert not costs.is_measured, "the rest waits for an idle moment"
-    finally:
-        service.close()
 
 
 def test_measuring_of_many_rows_is_broken_off_between_their_prompts() -> None:
@@ -431,41 +404,32 @@ def by_table(monkeypatch: pytest.MonkeyPatch) -> Costs:
 def test_a_prediction_guesses_in_a_service_that_was_not_told_of_it(by_table: Costs) -> None:
     by_table(0.05)
     service, box = made(), Mailbox()
-    service.start()
-    try:
+    with started(service):
         params = SamplingParams(max_new_tokens=60, ignore_eos=True, seed=3)
         service.submit(Submission("plain", [1, 2, 3], params, speculative=service.method("none")), box.hear)
         plain = box.last("plain").completion
-        assert plain is not None
         assert plain.plain_reason is None, "no guesses were asked for"
         guess = Submission(
             "guess", [1, 2, 3], params, prediction_ids=tuple(plain.token_ids), speculative=service.method("prediction")
         )
         service.submit(guess, box.hear)
         found = box.last("guess").completion
-        assert found is not None
         assert found.token_ids == plain.token_ids
         assert found.num_accepted_tokens > 40
         assert found.plain_reason is None
-    finally:
-        service.close()
 
 
 def test_a_request_that_cannot_guess_is_told_why(by_table: Costs) -> None:
     by_table(30.0)
     service, box = made(), Mailbox()
-    service.start()
-    try:
+    with started(service):
         service.submit(
             Submission("a", [1, 2, 3], SamplingParams(max_new_tokens=4, seed=3), speculative=service.method("ngram")),
             box.hear,
         )
         found = box.last("a").completion
-        assert found is not None
         assert found.plain_reason is not None
         assert "a guess costs 30.00 passes; it cannot win at any acceptance" in found.plain_reason
-    finally:
-        service.close()
 
 
 @pytest.mark.parametrize("speculation", ["on", "auto"])
@@ -474,15 +438,11 @@ def test_methods_without_weights_guess_beside_plain_decoding(speculation: str, b
     by_table(0.05)
     service = Service(Engine(table(1), ToyTokenizer()), ServiceOptions(speculation=speculation, max_model_len=200))
     box = Mailbox()
-    service.start()
-    try:
+    with started(service):
         params = SamplingParams(max_new_tokens=100, ignore_eos=True, seed=3, temperature=0.0)
         service.submit(Submission("a", [1, 2, 3], params, speculative=service.method("ngram")), box.hear)
         found = box.last("a").completion
-        assert found is not None
         assert found.num_accepted_tokens > 0
-    finally:
-        service.close()
 
 
 def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(

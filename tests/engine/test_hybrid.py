@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from foretell import VERIFIERS, ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core import measured
@@ -36,7 +35,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
 from foretell.verify import Coupled
-from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, own, plain, table
+from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcome, own, plain, sure, table
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
@@ -155,24 +154,9 @@ def test_one_batch_holds_both_kinds_of_guesses(audited: list[Callable[..., None]
     assert kinds == {fixed, drawn, frozenset({-1})}
 
 
-def cycle(context: tuple[int, ...]) -> Tensor:
-    """A target that counts to twelve again and again."""
-    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    probs[(context[-1] + 1) % 12] = 1.0
-    return probs / probs.sum()
-
-
-def wrong(context: tuple[int, ...]) -> Tensor:
-    """A draft that counts backwards."""
-    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    probs[(context[-1] - 1) % 12] = 1.0
-    return probs / probs.sum()
-
-
-def steps(config: dict[str, Any] | None, draft: Callable[[tuple[int, ...]], Tensor]) -> int:
-    target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
-    guesser = TableLM(VOCAB, probs=draft, context=1, dtype=torch.float64, num_layers=1)
-    running = engine(target, guesser) if config is None else Engine(target, ToyTokenizer(), speculative=config)
+def steps(config: dict[str, Any] | None, draft: TableLM) -> int:
+    target = cycle()
+    running = engine(target, draft) if config is None else Engine(target, ToyTokenizer(), speculative=config)
     completion = running.generate([0], max_new_tokens=120, temperature=0.0)
     assert completion.token_ids == [(k + 1) % 12 for k in range(120)]
     return completion.num_steps
@@ -180,10 +164,11 @@ def steps(config: dict[str, Any] | None, draft: Callable[[tuple[int, ...]], Tens
 
 def test_the_better_of_both_is_taken() -> None:
     """A perfect draft of three guesses is taken until suffix has longer ones; a wrong draft costs suffix nothing."""
-    alone = steps({"method": "suffix"}, wrong)
-    assert steps(None, wrong) <= alone
-    assert steps(None, cycle) <= alone - 6, "the draft has guessed while suffix had nothing"
-    assert steps(None, cycle) < 120 / 4, "and suffix goes beyond the draft's three"
+    backwards = sure(lambda text: (text[-1] - 1) % 12)
+    alone = steps({"method": "suffix"}, cycle())
+    assert steps(None, backwards) <= alone
+    assert steps(None, cycle()) <= alone - 6, "the draft has guessed while suffix had nothing"
+    assert steps(None, cycle()) < 120 / 4, "and suffix goes beyond the draft's three"
 
 
 def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
@@ -220,7 +205,7 @@ def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
 def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> None:
     """Its guess of each step against the text that came in the end, whichever part guessed. (By a discount of inf the
     second method always does, here badly, so that a step's tokens do not reach to the end of what suffix had found.)"""
-    target = TARGET if discount < 2 else TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    target = TARGET if discount < 2 else cycle()
     method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=discount)
     made = Engine(target, ToyTokenizer(), speculative=KEYS, method=method)
     rows = [
@@ -252,7 +237,6 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
             assert light == [None] * len(rows), "nobody may guess before the last token"
             continue
         for row, before, guess, one in zip(rows, drafted, found, light, strict=True):
-            assert one is not None
             if one.proposed:
                 assert row.num_draft_tokens - before == len(guess)
             assert one.preferred is one.proposed, "where the whole method guesses, they are one"
@@ -277,7 +261,7 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
 
 def test_the_doctor_tells_steps_of_both_methods_apart() -> None:
     """Of a text that suffix follows, and of its times: no step that made suffix's guesses counts as one of the other."""
-    target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    target = cycle()
     own = engine(target, table(blur=0.3))
     params = SamplingParams(temperature=0.0, max_new_tokens=36, seed=0, ignore_eos=True)
     exam = Predicted(own, Candidate("hybrid", own.speculative.resolved(), None), params)
@@ -353,7 +337,6 @@ def test_rows_of_two_trees() -> None:
     both = _by_row(fixed, drawn, torch.tensor([True, False]))
     both.check()
     assert both.tokens.tolist() == [[7, 1, 0], [8, 3, 4]]
-    assert both.q is not None
     assert both.q[0].abs().max() == 0
     assert both.q[1].min() == 1
 
@@ -433,7 +416,6 @@ def test_auto_plans_both_parts_and_keeps_the_text() -> None:
     running = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method, speculation="auto")
     assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=4)] == expected
     planning = running._planning
-    assert planning is not None
     assert isinstance(planning._planner, Planner)
     assert planning._planner.parts == {"hybrid": "suffix"}
 
@@ -552,18 +534,20 @@ def _note_kept(kept: list[int], event: Any) -> None:
     kept += [node for path in event.commit.path for node in path]
 
 
+class Second:
+    """The configuration of a second method that can have trees."""
+
+    capabilities = Eagle3.capabilities
+
+    def __init__(self, *given: Any, **options: Any) -> None: ...
+
+    def load(self, loader: Any) -> Any:
+        return DraftModel(table(blur=0.3))
+
+
 def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of a service choose their verifiers, and share what was loaded for the first: trees where children are drawn
     COUPLED, chains elsewhere, since some verifiers are defined on nothing else."""
-
-    class Second:
-        capabilities = Eagle3.capabilities
-
-        def __init__(self, *given: Any, **options: Any) -> None: ...
-
-        def load(self, loader: Any) -> Any:
-            return DraftModel(table(blur=0.3))
-
     loaded = speculative_config({"method": "hybrid"})
     with monkeypatch.context() as patch:
         patch.setattr(hybrid_config, "load_reference", lambda name: Second)
@@ -586,14 +570,6 @@ def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest
 
 
 def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Second:
-        capabilities = Eagle3.capabilities
-
-        def __init__(self, *given: Any, **options: Any) -> None: ...
-
-        def load(self, loader: Any) -> Any:
-            return DraftModel(table())
-
     class Target:
         spec = replace(TARGET.spec, chains_only="its layers are recurrent")
 

@@ -62,7 +62,6 @@ def test_who_is_preempted_goes_on_from_what_it_had() -> None:
     stage.finish()
     later, store = stage.completion("later"), stage.loop.batch.prefixes
     assert later.num_preemptions > 0
-    assert store is not None
     assert store.num_hits > 60, "its prompt, and some of its own tokens"
     assert later.token_ids == alone(later, LONG[10:70])
 
@@ -112,8 +111,6 @@ def test_hidden_states_that_are_kept_are_those_of_the_text() -> None:
         found = [store.held(text[:-1], method.prompt_taps, (None, None)) for store in stores if store is not None]
         assert all(one is not None and one[1] == len(text) - 1 for one in found)
         kept, read = (one[0].whole().taps for one in found if one is not None)
-        assert kept is not None
-        assert read is not None
         assert torch.allclose(kept, read[:, : kept.shape[1]], atol=1e-4)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import foretell.model.recurrent as memory
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions
 from foretell.draft.base import Method
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix
@@ -20,16 +20,15 @@ from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.model.llama.run.native import NativeModel, supports
-from foretell.model.target import CausalModel
-from tests.engine.harness import ToyTokenizer
-from tests.engine.test_recurrent import asked
+from tests.engine.harness import started
+from tests.engine.test_recurrent import NUMBERS, asked, check_conversation, expected_of
 from tests.engine.traffic import Traffic
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as kangaroo_head
 from tests.model.llama.family import make_model
 from tests.model.llama.hybrid import CASES, KINDS, hybrid_config, native_hybrid
 from tests.model.tiny import VOCAB
-from tests.service.test_service import Mailbox
+from tests.service.test_service import answers
 from tests.stress import MINUTES
 
 REASON = supports(hybrid_config("lfm2"), torch.float32, torch.device("cpu"))
@@ -37,19 +36,10 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.filterwarnings("ignore"),  # transformers tells which kernels are not installed
 ]
-NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
 SHAPES = ("chain", "sequoia/size=9", "dyspec/size=9", "opt_tree/size=9", "static/branching=3x2x1")
 FEW = ("qwen3_5", "lfm2", "falcon_h1-norm")
 PROMPTS = 200
 VERIFIERS = ("exact", "coupled", "traversal", "rejection", "block", "greedy_block")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def attention() -> NativeModel:
@@ -79,11 +69,6 @@ def ways(model: NativeModel, case: str) -> Iterator[tuple[dict[str, Any], Method
         last = replace(EAGLE1, tap_layer=model.spec.num_layers - 1)
         yield {"method": "eagle1"}, Eagle1(random_head(last), model)
         yield {"method": "kangaroo"}, Kangaroo(kangaroo_head(), model)
-
-
-def expected_of(model: CausalModel, requests: list[Request]) -> list[list[int]]:
-    plain = Engine(model, speculative="none")
-    return [plain.generate(one.prompt, one.params).token_ids for one in requests]
 
 
 def run(model: NativeModel, way: tuple[dict[str, Any], Method | None], **options: Any) -> Engine:
@@ -201,20 +186,8 @@ def test_a_fixed_width_of_more_nodes_than_a_prompts() -> None:
 
 
 def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MIN_SPACING", 16)
-    monkeypatch.setattr(memory, "MAX_SPACING", 16)
-    model = native_hybrid("qwen3_5")
-    method = DraftModel(near("qwen3_5"))
-    engine = run(model, ({"method": "draft_model", "shape": "opt_tree/size=7"}, method), prefix_memory_gib=0.01)
-    rng = random.Random(1)
-    system = [rng.randrange(3, VOCAB) for _ in range(40)]
-    params = SamplingParams(max_new_tokens=9, seed=3, ignore_eos=True)
-    first = engine.generate([*system, 7, 8, 9], params)
-    assert first.num_cached_tokens == 0
-    turn = [*system, 7, 8, 9, *first.token_ids, 20, 21, 22]
-    second = engine.generate(turn, params)
-    assert second.num_cached_tokens > 43, "more than the prompt: the answer's own state was kept"
-    assert second.token_ids == expected_of(model, [Request(turn, params)])[0]
+    way = {"method": "draft_model", "shape": "opt_tree/size=7"}, DraftModel(near("qwen3_5"))
+    check_conversation(monkeypatch, run(native_hybrid("qwen3_5"), way, prefix_memory_gib=0.01))
 
 
 def test_weights_of_a_hybrid_draft_are_swapped_in_mid_text() -> None:
@@ -242,14 +215,5 @@ def test_a_service_serves_trees_of_a_hybrid() -> None:
     options = ServiceOptions(speculation="on", max_model_len=128, max_num_seqs=3, kv_memory_gib=0.05)
     config = {"method": "draft_model", "shape": "static/branching=2x2x1"}
     engine = Engine(model, NUMBERS, speculative=config, method=DraftModel(near("falcon_h1-norm")))
-    mail, service = Mailbox(), Service(engine, options)
-    service.start()
-    try:
-        for number, request in enumerate(requests):
-            service.submit(Submission(str(number), list(request.prompt), request.params), mail.hear)
-        for number, tokens in enumerate(expected):
-            completion = mail.last(str(number)).completion
-            assert completion is not None
-            assert completion.token_ids == tokens
-    finally:
-        service.close()
+    with started(Service(engine, options)) as service:
+        assert [one.token_ids for one in answers(service, requests)] == expected

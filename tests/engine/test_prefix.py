@@ -25,7 +25,6 @@ def test_the_longest_shared_beginning_is_found_token_by_token() -> None:
     store.add(ids, row(1.0), (), None)
     store.add([*ids[:20], *range(200, 240)], row(2.0), (), None)
     found = store.find([*ids[:45], 99, 98], ())
-    assert found is not None
     assert found[1] == 45
     target = row(0.0)
     found[0].copy_into(target, 45)
@@ -85,7 +84,6 @@ def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
     taps = torch.ones(1, 32, 8)
     store.add(ids, row(1.0), (0, 2), taps)
     found = store.find(ids, (0, 2))
-    assert found is not None
     assert torch.equal(found[0].whole().taps, taps)  # type: ignore[arg-type]
     assert store.find(ids, (1,)) is None
     assert store.find(ids, ()) is not None
@@ -122,7 +120,6 @@ def test_texts_share_the_memory_of_what_they_have_in_common(tapped: bool) -> Non
             for memory, source in zip((*target.keys, *target.values), (*expected.keys, *expected.values), strict=True):
                 assert torch.equal(memory[0, :, :first], source[0, :, :first])
             for piece, start, used in found[0].parts(first) if tapped else ():
-                assert piece.taps is not None
                 assert torch.equal(piece.taps[0, :used], taps_of(ids, 0)[0, start : start + used])
         ids = [*ids, *(rng.randrange(50) for _ in range(rng.randrange(200)))][:2000]
         before = store.num_bytes

@@ -56,7 +56,6 @@ def test_a_store_finds_on_disk_what_it_does_not_hold(tmp_path: Path) -> None:
     assert store.find([*TEXT[:90], 500, 501], (), B) is None
     assert store.find([*TEXT[:60], 500, 501], (), A) is None, "so few tokens are not worth a file"
     found = store.find([*TEXT[:90], 500, 501], (), A)
-    assert found is not None
     assert found[1] == 90
     assert store.num_tokens == 100, "it is in memory now"
     target, expected = row(0.0, 512), row(1.0, 512)
@@ -128,9 +127,7 @@ def test_who_needs_hidden_states_gets_only_files_with_them(tmp_path: Path) -> No
     assert known.find(TEXT, (1,), A, 0) is None
     assert known.find(TEXT, (), A, 0) is not None
     prefix = known.find(TEXT, (0, 2), A, 0)
-    assert prefix is not None
     kept = prefix.whole().taps
-    assert kept is not None
     assert torch.equal(kept, taps)
 
 

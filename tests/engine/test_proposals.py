@@ -13,7 +13,7 @@ from foretell.core.tree import DrawMode, TokenTree, chain_tree, root_tree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
-from tests.engine.harness import VOCAB, ToyTokenizer, outcome, plain, table
+from tests.engine.harness import VOCAB, ToyTokenizer, outcome, plain, started, table
 from tests.service.test_service import Mailbox
 
 GAMMA = 3
@@ -128,14 +128,11 @@ def test_figures_of_other_rows_cost_the_guesses_at_most(kind: str, fails: bool) 
         Engine(table(1), ToyTokenizer(), speculative=config, method=Wrong(kind)),
         ServiceOptions(speculation="on", max_num_seqs=2, max_model_len=100),
     )
-    made.start()
-    box = Mailbox()
-    try:
+    with started(made):
+        box = Mailbox()
         for index, request in enumerate(asked()):
             made.submit(Submission(str(index), request.prompt, replace(request.params, max_new_tokens=3)), box.hear)
         ended = [box.last(str(index)).completion for index in range(2)]
         assert made.healthy
-    finally:
-        made.close()
     assert all(one is not None and one.num_tokens == 3 for one in ended)
     assert made.snapshot().drafter_failures.get("wrong", 0) == 2 * fails

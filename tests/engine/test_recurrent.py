@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import foretell.model.recurrent as memory
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions
 from foretell.core.errors import ConfigError
-from foretell.costs.table import CostTable
 from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.shapes import parse_shape
@@ -27,14 +26,16 @@ from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.recurrent import rewind
+from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_row, bytes_per_token, kv_budget
-from tests.engine.harness import ToyTokenizer
+from tests.engine.harness import ToyTokenizer, started
+from tests.engine.test_planning import planted
 from tests.engine.traffic import Traffic
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as kangaroo_head
 from tests.model.recurrent import FAMILIES, family_model, family_module
 from tests.model.tiny import VOCAB, tiny_module
-from tests.service.test_service import Mailbox
+from tests.service.test_service import answers
 from tests.stress import MINUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers tells which kernels are not installed
@@ -104,6 +105,11 @@ def tree_drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Me
         yield {"method": "kangaroo", "shape": "static/branching=2x2x1"}, Kangaroo(kangaroo_head(), model)
 
 
+def expected_of(model: CausalModel, requests: list[Request]) -> list[list[int]]:
+    plain = Engine(model, speculative="none")
+    return [plain.generate(one.prompt, one.params).token_ids for one in requests]
+
+
 def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> None:
     found = [one.token_ids for one in engine.generate_batch(requests, batch_size=batch_size)]
     assert found == expected, engine.speculative
@@ -111,8 +117,8 @@ def same(engine: Engine, requests: list[Request], batch_size: int, expected: lis
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_drafter_gives_plain_tokens(target: TransformersModel, temperature: float) -> None:
-    plain, requests = Engine(target, speculative="none"), asked(8, temperature, most=18)
-    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    requests = asked(8, temperature, most=18)
+    expected = expected_of(target, requests)
     accepted = 0
     for number, (config, method) in enumerate(drafters(target)):
         engine = Engine(target, speculative={"num_speculative_tokens": 4, **config}, method=method)
@@ -125,8 +131,8 @@ def test_every_drafter_gives_plain_tokens(target: TransformersModel, temperature
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_tree_gives_plain_tokens(target: TransformersModel, temperature: float) -> None:
-    plain, requests = Engine(target, speculative="none"), asked(5, temperature, seed=6, most=14)
-    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    requests = asked(5, temperature, seed=6, most=14)
+    expected = expected_of(target, requests)
     accepted = 0
     for number, (config, method) in enumerate(tree_drafters(target)):
         engine = Engine(target, speculative={"num_speculative_tokens": 4, **config}, method=method)
@@ -140,10 +146,9 @@ def test_every_tree_gives_plain_tokens(target: TransformersModel, temperature: f
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str) -> None:
     """At length (``tests.stress``) 200 prompts of each family, else four."""
-    model, accepted = build(family), 0
-    plain, most = Engine(model, speculative="none"), PROMPTS // 2 if MINUTES else 2
+    model, accepted, most = build(family), 0, PROMPTS // 2 if MINUTES else 2
     requests = [one for temperature in (0.0, 1.0) for one in asked(most, temperature, most=24 if MINUTES else 16)]
-    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    expected = expected_of(model, requests)
     for config, method in (*drafters(model), *(() if model.spec.chains_only else tree_drafters(model))):
         engine = Engine(model, speculative={"num_speculative_tokens": 4, **config}, method=method)
         same(engine, requests, 8, expected)
@@ -168,12 +173,10 @@ def test_random_traffic(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert counters.num_cached_prompt_tokens > 0
 
 
-def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_conversation(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    """A turn goes on from the answer before it, and another text from what both begin with: with plain tokens."""
     monkeypatch.setattr(memory, "MIN_SPACING", 16)
     monkeypatch.setattr(memory, "MAX_SPACING", 16)
-    model = build("qwen3_5")
-    plain = Engine(model, speculative="none")
-    engine = Engine(model, speculative={"method": "ngram"}, prefix_memory_gib=0.01)
     rng = random.Random(1)
     system = [rng.randrange(3, VOCAB) for _ in range(40)]
     params = SamplingParams(max_new_tokens=9, seed=3, ignore_eos=True)
@@ -184,8 +187,13 @@ def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPat
     turn = [*system, 7, 8, 9, *first.token_ids, 20, 21, 22]
     second = engine.generate(turn, params)
     assert second.num_cached_tokens > 43, "more than the prompt: the answer's own state was kept"
-    for prompt, found in (([*system, 7, 8, 9], first), ([*system, 11, 12], other), (turn, second)):
-        assert found.token_ids == plain.generate(prompt, params).token_ids
+    texts = [Request(prompt, params) for prompt in ([*system, 7, 8, 9], [*system, 11, 12], turn)]
+    assert [one.token_ids for one in (first, other, second)] == expected_of(engine.model, texts)
+
+
+def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(build("qwen3_5"), speculative={"method": "ngram"}, prefix_memory_gib=0.01)
+    check_conversation(monkeypatch, engine)
 
 
 def test_trees_are_refused_with_the_reason() -> None:
@@ -216,21 +224,11 @@ def test_memory_is_planned_for_states() -> None:
 
 def test_a_service_serves_a_hybrid() -> None:
     model = build("qwen3_next")
-    plain = Engine(model, speculative="none")
     options = ServiceOptions(speculation="on", max_model_len=96, max_num_seqs=3, kv_memory_gib=0.05)
     requests = asked(5, 1.0, seed=2)
-    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
-    mail, service = Mailbox(), Service(Engine(model, NUMBERS, speculative="ngram"), options)
-    service.start()
-    try:
-        for number, request in enumerate(requests):
-            service.submit(Submission(str(number), list(request.prompt), request.params), mail.hear)
-        for number, tokens in enumerate(expected):
-            completion = mail.last(str(number)).completion
-            assert completion is not None
-            assert completion.token_ids == tokens
-    finally:
-        service.close()
+    expected = expected_of(model, requests)
+    with started(Service(Engine(model, NUMBERS, speculative="ngram"), options)) as service:
+        assert [one.token_ids for one in answers(service, requests)] == expected
 
 
 def test_states_do_not_leak_between_rows() -> None:
@@ -239,7 +237,6 @@ def test_states_do_not_leak_between_rows() -> None:
     pool = model.new_cache(2, 32)
     pool.clear()
     pool.open_rows(1)
-    assert isinstance(pool, memory.RecurrentCache)
     for tensors in pool.states.tensors:
         for states in tensors.values():
             states[:, 0] = 7.0
@@ -258,25 +255,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "COST_TIME_LIMIT_S", 0.2)
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> None:
-    """Costs where a pass takes 1 and a guess ``draft``."""
-
-    def table(self: Calibration) -> CostTable:
-        verify = {(b, b * n): 1.0 for b in (1, self.max_batch) for n in (1, 8)}
-        return CostTable(verify, {name: {(1, 1): draft, (1, 4): 4 * draft} for name in self.choices})
-
-    monkeypatch.setattr(Calibration, "table", table)
-    monkeypatch.setattr(Calibration, "kept", table)
-
-
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
 @pytest.mark.parametrize("draft", [0.001, 50.0], ids=["cheap", "dear"])
 def test_auto_plans_for_a_hybrid(family: str, draft: float, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
     """Guesses where they pay and nowhere else; the tokens are plain decoding's, in ragged batches too."""
     planted(monkeypatch, draft)
+    monkeypatch.setattr(Calibration, "kept", Calibration.table)
     model, requests = build(family), asked(4, 1.0, seed=4, most=16)
-    plain = Engine(model, speculative="none")
-    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    expected = expected_of(model, requests)
     config = {"method": "draft_model", "num_speculative_tokens": 4}
     engine = Engine(model, speculative=config, method=DraftModel(model), speculation="auto")
     found = engine.generate_batch(requests, batch_size=3)
@@ -312,21 +298,12 @@ def test_costs_of_a_hybrid_have_the_reading_again_in_them(monkeypatch: pytest.Mo
 def test_a_service_plans_for_a_hybrid(monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
     """Continuous batching under the default mode, rows joining and leaving."""
     planted(monkeypatch, 0.001)
+    monkeypatch.setattr(Calibration, "kept", Calibration.table)
     model, requests = build("lfm2"), asked(6, 1.0, seed=5)
-    plain = Engine(model, speculative="none")
-    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    expected = expected_of(model, requests)
     engine = Engine(model, NUMBERS, speculative={"method": "draft_model"}, method=DraftModel(model))
     service = Service(engine, ServiceOptions(max_model_len=96, max_num_seqs=3, kv_memory_gib=0.05))
-    mail, drafted = Mailbox(), 0
-    service.start()
-    try:
-        for number, request in enumerate(requests):
-            service.submit(Submission(str(number), list(request.prompt), request.params), mail.hear)
-        for number, tokens in enumerate(expected):
-            completion = mail.last(str(number)).completion
-            assert completion is not None
-            assert completion.token_ids == tokens
-            drafted += completion.num_draft_tokens
-    finally:
-        service.close()
-    assert drafted > 0
+    with started(service):
+        found = answers(service, requests)
+    assert [one.token_ids for one in found] == expected
+    assert sum(one.num_draft_tokens for one in found) > 0

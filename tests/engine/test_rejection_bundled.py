@@ -19,7 +19,8 @@ from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.load import load_model
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
-from tests.engine.test_rejection import ALPHA, Spoilt, Tempered, chi_square
+from tests.certify.harness import Spoilt
+from tests.engine.test_rejection import ALPHA, Tempered, chi_square
 
 SAMPLES, CONTROL_SAMPLES, BATCH, KEPT, HORIZON = 2000, 500, 250, 3, 3
 PROMPT = [300, 1200, 45, 700, 262, 554, 262]  # any tokens do: the distribution is conditional on them
@@ -51,7 +52,6 @@ def audited() -> None:
 def next_distribution(model: CausalModel, ids: list[int]) -> tuple[list[int], list[float]]:
     """The KEPT tokens that may follow ids, and their distribution."""
     logits = feed(Target(model, 1, 64), [ids], [0], head=True)
-    assert logits is not None
     best = logits[0, 0].double().topk(KEPT)
     return best.indices.tolist(), torch.softmax(best.values, 0).tolist()
 
@@ -89,4 +89,4 @@ def test_the_joint_law_is_the_targets_and_liars_are_caught(pair: tuple[CausalMod
     assert p_value(target, DraftModel(draft), probs, SAMPLES) > ALPHA
     # The liars guess with the target itself: a lie about guesses that are never accepted could do no harm.
     for liar in (Flattering, Tempered):
-        assert p_value(target, Spoilt(target, liar), probs, CONTROL_SAMPLES) < ALPHA, liar.__name__
+        assert p_value(target, Spoilt(liar, target), probs, CONTROL_SAMPLES) < ALPHA, liar.__name__

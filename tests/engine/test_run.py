@@ -13,6 +13,7 @@ from foretell.engine.speculation import Speculation
 from foretell.kernels.native import library
 from foretell.model.llama.run.native import MOST_PASSES
 from foretell.model.target import Target
+from tests.engine.harness import started
 from tests.service.test_service import Mailbox
 
 pytestmark = pytest.mark.skipif(library()[0] is None, reason="there are no native passes here")
@@ -130,18 +131,14 @@ def test_a_service_says_the_same_in_fewer_updates(engine: Engine, runs: Iterator
     lengths = [5, 40, 23, 11]
     made = Service(engine, ServiceOptions(speculation=speculation, max_num_seqs=2, max_model_len=200))
     box, ids = Mailbox(), engine.tokenizer.encode("def add(a, b):\n")  # type: ignore[union-attr]
-    made.start()
-    try:
+    with started(made):
         for index, length in enumerate(lengths):
             params = replace(BASE, seed=index, max_new_tokens=length, ignore_eos=True)
             made.submit(Submission(str(index), ids, params), box.hear)
         ended = [box.last(str(index)).completion for index in range(len(lengths))]
-    finally:
-        made.close()
     assert max(next(runs)) == MOST_PASSES, "within the service"
     for index, (length, completion) in enumerate(zip(lengths, ended, strict=True)):
         alone = replace(BASE, seed=index, max_new_tokens=length, ignore_eos=True)
-        assert completion is not None
         assert told(completion) == told(engine.generate(ids, alone))
         updates = box.updates[str(index)]
         assert [piece for update in updates for piece in update.pieces] == completion.pieces

@@ -49,10 +49,7 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_an_idle_machine_keeps_all_threads():

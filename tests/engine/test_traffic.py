@@ -172,7 +172,6 @@ def test_rows_in_blocks_are_given_back(monkeypatch: pytest.MonkeyPatch, most: in
         13, kv_tokens=192, models=(target, table(2, blur=0.3)), tokenizer=ToyTokenizer(), max_new_tokens=(1, 20, 45, 60)
     )
     pool = traffic.loop.batch.pool
-    assert isinstance(pool, BlockCache)
     assert pool.num_blocks == 24 < 6 * 192 // 8
     least = pool.num_blocks
     while len(traffic.told) < most:

@@ -14,35 +14,19 @@ Only names that the package exports are used, and two test doubles (a table mode
 tokens outlives changes of the layout.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
-from foretell.draft.config import Loader
-from foretell.engine import engine as engine_module
-from foretell.engine.methods import Methods
-from foretell.model.target import CausalModel
-from tests.engine.harness import ToyTokenizer, restless, table
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from tests.engine.harness import restless, started, table_engine
+from tests.service.test_service import Mailbox
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 Group = dict[str, Any]
-
-
-class TableMethods(Methods):
-    """Of table models: draft models are tables that nearly know the target's."""
-
-    @property
-    def loader(self) -> Loader:
-        def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
-            return table(2, blur=0.3)
-
-        return Loader(self.target, load, lambda name: None)  # a table has no tokenizer
 
 
 @cache
@@ -55,8 +39,7 @@ def engine_of(group: Group, speculative: dict[str, Any]) -> Engine:
     """A fresh engine: nothing is kept from one group to the next."""
     width = group.get("width", 0)
     if group["world"] == "table":
-        with patch.object(engine_module, "Methods", TableMethods):
-            return Engine(table(1, num_layers=2), ToyTokenizer(), speculative=speculative, width=width)
+        return table_engine(speculative, blur=0.3, width=width, num_layers=2)
     return Engine(bundled().model, bundled().tokenizer, speculative=speculative, width=width)
 
 
@@ -119,33 +102,14 @@ def alone(group: Group, shake: Processor | None = None) -> list[list[int]]:
 def serve(engine: Engine, group: Group, asked: Sequence[Request]) -> list[list[int]]:
     """All at once to a service of four rows that always guesses."""
     service = Service(engine, ServiceOptions(max_num_seqs=4, max_model_len=400, speculation="on", kv_memory_gib=0.05))
-    heard: dict[str, Update] = {}
-    news = threading.Condition()
-
-    def sink(update: Update) -> None:
-        if update.is_last:
-            with news:
-                heard[update.request_id] = update
-                news.notify_all()
-
-    service.start()
-    try:
+    box = Mailbox()
+    with started(service):
         for number, (one, request) in enumerate(zip(group["requests"], asked, strict=True)):
             ids = request.prompt
             if isinstance(ids, str):
-                assert engine.tokenizer is not None
                 ids = engine.tokenizer.encode(ids)
             guess = request.prediction or ()
             assert not isinstance(guess, str)
             way = service.method(one.get("speculative"))
-            service.submit(Submission(str(number), ids, request.params, guess, speculative=way), sink)
-        with news:
-            assert news.wait_for(lambda: len(heard) == len(asked), 120), "the service did not finish"
-    finally:
-        service.close()
-    found = []
-    for number in range(len(asked)):
-        completion = heard[str(number)].completion
-        assert completion is not None, heard[str(number)].error
-        found.append(completion.token_ids)
-    return found
+            service.submit(Submission(str(number), ids, request.params, guess, speculative=way), box.hear)
+        return [box.last(str(number), 120).completion.token_ids for number in range(len(asked))]

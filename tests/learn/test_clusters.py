@@ -1,7 +1,7 @@
 """Kinds of requests: found whatever came first, and each with its share of what is kept of old texts."""
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -65,7 +65,6 @@ def old_kinds(kinds: Clusters | None, sent: Sequence[int]) -> Counter[int]:
         if kinds is not None:
             kinds.add(one.sketch)
         held_out.add(one, r.randrange)
-    assert isinstance(held_out.recent, deque)
     return Counter(kind_of(one) for one in held_out.old)
 
 

@@ -41,12 +41,18 @@ def publish(trainer: Any, scale: float) -> Version:
     return made
 
 
+def send(learner: Any, served: Any, trainer: Any, *scales: float) -> None:
+    """Versions that the trainer publishes, each in service before the next."""
+    for scale in scales:
+        learner._result((served.name, publish(trainer, scale)))
+        learner.swap()
+
+
 def test_a_version_that_was_reverted_is_watched_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "FALL_STEPS", 2)
     session, learner, served, trainer = session_of()
     served.watch._quick, served.watch._seen = 0.5, 1
-    learner._result((served.name, publish(trainer, 1.01)))
-    learner.swap()
+    send(learner, served, trainer, 1.01)
     assert served.since_swap == 0
     assert served.fell(kept=False) is None
     served.revert()
@@ -56,8 +62,7 @@ def test_a_version_that_was_reverted_is_watched_no_more(monkeypatch: pytest.Monk
 
 def test_a_version_on_its_way_does_not_undo_a_revert() -> None:
     session, learner, served, trainer = session_of()
-    learner._result((served.name, publish(trainer, 1.01)))
-    learner.swap()
+    send(learner, served, trainer, 1.01)
     learner._result((served.name, publish(trainer, 1.02)))  # built, and waits for the next step
     on_its_way = publish(trainer, 1.03)  # sent before the trainer hears of it
     assert served.method.serving[0] == 1
@@ -66,17 +71,14 @@ def test_a_version_on_its_way_does_not_undo_a_revert() -> None:
     learner.swap()
     learner.swap()
     assert served.method.serving[0] == 0
-    learner._result((served.name, publish(trainer, 1.04)))  # made after it
-    learner.swap()
+    send(learner, served, trainer, 1.04)  # made after it
     assert served.method.serving[0] == 4
     session.close()
 
 
 def test_what_a_fall_chose_is_not_undone_either() -> None:
     session, learner, served, trainer = session_of()
-    for scale in (1.01, 1.02):
-        learner._result((served.name, publish(trainer, scale)))
-        learner.swap()
+    send(learner, served, trainer, 1.01, 1.02)
     late = publish(trainer, 1.03)
     trainer.best = lambda texts: 1
     trainer.fresh = [None]
@@ -85,8 +87,7 @@ def test_what_a_fall_chose_is_not_undone_either() -> None:
     learner._drain()
     learner.swap()
     assert served.method.serving[0] == 1
-    learner._result((served.name, publish(trainer, 1.04)))
-    learner.swap()
+    send(learner, served, trainer, 1.04)
     assert served.method.serving[0] == 4
     session.close()
 
@@ -100,19 +101,16 @@ def first(serves: Any) -> Tensor:
 def test_the_next_start_begins_with_what_was_gone_back_to(tmp_path: Path) -> None:
     session, learner, served, trainer = session_of(tmp_path)
     base = first(served)
-    learner._result((served.name, publish(trainer, 1.25)))
-    learner.swap()
+    send(learner, served, trainer, 1.25)
     kept = first(served)
-    learner._result((served.name, publish(trainer, 2.0)))
-    learner.swap()
+    send(learner, served, trainer, 2.0)
     assert not torch.equal(first(served), kept)
     learner.act("revert")
     session.close()
 
     session, learner, served, trainer = session_of(tmp_path)
     assert torch.allclose(first(served), kept), "the version before"
-    learner._result((served.name, publish(trainer, 2.0)))
-    learner.swap()
+    send(learner, served, trainer, 2.0)
     learner.act("revert")
     session.close()
 
@@ -127,8 +125,7 @@ def test_the_next_start_begins_with_what_was_gone_back_to(tmp_path: Path) -> Non
 def test_the_drafter_as_it_was_loaded_can_be_gone_back_to(tmp_path: Path) -> None:
     session, learner, served, trainer = session_of(tmp_path)
     base = first(served)
-    learner._result((served.name, publish(trainer, 2.0)))
-    learner.swap()
+    send(learner, served, trainer, 2.0)
     learner.act("revert")
     session.close()
     session, learner, served, _ = session_of(tmp_path)
@@ -149,7 +146,6 @@ def test_tenants_do_not_share_a_folder(one: str, other: str, tmp_path: Path) -> 
     store.serve(mine, 1)
     assert store.load(theirs, origin) is None
     found = store.load(mine, origin)
-    assert found is not None
     assert found["w"].tolist() == [1.0]
 
 
@@ -161,7 +157,6 @@ def test_few_versions_are_kept(tmp_path: Path) -> None:
     assert len(list(store.folder("/eagle1/0").iterdir())) == 4
     store.serve("/eagle1/0", 10)
     found = store.load("/eagle1/0", replace(origin))
-    assert found is not None
     assert found["w"].tolist() == [10.0]
 
 
@@ -236,13 +231,10 @@ def test_both_sides_go_back_to_one_version() -> None:
     """The trainer kept what was given up and dropped what served: it compared updates with other weights than those in
     service, and a fall chose a version that only it had."""
     session, learner, served, trainer = session_of()
-    for scale in (1.01, 1.02, 1.03, 1.04):
-        learner._result((served.name, publish(trainer, scale)))
-        learner.swap()
+    send(learner, served, trainer, 1.01, 1.02, 1.03, 1.04)
     learner.act("revert")
     assert both(served, trainer) == ([0, 3], [0, 3])
-    learner._result((served.name, publish(trainer, 1.05)))
-    learner.swap()
+    send(learner, served, trainer, 1.05)
     assert both(served, trainer) == ([0, 3, 5], [0, 3, 5])
     learner.act("revert")
     assert served.method.serving[0] == 3
@@ -253,9 +245,7 @@ def test_both_sides_go_back_to_one_version() -> None:
 def test_what_the_trainer_has_no_longer_serves_no_longer() -> None:
     """While a version is on its way it has dropped the one before the one that serves."""
     session, learner, served, trainer = session_of()
-    for scale in (1.01, 1.02):
-        learner._result((served.name, publish(trainer, scale)))
-        learner.swap()
+    send(learner, served, trainer, 1.01, 1.02)
     late = publish(trainer, 1.03)
     learner.act("revert")
     learner._drain()
@@ -263,7 +253,6 @@ def test_what_the_trainer_has_no_longer_serves_no_longer() -> None:
     learner.swap()
     assert served.method.serving[0] == 0
     assert trainer.served is trainer.versions[0]
-    learner._result((served.name, publish(trainer, 1.04)))
-    learner.swap()
+    send(learner, served, trainer, 1.04)
     assert both(served, trainer) == ([0, 4], [0, 4])
     session.close()

@@ -60,7 +60,6 @@ def ask(made: Service, number: int, *, store: bool = True) -> list[int]:
     params = SamplingParams(max_new_tokens=24, seed=number, ignore_eos=True)
     made.submit(Submission(name, [5 + number, 6, 7], params, store=store), box.hear)
     completion = box.last(name, 60.0).completion
-    assert completion is not None
     return completion.token_ids
 
 
@@ -93,7 +92,6 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     assert [ask(learning, number) for number in range(6)] == expected
     version = learner.figures().version
     assert version >= 1
-    assert learner._process is not None
     pid = learner._process.pid
     assert pid is not None
     for number in range(72, 100):
@@ -197,7 +195,6 @@ def test_a_start_with_other_keys_gives_no_client_the_weights_of_another(tmp_path
                            held_out=3)  # fmt: skip
     session = Session(engine_of("draft_model"), options, max_rows=1)
     learner = session.learner
-    assert learner is not None
     tenant = tenant_of("alice")
     _, state = learner.assign(session.choice, Submission("first", [1, 2], tenant=tenant))
     for number in range(40):

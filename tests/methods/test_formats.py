@@ -645,7 +645,6 @@ def test_reads_dspark_of_others(tmp_path: Path, nested: str) -> None:
     head = formats.load(lay(tmp_path / "x", config, tensors))
     assert isinstance(head, DFlashHead)
     assert (head.config.markov_rank, head.config.confidence, head.config.sample_from_anchor) == (3, True, True)
-    assert head.confidence_head is not None
     assert float(head.confidence_head.proj.bias.detach()) == 0.0
 
 

@@ -68,6 +68,5 @@ def test_drawn_siblings_come_first_and_their_distributions_stay() -> None:
     assert grown.tokens.tolist() == [[4, 0, 1, 3, 2], [4, 1, 0, 3, 0]]
     assert grown.parent.tolist() == [[-1, 0, 0, 0, 3], [-1, 0, -1, 1, -1]]
     assert grown.drawn_by.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
-    assert grown.q is not None
     assert torch.equal(grown.q[:, :3], q)
     assert not grown.q[:, 3:].any()

@@ -1,6 +1,5 @@
 """Drafts that read the ends of a text alone: the twins' numbers, one function of the text, and no other text."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 from foretell.model.windows import UNBOUNDED, DraftWindow
-from tests.methods.eagle.eagles import random_head
+from tests.methods.eagle.eagles import random_head, same_trees
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, decoded, prompts
 from tests.methods.eagle.test_native import Levels, distance
 from tests.methods.test_native import flash, requests, run, target, twin
@@ -29,14 +28,6 @@ CPU = torch.device("cpu")
 REASON = native.supports(tiny_module("llama", head_dim=16).config, torch.float32, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 LIMIT = DraftWindow(4, 2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def limited(head: Any, limit: DraftWindow = LIMIT) -> Any:
@@ -174,8 +165,7 @@ def test_no_text_changes(name: str, verify: str) -> None:
     if name != "draft_model":
         assert made.native is not None
         others, _ = run(twin(METHODS[name](target())), "chain", verify, plain=True)
-        for tree, other in zip(trees, others, strict=True):
-            assert torch.equal(tree.tokens[tree.valid], other.tokens[other.valid])
+        same_trees(trees, others)
     assert run(METHODS[name](target()), "static/branching=2x2x1", "coupled", plain=True)[1] == texts
 
 

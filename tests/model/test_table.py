@@ -34,7 +34,6 @@ def test_chain_logits_are_the_log_laws_of_each_prefix(dtype: torch.dtype) -> Non
     text = [1, 7, 0, 3, 3, 5]
     target = Target(model, 1, 16)
     out = target.forward(torch.tensor([text]), layout(torch.arange(-1, 5)[None], torch.tensor([0]), 16))
-    assert out.logits is not None
     assert out.logits.dtype == dtype
     expected = distributions_of(model, [text[: i + 1] for i in range(6)])
     assert torch.equal(out.logits[0], expected.log().to(dtype))
@@ -50,7 +49,6 @@ def test_tree_logits_are_those_of_each_path_in_any_batch_and_span() -> None:
         target = prefilled(model, [prefix, [0, 1, 0]])
         plan = layout(TREE.expand(2, -1), torch.tensor([3, 3]), 32, span=span)
         out = target.forward(TOKENS.expand(2, -1), plan)
-        assert out.logits is not None
         assert torch.equal(out.logits[0], expected)
         assert not torch.equal(out.logits[1], expected)  # another prefix, another distribution
 
@@ -61,7 +59,6 @@ def test_nodes_one_by_one_equal_all_at_once() -> None:
     whole = prefilled(model, [[2, 2, 6]]).forward(TOKENS, plan).logits
     target = prefilled(model, [[2, 2, 6]])
     parts = [target.forward(TOKENS[:, i : i + 1], plan.nodes(i, i + 1)).logits for i in range(7)]
-    assert whole is not None
     assert torch.equal(torch.cat([part for part in parts if part is not None], 1), whole)
 
 
@@ -71,7 +68,6 @@ def test_commit_of_a_side_branch_then_next_step() -> None:
     target.forward(TOKENS, layout(TREE, torch.tensor([3]), 32))
     target.commit(torch.tensor([[3, 5, 8]]), torch.tensor([[3, 4, 5]]))  # path of nodes 0, 2, 5
     out = target.forward(torch.tensor([[4]]), layout(root_tree(torch.tensor([4])).parent, torch.tensor([6]), 32))
-    assert out.logits is not None
     assert torch.equal(out.logits[0, 0], model.probs_after([2, 2, 6, 5, 2, 6, 4]).log().float())
 
 
@@ -119,9 +115,6 @@ def test_layer_ranges_taps_and_exits() -> None:
     lower = target.forward(TOKENS, plan, layers=(0, 1))
     upper = target.forward(TOKENS, plan, layers=(1, 3), hidden=lower.hidden)
     assert lower.logits is None
-    assert whole.logits is not None
-    assert upper.logits is not None
-    assert whole.taps is not None
     assert torch.equal(upper.logits, whole.logits)
     assert torch.equal(whole.taps, torch.cat([lower.hidden, upper.hidden], -1))
     assert whole.taps.shape[-1] == 2 * model.spec.hidden_size
@@ -146,7 +139,6 @@ def test_explicit_laws_and_blur() -> None:
     out = Target(model, 1, 8).forward(
         torch.tensor([[0, 1, 2, 0]]), layout(torch.tensor([[-1, 0, 1, 2]]), torch.tensor([0]), 8)
     )
-    assert out.logits is not None
     assert out.logits.exp()[0].tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]
     assert calls == [(0,), (0, 1), (1, 2), (2, 0)]
     sharp, soft = TableLM(16, seed=2, sharpness=4.0), TableLM(16, seed=2, sharpness=0.5)

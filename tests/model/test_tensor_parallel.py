@@ -27,6 +27,7 @@ from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.target import CausalModel
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service
+from tests.engine.harness import started
 from tests.model.tiny import ACCEPTED, BUSHY, VOCAB, Rows, tiny_config, tiny_module
 from tests.processes import run_group, torchrun
 
@@ -81,7 +82,6 @@ def tree_logits(model: CausalModel) -> torch.Tensor:
     for accepted in ACCEPTED:
         tokens, parent = rows.tree(BUSHY)
         output = rows.target.forward(tokens, rows.plan(parent))
-        assert output.logits is not None
         found.append(output.logits.clone())
         rows.accept(tokens, accepted)
     return torch.stack(found)
@@ -311,13 +311,10 @@ def test_layers_spread_by_device_map(tmp_path: Path) -> None:
         assert [row["tokens"] for row in written(spread, temperature)] == expected
     ended: queue.Queue[Update] = queue.Queue()
     service = Service(spread, ServiceOptions(max_num_seqs=3, max_model_len=64))
-    service.start()
-    try:
+    with started(service):
         for index, (prompt, params) in enumerate(zip(PROMPTS, sampled(1.0), strict=True)):
             service.submit(Submission(str(index), prompt, params), lambda u: ended.put(u) if u.is_last else None)
         found = {update.request_id: update.completion for update in (ended.get(timeout=60) for _ in PROMPTS)}
-    finally:
-        service.close()
     assert [getattr(found[str(index)], "token_ids", None) for index in range(3)] == expected
 
 

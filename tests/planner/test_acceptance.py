@@ -218,7 +218,6 @@ def test_a_problem_of_one_row_is_a_row_of_a_problem_of_many(batch: int) -> None:
     row = RowView("a", "m", 9, 3, num_unread=7)
     idle = RowView("x", "m", 0, 0)
     found = offers.several([row] + [idle] * (batch - 1), 1.1)
-    assert found is not None
     problem = found.problem
     assert problem.kept.shape == (batch, 3), "no deeper than the row can use"
     assert problem.kept[0] == pytest.approx(found.curves.kept[0, :3])

@@ -123,7 +123,6 @@ def test_deeper_for_the_better_row_and_nothing_for_the_worst() -> None:
         curve=(np.array([0.0, 100.0]), np.array([1.0, 16.0])), plain=1.0,
     )  # fmt: skip
     result = search(given)
-    assert result is not None
     assert result.caps == [3, 1, 0]
 
 
@@ -287,7 +286,6 @@ def test_a_good_drafter_is_used_as_deep_as_it_pays() -> None:
     run = Run(planner(), [0.95]).steps(60)
     assert run.share(50) == 1.0
     assert run.caps[-1] == [4]
-    assert run.planner.speedup is not None
     assert run.planner.speedup > 2.0
     assert run.planner.state["guessing"]
     assert run.planner.state["mean_depth"] == 4.0
@@ -346,7 +344,6 @@ def test_a_machine_that_stood_still_is_not_the_speed_of_the_next_thousand_steps(
     run.planner.observe(plan, StepObservation(1, [RowStep("0", "m", cap, cap, cap)], 0.1, 3600.0, 0.0))
     run.planner._flush()
     after = run.planner.speedup
-    assert after is not None
     assert 0.85 * before < after < before
     run.steps(400)
     assert run.planner.speedup == pytest.approx(before, rel=0.1)
@@ -489,7 +486,6 @@ def test_the_speedup_counts_what_drafters_read_before_a_step() -> None:
     assert run.planner.speedup == before, "in the next step"
     run.steps(16)
     after = run.planner.speedup
-    assert after is not None
     assert 0.8 * before < after < 0.97 * before, "in 200 steps it is one twelfth of the time"
 
 

@@ -127,12 +127,10 @@ def test_a_batch_is_planned_with_its_rows_own_shares() -> None:
         planner._learn(StepPlan([4, 4]), StepObservation(2, rows, 0.2, 1.1, 0.1))
     views = [RowView(name, "whole", 4, 99) for name in ("often", "never")]
     both = planner._offers.several(views, 1.0)
-    assert both is not None
     tokens = 1.0 + both.problem.kept.sum(axis=1)
     assert tokens[0] > 1.0 + 0.7 * 3 > tokens[1] + 0.8
     for row, view in enumerate(views):
         alone = planner._offers.several([view], 1.0)
-        assert alone is not None
         assert alone.problem.kept[0] == pytest.approx(both.problem.kept[row])
         own = 1.0 - planner._shares.of(view.request_id, "whole", 0)[0]
         grid = planner._offers._grid("whole", 1)[:, 1] * planner.corrections.draft["whole"]
@@ -159,5 +157,4 @@ def test_a_view_alone_tells_nothing() -> None:
     """Before a method has told anything, its curves are those of its own guesses, to the last bit."""
     planner = Planner(table(0.1), Acceptance(4), {"whole": "light"})
     question = planner._offers.several([RowView("row", "whole", 4, 99)], 1.0)
-    assert question is not None
     assert np.array_equal(question.problem.kept, planner.acceptance.curves(["row"], ["whole"]).kept)

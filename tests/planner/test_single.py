@@ -72,14 +72,10 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
             choice = price(problem, [cap])
             assert (tokens, seconds) == pytest.approx((choice.tokens, choice.seconds), rel=1e-12)
         best, other = single.best(single.kept), search(problem)
-        assert best is not None
-        assert other is not None
         assert best.rate >= other.rate * (1 - 1e-12), "a search of all depths, the other may leave some out"
         hopes = np.array([single.optimistic])
         hoped = search(replace(problem, kept=hopes, guess_factor=problem.guess_factor * 0.8))
         mine = single.best(single.optimistic, doubt=0.8)
-        assert hoped is not None
-        assert mine is not None
         assert mine.rate >= hoped.rate * (1 - 1e-12)
     assert found > 90
 
@@ -87,10 +83,8 @@ def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
 def test_a_depth_that_is_not_allowed_ends_the_search() -> None:
     offers = Offers(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]), LightShares())
     single = offers.single(RowView("a", "m", 5, 9), 1.0)
-    assert single is not None
     assert single.best([0.0] * 5) is None
     first = single.best([0.9, 0.0, 0.9, 0.9, 0.9])
-    assert first is not None
     assert first.caps == [1]
 
 

@@ -165,7 +165,6 @@ def test_the_outlook_by_length_and_batch_is_the_best_of_all_depths(kind: str) ->
     assert [cell.context for cell in cells[::4]] == [256, 1024, 4096, 8000]
     assert [cell.concurrency for cell in cells[:4]] == [1, 2, 4, 8]
     expected = run.planner.acceptance.expected("m")
-    assert expected is not None
     kept, factors = expected[0], run.planner.corrections
     for cell in cells:
         plain = costs.verify(cell.concurrency, cell.concurrency, cell.context) * factors.plain

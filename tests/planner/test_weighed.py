@@ -130,7 +130,6 @@ def test_a_line_that_stops_is_priced_as_far_as_it_goes() -> None:
         acceptance.observe("row", "whole", DEPTH, 3, 2)
     offers = Offers(costs, acceptance, Corrections(costs.methods), LightShares())
     single = offers.single(RowView("row", "whole", DEPTH, 99), 1.0)
-    assert single is not None
     assert sum(single.draft[:DEPTH]) == pytest.approx(costs.draft("whole", 1, 3), rel=0.05)
     stopped = RowStep("row", "whole", DEPTH, 3, 2)
     assert offers.draft_seconds("whole", [stopped], 1) == pytest.approx(costs.draft("whole", 1, 3))

@@ -136,7 +136,6 @@ def test_a_wrong_norm_is_seen(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) ->
     """Negative control: the bound is tight enough."""
     head = randomised(HEADS["kangaroo 2"]())
     large = inflate_head(head, small.config, big.config)
-    assert isinstance(large, KangarooHead)
     with torch.no_grad():
         large.norm.weight *= 1.001
     with pytest.raises(AssertionError):

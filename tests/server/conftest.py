@@ -17,6 +17,14 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "sse_starlett
 collect_ignore_glob = [] if all(find_spec(name) for name in NEEDED) else ["test_*.py"]  # without the extra "serve"
 
 Serve = Callable[..., "httpx.Client"]
+OPENED: list[Any] = []  # clients of a test, closed behind it
+
+
+@pytest.fixture(autouse=True)
+def close() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from foretell.server.routes.anthropic import Blocks
 from foretell.server.texts.reading import TextReading
 from foretell.server.texts.tools import ToolUse
 from tests.server.calls import SCHEMA, is_dog
-from tests.server.conftest import Serve
+from tests.server.conftest import OPENED, Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService
 from tests.server.test_thoughts import NOW, Thinker, scripted
 
@@ -41,16 +41,6 @@ def saying(*texts: str, tokenizer: Any = None) -> FakeService:
     service.script = lambda _: [*texts[len(service.submitted) - 1].encode(), EOS]
     service.engine.tokenizer = tokenizer or Thinker()
     return service
-
-
-OPENED: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def close() -> Iterator[None]:
-    yield
-    while OPENED:
-        OPENED.pop().close()
 
 
 def client_at(url: Any, key: str = "none") -> Any:
@@ -221,7 +211,6 @@ def test_an_answer_of_a_schema(serve: Serve) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     given = {"messages": [USER], "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     made = as_chat(MessagesRequest.model_validate(given)).response_format
-    assert made is not None
     assert made.model_dump(by_alias=True, exclude_none=True)["json_schema"]["schema"] == schema
 
 

@@ -531,7 +531,6 @@ def test_a_keyword_that_no_grammar_holds_is_named_and_refuses_nothing(constraint
     tools = [{"type": "function", "function": {"name": name, "parameters": twice}} for name in ("one", "two")]
     for mode in ("auto", "required"):
         made = ToolUse.of(tools, mode).constraint(constraints)
-        assert made is not None
         assert {f"{name}.{place}" for name in ("one", "two") for place in places} <= set(made.left_out)
 
 
@@ -664,12 +663,10 @@ def test_a_search_for_what_is_at_fault_takes_a_while_at_most(monkeypatch: pytest
 
     monkeypatch.setattr("foretell.engine.structured.enforceable.monotonic", lambda: float(len(tried)))  # a second each
     found = loosened(schema, error_of, 100.0, strict=False)
-    assert found is not None
     assert found[1] == ("properties/p20/pattern",)
     assert len(tried) < 12
     tried.clear()
     hasty = loosened(schema, error_of, 3.5, strict=False)
-    assert hasty is not None
     assert "properties/p20/pattern" in hasty[1]
     assert (len(tried), len(hasty[1])) == (5, 25), "of a hundred, the quarter that two trials found"
     assert loosened({"type": "null"}, error_of, 1.0, strict=False) is None

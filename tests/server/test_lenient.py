@@ -214,7 +214,6 @@ def test_the_one_model_need_not_be_named(serve: Serve, path: str, given: Any) ->
 def test_the_first_curl_of_the_docs_is_answered(serve: Serve) -> None:
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     found = re.search(r"curl -s http://127\.0\.0\.1:8000(\S+) .*\n *-d '(.*)'", text)
-    assert found is not None
     answer = serve().post(found[1], content=found[2], headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
 

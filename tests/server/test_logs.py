@@ -15,26 +15,14 @@ from structlog.contextvars import bind_contextvars
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.server.logs import configure_logs, log, log_request
-from foretell.server.metrics import RequestRecord
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
+from tests.server.test_metrics import RECORD as OTHER
 
-RECORD = RequestRecord(
-    request_id="chat-1",
-    finish_reason="stop",
-    endpoint="/v1/chat/completions",
-    stream=True,
-    method="draft_model",
-    num_prompt_tokens=11,
-    num_tokens=20,
-    num_steps=9,
-    num_drafts=8,
-    num_draft_tokens=24,
-    num_accepted_tokens=12,
-    seconds_queue=0.1234567891,
-    seconds_decode=2.0,
-    seconds_total=3.0,
-)
+RECORD = replace(
+    OTHER, request_id="chat-1", endpoint="/v1/chat/completions", stream=True, method="draft_model",
+    seconds_queue=0.1234567891, seconds_prefill=0.0,
+)  # fmt: skip
 NASTY = 'a\nb\r\x1b[31mred\x00\u2028\x85\ud800 "quoted" = é'
 
 

@@ -38,7 +38,6 @@ def constraints() -> Constraints:
 
 def admits(constraints: Constraints, body: dict[str, Any], text: str) -> bool:
     format = wanted_format(ChatRequest.model_validate({"messages": USER, **body}))
-    assert format is not None
     made = format.constraint(constraints)
     return made.permits(load_tokenizer("bundled").encode(text, add_special_tokens=False))
 
@@ -126,7 +125,6 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
         chosen = wanted_format(ChatRequest.model_validate({"messages": USER, **more}))
         assert chosen is not None
         either = ToolUse.of(TOOLS).constraint(constraints, term_of(chosen))
-        assert either is not None
         assert either.permits(encode("x", add_special_tokens=False))
     pattern = wanted_format(ChatRequest.model_validate({"messages": USER, "regex": "x"}))
     assert pattern is not None

@@ -47,7 +47,6 @@ def refused(client: httpx.Client, path: str, **body: Any) -> tuple[str, str]:
 
 def test_tokens_in_both_forms_and_back(http: httpx.Client, bundled: Service) -> None:
     tokenizer, text = bundled.engine.tokenizer, "def f(x):\n    return x  # ü"
-    assert tokenizer is not None
     whole = list(tokenizer.encode(text))
     bare = list(tokenizer.encode(text, add_special_tokens=False))
     made = post(http, "/tokenize", prompt=text, return_token_strs=True)

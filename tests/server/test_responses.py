@@ -43,7 +43,6 @@ def test_a_text(serve: Serve) -> None:
     assert (reply.status, item.type, item.status) == ("completed", "message", "completed")
     assert item.content[0].text == "Grüße"  # type: ignore[union-attr]
     assert (reply.temperature, reply.metadata, reply.max_output_tokens) == (0.5, {"k": "v"}, 50)
-    assert reply.usage is not None
     assert reply.usage.output_tokens == len("Grüße".encode()) + 1
     assert reply.usage.total_tokens == reply.usage.input_tokens + reply.usage.output_tokens
 
@@ -153,25 +152,6 @@ def test_items_become_turns() -> None:
     assert turns == [("system", "s", 0), ("user", "ab", 0), ("assistant", "c", 2), ("tool", "x", 0), ("tool", "y", 0),
                      ("assistant", "d", 0), ("assistant", "e", 0)]  # fmt: skip
     assert chat.messages[2].reasoning == "hm"  # type: ignore[union-attr]
-
-
-def test_settings_reach_the_conversation() -> None:
-    body = ResponsesRequest.model_validate(
-        {
-            "input": "a", "tools": [NOW], "top_k": 3, "seed": 4, "speculative": {"method": "suffix"}, "stop": "x",
-            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]},
-            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
-            "reasoning": {"effort": "low"}, "max_output_tokens": 9, "parallel_tool_calls": False,
-        }
-    )  # fmt: skip
-    chat = as_chat(body)
-    assert (chat.top_k, chat.seed, chat.stop, chat.max_tokens, chat.reasoning_effort) == (3, 4, "x", 9, "low")
-    assert chat.parallel_tool_calls is False
-    assert chat.speculative.method == "suffix"  # type: ignore[union-attr]
-    assert chat.tools is not None
-    assert (chat.tools[0].function.name, chat.tools[0].function.parameters) == ("now", NOW["parameters"])
-    assert chat.tool_choice.allowed_tools.mode == "auto"  # type: ignore[union-attr]
-    assert chat.response_format.json_schema.strict is True  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def serving(*options: str) -> Iterator[Process]:
         [sys.executable, "-m", "foretell.cli.main", "serve", *OPTIONS, *options],
         stderr=subprocess.PIPE, text=True, env={**kept, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert handle.stderr is not None
     reader: threading.Thread | None = None
     watchdog = threading.Timer(WAIT_S, handle.kill)
     watchdog.start()
@@ -517,7 +516,6 @@ def test_two_suites_of_clients_at_once_get_no_error() -> None:
     engine = Engine.load("bundled", speculative={"method": "hybrid", "second": "draft_model"})
     service = Service(engine, ServiceOptions(max_num_seqs=6, speculation="on", kv_memory_gib=0.25))
     service.start()
-    assert service._loop is not None
     draws = {name: {(1, depth): 1e-5 * depth for depth in (1, 2, 4)} for name in ("hybrid", "suffix")}
     costs = CostTable({(1, 1): 1e-3, (1, 5): 1.1e-3}, draws, dict.fromkeys(draws, 0.0))
     planner = Planner(costs, Acceptance(16), {"hybrid": "suffix"})

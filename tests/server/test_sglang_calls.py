@@ -92,45 +92,7 @@ def test_completion_stream(client: openai.OpenAI, tokens: list[int], given: Any)
     completion_stream(client, tokens, *given)
 
 
-# -- test_openai_server: conversations ----------------------------------------------------------------------------------
-
-
-def conversation(client: Any, logprobs: int | None, n: int) -> None:
-    reply = chat(client, temperature=0, logprobs=bool(logprobs), top_logprobs=logprobs, n=n)
-    assert (len(reply.choices), reply.choices[0].message.role) == (n, "assistant")
-    assert isinstance(said(reply), str)
-    if logprobs:
-        assert len(reply.choices[0].logprobs.content[0].top_logprobs) == logprobs
-    assert min(reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) > 0
-
-
-def conversation_stream(client: Any, logprobs: int | None, n: int) -> None:
-    begun: set[int] = set()
-    ended: Counter[int] = Counter()
-    for chunk in chat(
-        client, temperature=0, logprobs=bool(logprobs), top_logprobs=logprobs, n=n, stream=True,
-        stream_options={"include_usage": True},
-    ):  # fmt: skip
-        if chunk.usage is not None:
-            assert min(chunk.usage.prompt_tokens, chunk.usage.completion_tokens) > 0
-            continue
-        (choice,) = chunk.choices
-        ended[choice.index] += choice.finish_reason is not None
-        if choice.index not in begun:
-            assert choice.delta.role == "assistant"
-            begun.add(choice.index)
-            continue
-        if logprobs and not ended[choice.index]:
-            assert len(choice.logprobs.content[0].top_logprobs) == logprobs
-        assert isinstance(choice.delta.content, str) or choice.finish_reason
-    assert ended == dict.fromkeys(range(n), 1)
-
-
-for logprobs, n in itertools.product((None, 5), (1, 2)):
-    CALLS(f"chat: logprobs {logprobs}, n {n}")(lambda client, a=logprobs, b=n: conversation(client, a, b))  # type: ignore[misc]
-    CALLS(f"chat, a stream: logprobs {logprobs}, n {n}")(  # type: ignore[misc]
-        lambda client, a=logprobs, b=n: conversation_stream(client, a, b)
-    )
+# -- test_openai_server: conversations, but for what test_chat.py and test_openai_calls.py have -------------------------
 
 
 @CALLS("regex")
@@ -139,32 +101,6 @@ def _(client: Any) -> None:
     made = json.loads(said(chat(client, temperature=0, max_tokens=128, extra_body={"regex": regex})))
     assert isinstance(made["name"], str)
     assert isinstance(made["population"], int)
-
-
-@CALLS("penalty")
-def _(client: Any) -> None:
-    assert isinstance(said(chat(client, temperature=0, frequency_penalty=1.0)), str)
-
-
-@CALLS("the assistant's message is continued")
-def _(client: Any) -> None:
-    begun: Any = [*USER, {"role": "assistant", "content": "{\n"}]
-    reply = chat(client, begun, temperature=0, extra_body={"continue_final_message": True})
-    assert not said(reply).startswith("{\n")
-
-
-@CALLS("model list")
-def _(client: Any) -> None:
-    (model,) = client.models.list()
-    assert isinstance(model.max_model_len, int)
-
-
-@CALLS("retrieve a model")
-def _(client: Any) -> None:
-    model = client.models.retrieve("bundled")
-    assert (model.id, model.root) == ("bundled", "bundled")
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("non-existent-model")
 
 
 # -- responses ----------------------------------------------------------------------------------------------------------
@@ -180,25 +116,6 @@ WEATHER: Any = {
 }  # fmt: skip
 
 
-@CALLS("responses")
-def _(client: Any) -> None:
-    reply = client.responses.create(**RESPOND, max_output_tokens=16)
-    assert (reply.object, reply.error) == ("response", None)
-    assert min(reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.total_tokens) > 0
-    assert (reply.text.format.type, isinstance(reply.output, list)) == ("text", True)
-
-
-@CALLS("responses: a stream")
-def _(client: Any) -> None:
-    text = client.responses.create(**RESPOND, max_output_tokens=16).output_text
-    given = {**RESPOND, "max_output_tokens": 16, "extra_body": {"stop": text[6]}}
-    with client.responses.stream(**given) as stream:  # the client wants a text that its limit did not cut
-        kinds = [event.type for event in stream]
-        assert stream.get_final_response().usage.total_tokens > 0
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert "response.output_text.delta" in kinds
-
-
 @CALLS("responses: an unknown previous response is an error")
 def _(client: Any) -> None:
     answer = post(client, "responses", input="Hi", previous_response_id="bad")
@@ -211,12 +128,6 @@ def _(client: Any) -> None:
     answer = post(client, "responses", input="Hi", tools=[{"type": "some_invalid_tool_type"}])
     assert answer.status_code == 400
     assert {"message", "type", "code"} <= set(answer.json()["error"])
-
-
-@CALLS("responses: penalty")
-def _(client: Any) -> None:
-    answer = post(client, "responses", input="a", temperature=0, max_output_tokens=8, frequency_penalty=1.0)
-    assert (answer.status_code, answer.json()["object"]) == (200, "response")
 
 
 @CALLS("responses: a tool in the request")
@@ -236,19 +147,7 @@ def _(client: Any) -> None:
     assert events[-1].type == "response.completed"
 
 
-@CALLS("responses: tool_choice none")
-def _(client: Any) -> None:
-    reply = client.responses.create(**{**RESPOND, "tool_choice": "none"}, max_output_tokens=8, tools=[WEATHER])
-    assert [item.type for item in reply.output] == ["message"]
-
-
 # -- features -----------------------------------------------------------------------------------------------------------
-
-
-@CALLS("json mode")
-def _(client: Any) -> None:
-    reply = chat(client, temperature=0, max_tokens=256, response_format={"type": "json_object"})
-    assert reply.choices[0].finish_reason == "length" or isinstance(json.loads(said(reply)), dict)
 
 
 @CALLS("json mode, a stream")
@@ -275,34 +174,11 @@ def _(client: Any) -> None:
     assert re.fullmatch(r'\{"name":"[A-Za-z]+"\}', made)
 
 
-@CALLS("usage in every chunk")
-def _(client: Any) -> None:
-    chunks = list(chat(client, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}))
-    with_content = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
-    assert 0 < len(with_content) <= sum(bool(chunk.usage) for chunk in chunks)
-    last = chunks[-1].usage
-    assert last.total_tokens == last.prompt_tokens + last.completion_tokens > 0
-
-
-@CALLS("usage in the last chunk alone")
-def _(client: Any) -> None:
-    chunks = list(chat(client, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": False}))
-    (one,) = [chunk for chunk in chunks if chunk.usage]
-    assert one.choices == []
-
-
 @CALLS("structural tag: a constant")
 def _(client: Any) -> None:
     wanted = "The capital of France is Berlin."
     tag = {"type": "structural_tag", "format": {"type": "const_string", "value": wanted}}
     assert said(chat(client, temperature=0, max_tokens=64, response_format=tag)) == wanted
-
-
-@CALLS("structural tag: a schema")
-def _(client: Any) -> None:
-    shape = FEED["function"]["parameters"]
-    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": shape}}
-    assert is_dog(said(chat(client, temperature=0, max_tokens=64, response_format=tag)))
 
 
 @CALLS("reasoning switched off, and not separated")
@@ -314,33 +190,11 @@ def _(client: Any) -> None:
 # -- function calls -----------------------------------------------------------------------------------------------------
 
 
-@CALLS("a function call")
-def _(client: Any) -> None:
-    message = chat(client, tools=[FEED], tool_choice="required", max_tokens=200).choices[0].message
-    assert message.tool_calls[0].function.name == "feed"
-
-
-@CALLS("a function call in a stream: name, arguments, reason")
-def _(client: Any) -> None:
-    chunks = list(chat(client, tools=[FEED], tool_choice="required", max_tokens=200, stream=True))
-    found = called(chunks)
-    assert found[0][0] == "feed"
-    assert is_dog(found[0][1])
-    assert chunks[-1].choices[0].finish_reason in ("tool_calls", "length")
-
-
 @CALLS("a function that is named, whole and in a stream")
 def _(client: Any) -> None:
     given: Any = {"tools": [FEED, WALK], "tool_choice": {"type": "function", "function": {"name": "walk"}}}
     assert [one.function.name for one in chat(client, max_tokens=64, **given).choices[0].message.tool_calls] == ["walk"]
     assert [name for name, _ in called(chat(client, max_tokens=64, stream=True, **given)).values()] == ["walk"]
-
-
-@CALLS("tool_choice auto, whole and in a stream")
-def _(client: Any) -> None:
-    assert chat(client, tools=[FEED, WALK], tool_choice="auto").choices[0].message is not None
-    chunks = list(chat(client, tools=[FEED, WALK], tool_choice="auto", stream=True))
-    assert chunks[-1].choices[0].finish_reason
 
 
 @CALLS("two choices of a stream with tools end once each")
@@ -405,26 +259,11 @@ def _(client: Any) -> None:
 # -- validation ---------------------------------------------------------------------------------------------------------
 
 
-@CALLS("ignore_eos")
-def _(client: Any) -> None:
-    reply = chat(client, temperature=0, max_tokens=100, extra_body={"ignore_eos": True})
-    assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("length", 100)
-
-
 @CALLS("a prompt beyond the context, whole and in a stream")
 def _(client: Any) -> None:
     long: Any = [{"role": "user", "content": "hello " * 5000}]
     for stream in (False, True):
         refused(client, "context", messages=long, stream=stream)
-
-
-@CALLS("stop texts, and where the end is the model's")
-def _(client: Any) -> None:
-    whole = text(client, max_tokens=24).choices[0].text
-    stop = whole[8:11]
-    cut = text(client, max_tokens=24, stop=[stop]).choices[0]
-    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
-    assert text(client, max_tokens=3, extra_body={"ignore_eos": True}).choices[0].finish_reason == "length"
 
 
 @CALLS("completions: response_format")
@@ -523,10 +362,6 @@ def test_what_is_sglangs_own_is_refused_by_name(client: openai.OpenAI, name: str
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].split(".")[0] == field
     assert "did you mean" not in answer.json()["error"]["message"]
-
-
-def test_how_many_there_are() -> None:
-    assert 2 * len(FORMS) + len(CALLS) == 64 + 48
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -173,7 +173,6 @@ def test_responses_have_an_item_of_what_was_thought(serve: Serve) -> None:
 def permitted(service: FakeService, text: str) -> set[int]:
     """The bytes that the last submission's processor permits after a text."""
     submission = service.submitted[-1]
-    assert submission.params.logits_processor is not None
     ids = torch.tensor([*submission.prompt_ids, *text.encode()])
     made = submission.params.logits_processor(ids, torch.zeros(258))
     return set(torch.nonzero(made > -torch.inf)[:, 0].tolist())
@@ -234,6 +233,8 @@ QUOTING = "<think>\na STOP b\n\nc</think>\n\nHello STOP x"
 
 def stopped(client: httpx.Client, path: str, stream: bool, *stops: str) -> tuple[str, str, str]:
     """(thought, answer, why it ended) by a route."""
+    from tests.stress.doors import READ, Said  # which reads templates of tests that import this file
+
     if path == CHAT:
         body: Any = {"messages": [USER], "stop": list(stops)}
     elif path == RESPONSES:
@@ -245,46 +246,10 @@ def stopped(client: httpx.Client, path: str, stream: bool, *stops: str) -> tuple
         body = {**asked, "options": {"stop": list(stops)}}
     answer = client.post(path, json={**body, "stream": stream})
     assert answer.status_code == 200, answer.text
-    if not stream:
-        reply = answer.json()
-        if path == CHAT:
-            choice = reply["choices"][0]
-            return choice["message"].get("reasoning_content", ""), choice["message"]["content"], choice["finish_reason"]
-        if path == RESPONSES:
-            said = {item["type"]: item["content"][0]["text"] for item in reply["output"]}
-            return (
-                said.get("reasoning", ""),
-                said.get("message", ""),
-                {"completed": "stop"}.get(reply["status"], "length"),
-            )
-        if path == "/v1/messages":
-            blocks = {block["type"]: block[block["type"]] for block in reply["content"]}
-            ended = {"end_turn": "stop", "stop_sequence": "stop"}.get(reply["stop_reason"], reply["stop_reason"])
-            return blocks.get("thinking", ""), blocks.get("text", ""), ended
-        turn = reply.get("message", reply)
-        return turn.get("thinking", ""), turn.get("content", turn.get("response")), reply["done_reason"]
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
-    thought, content, why = "", "", ""
-    for one in (json.loads(line) for line in lines if line.startswith("{")):
-        if path == CHAT:
-            for choice in one["choices"]:
-                thought += choice["delta"].get("reasoning_content") or ""
-                content += choice["delta"].get("content") or ""
-                why = choice["finish_reason"] or why
-        elif path == RESPONSES:
-            thought += one["delta"] if one["type"] == "response.reasoning_text.delta" else ""
-            content += one["delta"] if one["type"] == "response.output_text.delta" else ""
-            why = "stop" if one["type"] == "response.completed" else why
-        elif path == "/v1/messages":
-            delta = one.get("delta", {})
-            thought, content = thought + delta.get("thinking", ""), content + delta.get("text", "")
-            why = {"end_turn": "stop", "stop_sequence": "stop"}.get(delta.get("stop_reason", ""), why)
-        else:
-            turn = one.get("message", one)
-            thought += turn.get("thinking", "")
-            content += turn.get("content", turn.get("response", ""))
-            why = one.get("done_reason", why)
-    return thought, content, why
+    parts = [line.removeprefix("data: ") for line in answer.text.splitlines()] if stream else [answer.text]
+    said = Said()
+    READ[path]([json.loads(part) for part in parts if part.startswith("{")], said)
+    return said.thought, said.text, said.end
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, "/v1/messages", "/api/chat", "/api/generate"])

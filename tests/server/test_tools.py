@@ -129,7 +129,6 @@ def test_calls_of_a_model(engine: Engine) -> None:
     for seed, choice in enumerate(["required", NAMED, "required", NAMED]):
         use = ToolUse.of(TOOLS, choice, False)
         constraint = use.constraint(constraints)
-        assert constraint is not None
         prompt = engine.chat_prompt(messages_with_tools([{"role": "user", "content": "Weather?"}], use.rendered))
         options: dict[str, Any] = {"seed": seed, "max_new_tokens": 80}
         made = engine.generate(prompt, logits_processor=constraint.processor(len(prompt)), **options)
@@ -194,7 +193,6 @@ def test_a_schema_that_cannot_be_names_its_tool(vocabulary: tuple[Any, Constrain
                 use.constraint(vocabulary[1])
         else:
             made = use.constraint(vocabulary[1])
-            assert made is not None
             assert made.left_out == ("odd.properties/x/not",)
 
 
@@ -210,7 +208,6 @@ def test_a_schema_that_cannot_be_enforced_whole_refuses_no_list_of_tools(
     for text in (None, '%json {"type": "integer"}'):
         use = ToolUse.of([WEATHER, tool])
         constraint = use.constraint(constraints, text)
-        assert constraint is not None
         assert constraint.left_out == ("mail.properties/to/pattern",)
         assert constraint is use.constraint(constraints, text), "it is made once"
         if not lost:
@@ -332,7 +329,6 @@ def test_tools_as_clients_send_them(vocabulary: tuple[Any, Constraints, bool], c
     tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("a", "b")]
     for mode in ("auto", "required"):
         constraint = ToolUse.of(tools, mode).constraint(constraints)
-        assert constraint is not None
         assert constraint.left_out == tuple(f"{name}.{place}" for name in ("a", "b") for place in left_out)
         call = f'<tool_call>\n{{"name": "b", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
         assert lost or constraint.permits(tokenizer.encode(call))

@@ -22,9 +22,8 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.identity import arithmetic, target_hash, tokenizer_hash
 from foretell.service import keeper as keeper_module
-from tests.engine.harness import VOCAB, ToyTokenizer, table
+from tests.engine.harness import ToyTokenizer, started, table
 from tests.engine.integrity import check_service
-from tests.model.table import TableLM
 from tests.service.test_service import Mailbox
 from tests.service.test_tenants import LONG, SECRET, asked, follow, guessed, seen
 
@@ -37,16 +36,13 @@ def service(
     folder: Path | None = None, *, prefixes: bool = False, seed: int | None = None, **options: Any
 ) -> Iterator[Service]:
     """seed: of another target."""
-    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1) if seed is None else table(seed)
+    target = follow() if seed is None else table(seed)
     given: dict[str, Any] = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 300, **options}
     if folder is not None:
         given["prefix_dir" if prefixes else "state_dir"] = str(folder)
     made = Service(Engine(target, ToyTokenizer(), speculative="suffix"), ServiceOptions(**given))
-    made.start()
-    try:
+    with started(made):
         yield made
-    finally:
-        made.close()
 
 
 # -- what was learned --------------------------------------------------------------------------------------------------
@@ -118,7 +114,6 @@ def test_nothing_of_a_request_that_is_not_to_be_stored_is_on_the_disk(
     assert spelled(content, TEXT[40:60]) == stored
     assert spelled(bytes_in(state), SECRET[5:10]) == stored
     with service(state, shared_drafts="all") as after:
-        assert after._costs is not None
         _, counts = after._costs.planner.acceptance.memory()
         assert counts[:, -2].any() == stored, "how often its guesses were kept is not counted, either"
         (found,) = seen(after, asked("mine", [5], "suffix", 15, tenant="c"))

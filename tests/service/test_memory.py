@@ -16,7 +16,7 @@ from foretell.model.cache import KVCache
 from foretell.model.target import Target
 from foretell.service.memory import SHARE, TooLittleMemoryError, bytes_per_row, bytes_per_token, kv_budget
 from foretell.service.sizes import sizes_of
-from tests.engine.harness import table
+from tests.engine.harness import started, table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")
 WITHOUT = ("none", "medusa", "ngram", "suffix", "prediction")
@@ -76,15 +76,12 @@ def test_a_service_counts_the_default_and_those_beside_it(engine: Engine, defaul
     budget_gib = 0.0979
     settings = ServiceOptions(speculation="on", kv_memory_gib=budget_gib, max_model_len=256, max_num_seqs=32)
     service = Service(engine.with_method(default), settings, also=[speculative_config(name) for name in also])
-    service.start()
-    try:
+    with started(service):
         methods = [loaded(engine, name) for name in (default, *also)]
         most = engine.model.new_cache(0, 1).bytes_per_slot + max(method.bytes_per_token for method in methods)
         waiting = 32 * bytes_per_row(engine.model, methods)
         assert (waiting > 0) == any("eagle" in name for name in (default, *also))
         assert service.kv_tokens == min((int(budget_gib * 2**30) - waiting) // most, 32 * 320)
-    finally:
-        service.close()
 
 
 def test_rows_that_leave_a_cache_give_their_pages_back() -> None:

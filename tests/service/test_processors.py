@@ -86,6 +86,5 @@ def test_a_slow_grammar_ends_its_own_request_and_its_neighbour_goes_on(running: 
     assert "share of a step's 0.15 s" in str(error)
     assert monotonic() - began < 10.0, "sixty tokens of several masks each would take longer"
     found = box.last("neighbour").completion
-    assert found is not None
     (alone,) = plain(running.engine.model, [Request([1, 2, 3], params)])
     assert found.token_ids == alone.token_ids

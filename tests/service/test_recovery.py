@@ -61,7 +61,6 @@ def ends(box: Mailbox, seeds: range) -> tuple[list[int], list[ForetellError]]:
         if last.error is not None:
             errors.append(last.error)
             continue
-        assert last.completion is not None
         assert last.completion.token_ids == alone(seed)
         right.append(seed)
     return right, errors
@@ -89,7 +88,6 @@ def test_a_step_that_fails_ends_its_own_requests_alone(
 ) -> None:
     """Two are decoded, three wait: these get their texts, by a loop whose memory is new."""
     states = list[str]()
-    assert running._loop is not None
     pool = running._loop.batch.pool
     monkeypatch.setattr(
         Batch, "begin_anew", lambda self, call=Batch.begin_anew: (states.append(running.state), call(self))
@@ -119,7 +117,6 @@ def test_a_prompt_that_cannot_be_read_ends_its_own_request(running: Service, mon
     ask(running, box, range(1, 2))
     assert ends(box, range(2))[0] == [0]
     done = box.last("0").completion
-    assert done is not None
     assert done.num_preemptions == 1
     assert running.snapshot().internal_errors["prompt"] == 1
     ask(running, box, range(2, 3))
@@ -157,7 +154,6 @@ def test_what_a_client_has_left_is_ended_where_its_row_cannot_be_freed(
     ask(running, box, range(1, 2))
     taken.set()
     done = box.last("first").completion
-    assert done is not None
     assert done.finish_reason == "cancelled"
     assert ends(box, range(1, 2))[0] == [1]
 
@@ -224,7 +220,6 @@ def test_parts_that_fail_are_left_out_and_told_once(
     monkeypatch.setattr(Recorder, "add", lambda *args: (add(*args), spoil()))
     monkeypatch.setattr(Recorder, "finish", lambda *args: (finish(*args), spoil()))
     made, box = running, Mailbox()
-    assert made._loop is not None
     assert made._loop.prefixes is not None
     monkeypatch.setattr(made._loop.prefixes, "find", spoil)
     monkeypatch.setattr(made._loop.prefixes, "add", spoil)

@@ -2,14 +2,24 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
+from foretell import (
+    Completion,
+    Engine,
+    Request,
+    SamplingParams,
+    Service,
+    ServiceOptions,
+    Submission,
+    Update,
+    speculative_config,
+)  # fmt: skip
 from foretell.core.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
 from foretell.costs.table import CostTable
 from foretell.engine.event import StepEvent
@@ -37,6 +47,14 @@ class Mailbox:
         with self.condition:
             assert self.condition.wait_for(ended, timeout_s), f"{request_id} did not end"
             return self.updates[request_id][-1]
+
+
+def answers(service: Service, requests: Sequence[Request]) -> list[Completion]:
+    """What each of requests that are handed in at once is given."""
+    box = Mailbox()
+    for number, request in enumerate(requests):
+        service.submit(Submission(str(number), list(request.prompt), request.params), box.hear)
+    return [box.last(str(number)).completion for number in range(len(requests))]
 
 
 def service(**options: Any) -> Service:
@@ -74,7 +92,6 @@ def test_a_watcher_sees_every_step_of_its_request_and_draft_logits_only_where_it
         time.sleep(0.01)
     running.submit(Submission("other", [3, 2, 1], ENDLESS), box.hear)
     done = box.last("watched").completion
-    assert done is not None
     running.cancel("other")
     box.last("other")
     assert [token for _, _, tokens in seen for token in tokens] == done.token_ids
@@ -82,7 +99,6 @@ def test_a_watcher_sees_every_step_of_its_request_and_draft_logits_only_where_it
     alone = Mailbox()
     running.submit(Submission("again", [1, 2, 3], params), alone.hear)
     again = alone.last("again").completion
-    assert again is not None
     assert again.token_ids == done.token_ids, "watching changes no token"
 
 
@@ -123,7 +139,6 @@ def test_mixed_methods_in_one_batch(running: Service) -> None:
         )
     for index, want in enumerate(plain(running.engine.model, requests)):
         completion = box.last(str(index)).completion
-        assert completion is not None
         assert outcome(completion) == outcome(want)
         assert completion.config["speculative"]["method"] == ways[index]
     check_service(running)
@@ -167,8 +182,6 @@ def test_a_request_that_asks_guesses_in_every_step_that_it_has_alone(monkeypatch
         box.last("c")
         made.submit(replace(submission, request_id="d", always=True), box.hear)
         asked = box.last("d").completion
-        assert planned is not None
-        assert asked is not None
         assert planned.num_draft_tokens == 0
         assert all(depth == 4 for depth, _ in asked.steps[:-3])
         assert asked.token_ids == planned.token_ids
@@ -186,7 +199,6 @@ def test_cancel_ends_a_request_and_frees_its_slots(running: Service) -> None:
     running.cancel("a")
     running.cancel("never seen")
     last = box.last("a")
-    assert last.completion is not None
     assert last.completion.finish_reason == "cancelled"
     check_service(running)
     assert running.snapshot().kv_used_tokens == 0
@@ -202,7 +214,6 @@ def test_cancelling_among_others_moves_rows_and_harms_nobody(running: Service) -
     running.cancel("c")
     for name in "bd":
         completion = box.last(name).completion
-        assert completion is not None
         assert (
             completion.token_ids
             == Engine(running.engine.model, ToyTokenizer()).generate([1, 2, ord(name) % 20], ENDLESS).token_ids
@@ -214,7 +225,6 @@ def test_a_timeout_returns_what_was_written(running: Service) -> None:
     box = Mailbox()
     running.submit(Submission("a", [1, 2, 3], ENDLESS, timeout_s=0.05), box.hear)
     last = box.last("a")
-    assert last.completion is not None
     assert last.completion.finish_reason == "timeout"
     assert last.completion.num_tokens < 150
 
@@ -257,7 +267,6 @@ def test_draining_takes_nothing_new_and_finishes_the_rest() -> None:
     assert made.drain(30)
     assert not made.ready
     completion = box.last("a").completion
-    assert completion is not None
     assert completion.num_tokens == 20
     with pytest.raises(ServiceClosedError):
         made.submit(Submission("b", [1, 2]), box.hear)
@@ -314,7 +323,6 @@ def test_one_request_that_cannot_go_on_ends_alone(running: Service) -> None:
     assert error is not None
     assert "no token is possible" in str(error)
     completion = box.last("good").completion
-    assert completion is not None
     assert completion.num_tokens == 20
     check_service(running)
     assert running.healthy
@@ -355,7 +363,6 @@ def test_a_trace_adds_up(running: Service) -> None:
         Submission("a", [1, 2, 3], SamplingParams(max_new_tokens=25, seed=4, ignore_eos=True), trace=True), box.hear
     )
     completion = box.last("a").completion
-    assert completion is not None
     traces = [update.trace for update in box.updates["a"] if update.trace is not None]
     assert len(traces) == completion.num_steps
     emitted = []
@@ -385,7 +392,6 @@ def test_what_is_not_loaded_cannot_be_asked_for(running: Service) -> None:
 def test_costs_that_cannot_be_measured_again_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     made = service(speculation="on")
     planning = made._costs
-    assert planning is not None
 
     class Broken:
         def measure(self, **options: Any) -> CostTable:
@@ -408,7 +414,6 @@ def test_who_serves_one_request_at_a_time_keeps_its_text_too() -> None:
             Submission(name, [1 + index % 6 for index in range(180)], SamplingParams(max_new_tokens=4)), box.hear
         )
         completion = box.last(name).completion
-        assert completion is not None
         assert completion.num_cached_tokens == cached
     made.close()
 
@@ -437,7 +442,6 @@ def test_what_is_expected_is_read_while_nobody_is_there() -> None:
     assert (dict(before.num_finished), before.num_prompt_tokens, before.num_running) == ({}, 0, 0)
     made.submit(Submission("asked", text, params), box.hear)
     completion = box.last("asked").completion
-    assert completion is not None
     assert completion.num_cached_tokens == 99
     assert sum(made.snapshot().num_finished.values()) == 1
     check_service(made)

@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.errors import ConfigError
@@ -21,7 +19,7 @@ from foretell.methods.hybrid.drafter import Hybrid
 from foretell.service import tenants as tenants_module
 from foretell.service.choices import Choices
 from foretell.service.tenants import Tenants
-from tests.engine.harness import VOCAB, ToyTokenizer
+from tests.engine.harness import ToyTokenizer, started, sure
 from tests.engine.integrity import check_service
 from tests.model.table import TableLM
 from tests.service.test_service import Mailbox
@@ -29,23 +27,17 @@ from tests.service.test_service import Mailbox
 SECRET = [5, 9, 4, 11, 2, 16, 7, 13, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14]  # what the first client has written
 
 
-def follow(context: tuple[int, ...]) -> Tensor:
+def follow() -> TableLM:
     """A target that says SECRET again and again."""
-    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    probs[SECRET[(SECRET.index(context[-1]) + 1) % len(SECRET)] if context[-1] in SECRET else SECRET[0]] = 1.0
-    return probs / probs.sum()
+    return sure(lambda text: SECRET[(SECRET.index(text[-1]) + 1) % len(SECRET)] if text[-1] in SECRET else SECRET[0])
 
 
 @contextmanager
 def service(**options: Any) -> Iterator[Service]:
-    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
     settings = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 200, **options}
-    made = Service(Engine(target, ToyTokenizer(), speculative="suffix"), ServiceOptions(**settings))
-    made.start()
-    try:
+    made = Service(Engine(follow(), ToyTokenizer(), speculative="suffix"), ServiceOptions(**settings))
+    with started(made):
         yield made
-    finally:
-        made.close()
 
 
 def asked(name: str, prompt: list[int], method: str, count: int, **fields: Any) -> Submission:
@@ -62,7 +54,6 @@ def seen(made: Service, *submissions: Submission, box: Mailbox | None = None) ->
     told = []
     for submission in submissions:
         done = box.last(submission.request_id).completion
-        assert done is not None
         traces = [update.trace for update in box.updates[submission.request_id] if update.trace is not None]
         told.append((done.token_ids, traces, done.steps, done.num_cached_tokens))
     return told
@@ -149,8 +140,7 @@ def test_prefixes_are_the_tenants_own() -> None:
 
 
 def choices() -> Choices:
-    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
-    return Choices(Engine(target, ToyTokenizer(), speculative="suffix"), (), off=False)
+    return Choices(Engine(follow(), ToyTokenizer(), speculative="suffix"), (), off=False)
 
 
 def test_stores_of_tenants_are_bounded() -> None:
@@ -161,7 +151,6 @@ def test_stores_of_tenants_are_bounded() -> None:
     for name in map(str, range(40)):
         method = tenants.choice(made.default, name).method
         assert tenants.learned_bytes <= 100_000
-        assert isinstance(method, Suffix)
         method.library.add(list(range(20)))
     assert len(tenants._stores) < 40
     assert tenants.choice(made.default, "first").method is not first.method, "the least recently used is dropped"
@@ -209,8 +198,7 @@ class Hoarder(Suffix):
 
 
 def test_a_learner_that_cannot_be_separated_is_refused() -> None:
-    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
-    engine = Engine(target, ToyTokenizer(), speculative="suffix", method=Hoarder())
+    engine = Engine(follow(), ToyTokenizer(), speculative="suffix", method=Hoarder())
     base = Choices(engine, (), off=False).default
     with pytest.raises(ConfigError, match="fresh"):
         Tenants("key").choice(base, "a")

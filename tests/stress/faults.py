@@ -240,7 +240,6 @@ class Faulty:
         injected = sum(count for place, count in self.count.items() if place.startswith("Block"))
         assert sum(failed[place] for place in PASSES) <= injected, "nothing else costs a pass"
         pool = self.loop.batch.pool
-        assert isinstance(pool, BlockCache)
         assert pool.num_rows == 0
         assert len(pool._free) == pool.num_blocks
         assert not self.loop.jobs

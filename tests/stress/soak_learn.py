@@ -19,7 +19,6 @@ import psutil
 from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.engine.request.request import token_ids
 from foretell.learn import adapters
-from foretell.learn.learner import Learner
 from tests.engine.integrity import check_service
 
 
@@ -37,7 +36,6 @@ def main() -> None:
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning
-    assert isinstance(learner, Learner)
     r, room, wrong = random.Random(0), threading.Semaphore(4), list[str]()
     lock = threading.Lock()
     sizes: list[float] = []

@@ -169,7 +169,6 @@ def alone(model: CausalModel, ids: Sequence[int], layer: int) -> Tensor:
     tokens = torch.tensor([list(ids)])
     plan = layout(chain_tree(tokens, torch.tensor([len(ids)])).parent, torch.zeros(1, dtype=torch.int64), len(ids))
     taps = Target(model, 1, len(ids)).forward(tokens, plan, taps=(layer,), head=False).taps
-    assert taps is not None
     return taps[0, -1]
 
 
@@ -211,10 +210,8 @@ def test_the_rules_head_is_the_trained_one(tiny: CausalModel) -> None:
         torch.tensor([[7, 8, 11, 12]]), torch.tensor([[-1, 0, 0, 1]]), torch.zeros(1, 4, dtype=torch.int64)
     )
     taps = target.forward(tree.tokens, layout(tree.parent, torch.tensor([4]), 64), taps=(0, 3)).taps
-    assert taps is not None
     judge = head.verifier(Judge())
     assert judge.taps == (3,)
-    assert judge.head is not None
     found = judge.head(taps[..., 32:])[0]
     paths = [[7], [7, 8], [7, 11], [7, 8, 12]]
     expected = torch.stack([head(alone(tiny, [*text, *path], 3)) for path in paths])

@@ -10,7 +10,6 @@ from foretell.heads.teacher import ComputedBatch, TeacherBatch
 from foretell.train.losses import DIVERGENCES, forward_kl
 from foretell.train.metrics import (
     Meter,
-    SlotFigures,
     compare,
     divergence_of,
     evaluate,
@@ -161,7 +160,6 @@ def test_evaluate_does_not_depend_on_batches() -> None:
     assert len(many.slot_losses) == len(many.as_dict()["slot_losses"]) == 2
     assert many.loss_per_slot == pytest.approx(many.loss / 1.5, rel=1e-5)  # weights 1 and 1/2
     assert many.loss_per_slot == pytest.approx((many.slot_losses[0] + 0.5 * many.slot_losses[1]) / 1.5, rel=1e-5)
-    assert isinstance(few.slots[0], SlotFigures)
     for mine, theirs in zip(few.slots, many.slots, strict=True):
         assert mine.num_places == theirs.num_places
         assert mine.conditional == pytest.approx(theirs.conditional, abs=1e-5)

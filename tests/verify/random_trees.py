@@ -78,8 +78,6 @@ def random_evidence(
 def row_of(evidence: Evidence, row: int, num_nodes: int | None = None) -> Evidence:
     """One row alone, cut to num_nodes."""
     tree, noise, taps = evidence.tree, evidence.noise, evidence.taps
-    assert noise is not None
-    assert taps is not None
     one = slice(row, row + 1), slice(0, num_nodes)
     alone = replace(
         tree,
@@ -94,7 +92,6 @@ def row_of(evidence: Evidence, row: int, num_nodes: int | None = None) -> Eviden
 def tensors_of(evidence: Evidence) -> list[Tensor]:
     """All that a verifier must not change."""
     tree, noise = evidence.tree, evidence.noise
-    assert noise is not None
     given = [tree.tokens, tree.parent, tree.drawn_by, tree.q, evidence.p, evidence.taps, noise.seeds, noise.positions]
     return [x for x in given if x is not None]
 

@@ -334,7 +334,6 @@ def test_rows_without_a_law_are_reported() -> None:
     p[2, 0] = 0.0
     noise = Noise(torch.arange(3), torch.zeros(3, dtype=torch.int64))
     wanted = Exact().stops(Evidence(chain_tree(torch.zeros(3, 1, dtype=torch.int64)), p[:, :1], noise)).carry
-    assert wanted is not None
     wrong = (wanted[1, 0] + 1) % 4
     tree = chain_tree(torch.tensor([[0, 0], [0, int(wrong)], [0, 0]]))
     assert draw(Exact(), Evidence(tree, p, noise)).sound.tolist() == [False, True, False]

@@ -1,5 +1,4 @@
-"""K-SEQ, importance and transport, by exact enumeration: every distribution, mixture and shape; optima; mutants to be
-caught."""
+"""K-SEQ, importance and transport: the distribution of the choice, optima, mutants. The proof is in test_matrix.py."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from foretell.core.tree import DrawnBy, TokenTree
 from foretell.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
 from foretell.verify.multidraft import Fit, KSeq, MultiDraft
 from foretell.verify.selection import Importance, Selection, Transport
-from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables
+from tests.verify.enumerate import Case, chains, drafts, error, tables
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 TOLERANCE = 1e-12
@@ -57,59 +56,6 @@ def random_labels(num_rows: int, vocab_size: int, seed: int, sharp: float = 1.0)
 
 
 @rules
-def test_all_shapes_to_4_drafts_with_every_law_and_mixture_at_v_3(rule: MultiDraft) -> None:
-    probs = tables(3, 4, 1, sparse_p=0.2)
-    for parent in shapes(4):
-        for tried, case in enumerate(labelled(parent, 3, num_mixed=8)):
-            assert error(rule, case, probs) < TOLERANCE, case
-            if tried % 3 == 0:
-                assert error(rule, renumbered(case, tried), probs) < TOLERANCE, case
-
-
-@rules
-def test_some_shapes_of_6_drafts_at_v_3(rule: MultiDraft) -> None:
-    probs = tables(3, 4, 2, sparse_p=0.2)
-    for parent in [(-1, 0, 0, 0, 0, 1, 1), (-1, 0, 0, 1, 1, 2, 2), (-1, 0, 0, 0, 1, 2, 3), (-1, 0, 1, 1, 1, 2, 2)]:
-        for case in labelled(parent, 3, num_mixed=2):
-            assert error(rule, case, probs) < TOLERANCE, case
-
-
-@rules
-def test_shapes_to_3_drafts_at_v_4(rule: MultiDraft) -> None:
-    probs = tables(4, 4, 5)
-    for parent in shapes(3):
-        for case in labelled(parent, 4, num_mixed=4):
-            assert error(rule, case, probs) < TOLERANCE, case
-    for group in ((I, I, I, I), (I, I, W, W), (I, I, F, F), (I, I, I, C)):
-        assert error(rule, Case((-1, 0, 0, 0, 0), (F, *group)), probs) < TOLERANCE, group
-
-
-@rules
-def test_runs_that_end_before_their_siblings(rule: MultiDraft) -> None:
-    probs = tables(4, 2, 0, sparse_p=0.3)
-    for group in (
-        (I, I, W),
-        (I, I, W, I),
-        (W, I, I),
-        (I, W, I, I),
-        (I, I, F),
-        (F, I, I),
-        (I, I, C, I),
-        (I, I, I, W, F),
-    ):
-        case = Case((-1, *[0] * len(group)), (F, *group))
-        assert error(rule, case, probs) < TOLERANCE, case
-
-
-@rules
-def test_zeros_in_p_and_q_and_disjoint_supports(rule: MultiDraft) -> None:
-    for seed in range(6):
-        probs = tables(4, 3, seed, sparse_p=0.5, sparse_q=0.5)
-        for case in (TRIPLE, Case((-1, 0, 0, 1, 1), (F, I, I, I, I)), Case((-1, 0, 0, 0), (F, I, I, F))):
-            assert error(rule, case, probs) < TOLERANCE, (seed, case)
-
-
-@rules
 def test_chains_are_plain_rejection(rule: MultiDraft) -> None:
     probs = tables(3, 4, 0, sparse_p=0.3)
     for case in chains(2):
@@ -128,31 +74,6 @@ def test_transport_with_shared_levels() -> None:
                 assert error(Transport(), case, probs) < TOLERANCE, case
 
 
-@rules
-def test_a_ragged_padded_batch_equals_its_parts(rule: MultiDraft) -> None:
-    probs = tables(3, 4, 1, sparse_p=0.2)
-    cases = [Case((-1, 0), (F, C)), TRIPLE, FORK, Case((-1, 0, 0, 0), (F, I, I, F)), Case((-1,), (F,))]
-    parts = [drafts(case, probs) for case in cases]
-    tree, p = batch(parts, 8)
-    evidence = Evidence(tree, p)
-    before = [x.clone() for x in (tree.tokens, tree.parent, tree.drawn_by, tree.q, p) if x is not None]
-    walk = rule.stops(evidence)
-    start = 0
-    for part in parts:
-        rows = slice(start, start := start + len(part.weight))
-        own = Evidence(part.tree, part.p)
-        alone = rule.stops(own)
-        num_nodes = part.p.shape[1]
-        assert torch.allclose(walk.stops[rows, :num_nodes], alone.stops, atol=1e-14, rtol=0)
-        assert bool((walk.stops[rows, num_nodes:] == 0).all())
-        for node in range(num_nodes):
-            together = rule.residual(evidence, walk, torch.full((len(p),), node))[rows]
-            single = rule.residual(own, alone, torch.full((len(part.weight),), node))
-            assert torch.allclose(together, single, atol=1e-14, rtol=0)
-    after = [x for x in (tree.tokens, tree.parent, tree.drawn_by, tree.q, p) if x is not None]
-    assert all(map(torch.equal, before, after)), "inputs are never changed"
-
-
 # Degenerate distributions
 
 
@@ -163,13 +84,6 @@ def test_equal_laws_accept_everything_and_disjoint_ones_nothing(rule: MultiDraft
         assert float((1.0 - rule.acceptance(p, p, num_drafts)).abs().max()) < 1e-14
         half = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
         assert float(rule.acceptance(half, half.flip(1), num_drafts).abs()) < 1e-14
-    distributions = tables(3, 2, 3)
-    same = Tables(3, distributions.p, distributions.p)
-    out = drafts(TRIPLE, same)
-    walk = rule.stops(Evidence(out.tree, out.p))
-    assert float(walk.stops[:, 0].abs().max()) < 1e-14
-    left = rule.residual(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
-    assert torch.equal(left > 0, out.p[:, 0] > 0) or bool((left.sum(1) > 0).all())
 
 
 def one_node(p: Tensor, q: Tensor, tokens: list[int]) -> Evidence:
@@ -245,24 +159,6 @@ def test_large_vocabularies_keep_the_books(rule: MultiDraft, dtype: torch.dtype)
         inside = torch.arange(8) < count[:, None]
         assert bool((chances[inside] >= 0).all())
         assert float((chances * inside).sum(1).max()) < 1.0 + 1e-6
-
-
-@rules
-def test_float32_laws_give_what_float64_laws_give(rule: MultiDraft) -> None:
-    """To 1e-6: on a fork, and where a WITHOUT_REPLACEMENT and a FIXED child stand behind the run."""
-    for case in (FORK, Case((-1, 0, 0, 0, 0), (F, I, I, W, F))):
-        out = drafts(case, tables(4, 4, 3, sparse_p=0.2))
-        assert out.tree.q is not None
-        short = Evidence(replace(out.tree, q=out.tree.q.float()), out.p.float())
-        exact = Evidence(out.tree, out.p)
-        mine, true = rule.stops(short), rule.stops(exact)
-        assert mine.stops.dtype == torch.float32
-        assert torch.allclose(mine.stops.double(), true.stops, atol=1e-6, rtol=0)
-        at = torch.zeros(len(out.p), dtype=torch.int64)
-        left, expected = rule.residual(short, mine, at), rule.residual(exact, true, at)
-        assert left.dtype == torch.float32
-        reached = true.stops[:, 0] > 1e-3
-        assert torch.allclose(left.double()[reached], expected[reached], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("narrow", ["p", "q"])

@@ -8,16 +8,12 @@ from torch import Tensor
 from foretell.core.tree import DrawnBy
 from foretell.verify import VERIFIERS, Block, Evidence, Rejection, Traversal, Verifier
 from tests.verify.enumerate import Case, Drafts, Tables, drafts, shapes, tables
+from tests.verify.kernels import accepted, joint_error
 
 F, I, W = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT  # noqa: E741
+pytestmark = pytest.mark.usefixtures("kernel")
 READERS = [rule for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
 ON_TREES = [rule for rule in READERS if not rule.chains_only]
-
-
-def accepted(verifier: Verifier, out: Drafts) -> float:
-    """E[accepted guesses] of one step."""
-    stops = verifier.stops(Evidence(out.tree, out.p)).stops
-    return float((out.weight[:, None] * stops * torch.tensor(out.depth, dtype=torch.float64)).sum())
 
 
 def first_token(verifier: Verifier, out: Drafts) -> float:
@@ -31,14 +27,16 @@ def star(count: int, label: DrawnBy) -> Case:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_block_accepts_at_least_what_token_rejection_does(seed: int) -> None:
-    probs = tables(3, 4, seed)
+    probs, gains = tables(3, 4, seed), []
     for length in (1, 2, 3):
         out = drafts(Case(tuple(range(-1, length)), (F,) + (I,) * length), probs)
         token, block = accepted(Rejection(), out), accepted(Block(), out)
+        gains.append(block - token)
         assert block >= token - 1e-12
         if length == 1:
             assert block == pytest.approx(token, abs=1e-12), "one guess: the same rule"
         assert accepted(Traversal(), out) == pytest.approx(block, abs=1e-12), "traversal of a chain is block"
+    assert max(gains) > 0.02
 
 
 @pytest.mark.parametrize("label", [I, W])
@@ -120,6 +118,7 @@ def test_equal_laws_accept_all_and_disjoint_ones_nothing(verifier: Verifier) -> 
         cases += [Case((-1, 0, 0), (F, I, I)), Case((-1, 0, 0, 1), (F, W, W, I))]
     for case in cases:
         stops = verifier.stops(Evidence((out := drafts(case, same)).tree, out.p)).stops
+        assert joint_error(verifier, out, same) < 1e-12
         if verifier.name == "greedy_block" and case.parent.count(0) > 1 and I in case.labels[1:3]:
             # The best of several draws does not have the distribution of one: where p = q the rule loses by choosing.
             assert float(stops[:, 0].max()) > 0.1
@@ -130,4 +129,5 @@ def test_equal_laws_accept_all_and_disjoint_ones_nothing(verifier: Verifier) -> 
     apart = Tables(3, [split.expand(3**d, 3) for d in range(3)], [other.expand(3**d, 3) for d in range(3)])
     for case in cases:
         stops = verifier.stops(Evidence((out := drafts(case, apart)).tree, out.p)).stops
+        assert joint_error(verifier, out, apart) < 1e-12
         assert float((1.0 - stops[:, 0]).abs().max()) < 1e-12

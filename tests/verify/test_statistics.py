@@ -6,19 +6,20 @@ each test: FALSE_ALARM. Seeds are fixed, so a test that passed once always passe
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-from foretell.core import noise as noise_module
-from foretell.core.noise import Noise, Stream
+from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft.base import choose
 from foretell.verify import Coupled, Evidence, Exact, Rejection, Verifier, draw
 from tests.model.table import TableLM
 from tests.verify.enumerate import Case
+from tests.verify.test_two_steps import AcceptIsDraft, BonusIsStop
 
 F, I, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.COUPLED  # noqa: E741
 FALSE_ALARM = 1e-6
@@ -111,49 +112,23 @@ def test_coupled_text_is_the_same_for_every_tree() -> None:
 
 def hotter(tree: TokenTree) -> TokenTree:
     """q at another temperature than the tokens were drawn at (item 6.2)."""
-    assert tree.q is not None
     q = tree.q**0.7
     return replace(tree, q=q / q.sum(-1, keepdim=True).clamp(min=1e-30))
 
 
-class Shared(Noise):
-    """Acceptance by the draft's own uniform (item 6.1)."""
-
-    def stop(self) -> Tensor:
-        return self.draft(1)
-
-
-class Unhashed(Noise):
-    """STOP and BONUS from one key."""
-
-    def bonus(self) -> Tensor:
-        return noise_module.uniforms(noise_module.stream_keys(self.seeds, self.positions, Stream.STOP))
-
-
-IID_CHAIN = Case(CHAIN, (F, I, I))
-
-
-def test_control_wrong_q() -> None:
-    assert p_value(decode(IID_CHAIN, Rejection(), lie=hotter)) < FALSE_ALARM
-
-
-def test_control_acceptance_shares_the_drafts_noise() -> None:
-    assert p_value(decode(IID_CHAIN, Rejection(), make_noise=Shared)) < FALSE_ALARM
-
-
-def test_control_residual_shares_the_stops_noise() -> None:
-    assert p_value(decode(IID_CHAIN, Rejection(), make_noise=Unhashed)) < FALSE_ALARM
-
-
-def test_control_lossy_acceptance() -> None:
-    """Guesses that are judged by another law than the one that drew them are kept too often, or too seldom. (A claim that
-    is no law at all is not believed: see ``test_a_q_that_does_not_sum_to_one_is_not_believed``.)"""
-
-    def claimed(tree: TokenTree) -> TokenTree:
-        assert tree.q is not None
-        return replace(tree, q=tree.q.flip(-1))
-
-    assert p_value(decode(IID_CHAIN, Rejection(), lie=claimed)) < FALSE_ALARM
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"lie": hotter},
+        {"lie": lambda tree: replace(tree, q=tree.q.flip(-1))},  # another law than the one that drew them
+        {"make_noise": AcceptIsDraft},
+        {"make_noise": BonusIsStop},
+    ],
+    ids=["hotter", "flipped", "AcceptIsDraft", "BonusIsStop"],
+)
+def test_control_a_fault_is_seen(fault: dict[str, Any]) -> None:
+    """(A claim that is no law at all is not believed: see ``test_a_q_that_does_not_sum_to_one_is_not_believed``.)"""
+    assert p_value(decode(Case(CHAIN, (F, I, I)), Rejection(), **fault)) < FALSE_ALARM
 
 
 def test_acceptance_rate_is_1_minus_tv() -> None:

@@ -7,9 +7,10 @@ distribution.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,6 @@ class Watch:
 
     def invert_cdf(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """The production draw, watched."""
-        assert isinstance(uniform, KeyedTensor)
         mass = probs.double().cumsum(1)
         self.calls.append(Call(uniform.keys.tolist(), (mass / mass[:, -1:]).numpy()))
         return invert_cdf(probs, uniform.as_subclass(Tensor))
@@ -233,7 +233,7 @@ def test_keys_asked_for_in_one_step_are_those_documented() -> None:
         watch = Watch([{}])
         with watched(watch):
             noise_start = torch.tensor([position])
-            step(case, probs, Rejection(), State(noise_start * 0, noise_start * 0), _shifted(position))
+            step(case, probs, Rejection(), State(noise_start * 0, noise_start * 0), shifted(position))
         streams = [stream for stream, _ in watch.asked]
         assert streams == [Stream.DRAFT] * 3 + [Stream.STOP, Stream.BONUS]
         for _, (key,) in watch.asked:
@@ -241,80 +241,43 @@ def test_keys_asked_for_in_one_step_are_those_documented() -> None:
     assert len(seen) == 12 * 5
 
 
-def _shifted(position: int) -> type[Noise]:
-    class Shifted(Noise):
-        def __init__(self, seeds: Tensor, positions: Tensor) -> None:
-            super().__init__(seeds, positions + position)
-
-    return Shifted
-
-
 # Mutants: keys that production could have asked for, each caught
 
 
-class PositionOnly(Noise):
-    """Draft noise keyed by the drafted token's own position (chains): it comes back in the next step."""
-
-    def draft(self, node: int) -> Tensor:
-        return noise_module.uniforms(noise_module.stream_keys(self.seeds, self.positions + node, Stream.DRAFT))
+def keyed(name: str, **methods: Callable[..., Any]) -> type[Noise]:
+    return type(name, (Noise,), methods)
 
 
-class DepthMates(Noise):
-    """Siblings share their draw."""
-
-    def draft(self, node: int) -> Tensor:
-        return super().draft(1 if node <= 2 else node)
+def shifted(position: int) -> type[Noise]:
+    return keyed("Shifted", __init__=lambda self, seeds, at: Noise.__init__(self, seeds, at + position))
 
 
-class AcceptIsDraft(Noise):
-    """The acceptance uniform is the first draft's (item 6.1)."""
-
-    def stop(self) -> Tensor:
-        return self.draft(1)
+def number(noise: Noise, positions: Tensor, *parts: int) -> Tensor:
+    return noise_module.uniforms(noise_module.stream_keys(noise.seeds, positions, *parts))
 
 
-class ResidualIsDraft(Noise):
-    """The extra token's uniform is the first draft's (item 6.1)."""
-
-    def bonus(self) -> Tensor:
-        return self.draft(1)
-
-
-class BonusIsStop(Noise):
-    """One uniform decides where to stop and what to emit."""
-
-    def bonus(self) -> Tensor:
-        return self.stop()
-
-
-class FrozenBonus(Noise):
-    """BONUS does not know the position: the same uniform in every step."""
-
-    def bonus(self) -> Tensor:
-        return noise_module.uniforms(noise_module.stream_keys(self.seeds, self.positions * 0, Stream.BONUS))
-
-
-class FrozenDraft(Noise):
-    """DRAFT does not know the position."""
-
-    def draft(self, node: int) -> Tensor:
-        return noise_module.uniforms(noise_module.stream_keys(self.seeds, self.positions * 0, Stream.DRAFT, node))
+# Draft noise keyed by the drafted token's own position (chains): it comes back in the next step.
+PositionOnly = keyed("PositionOnly", draft=lambda self, node: number(self, self.positions + node, Stream.DRAFT))
+# Siblings share their draw.
+DepthMates = keyed("DepthMates", draft=lambda self, node: Noise.draft(self, 1 if node <= 2 else node))
+# The acceptance uniform, or the extra token's, is the first draft's (item 6.1).
+AcceptIsDraft = keyed("AcceptIsDraft", stop=lambda self: self.draft(1))
+ResidualIsDraft = keyed("ResidualIsDraft", bonus=lambda self: self.draft(1))
+# One uniform decides where to stop and what to emit.
+BonusIsStop = keyed("BonusIsStop", bonus=lambda self: self.stop())
+# The position is not known: the same uniform in every step.
+FrozenBonus = keyed("FrozenBonus", bonus=lambda self: number(self, self.positions * 0, Stream.BONUS))
+FrozenDraft = keyed("FrozenDraft", draft=lambda self, node: number(self, self.positions * 0, Stream.DRAFT, node))
 
 
 def test_depth_mates_sharing_noise_bias_traversal() -> None:
     """Cousins, one of them looked at and refused before the other: their draws must be independent."""
-
-    class Cousins(Noise):
-        """Nodes 3 and 4, children of 1 and 2, share their draw."""
-
-        def draft(self, node: int) -> Tensor:
-            return super().draft(3 if node >= 3 else node)
-
+    cousins = keyed("Cousins", draft=lambda self, node: Noise.draft(self, min(node, 3)))  # nodes 3 and 4
     case = Case((-1, 0, 0, 1, 2), (F, I, I, I, I))
     sound = enumerate_two_steps(case, tables(2, 8, 11), Traversal(), horizon=3)
     assert sound.error < 1e-11
     assert not sound.reused
-    found = [enumerate_two_steps(case, tables(2, 8, seed), Traversal(), Cousins, horizon=3) for seed in range(11, 14)]
+    found = [enumerate_two_steps(case, tables(2, 8, seed), Traversal(), cousins, horizon=3) for seed in range(11, 14)]
     assert max(result.error for result in found) > 3e-4  # sound keys: 1e-11
     assert all(result.reused for result in found)
 

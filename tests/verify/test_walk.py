@@ -55,7 +55,6 @@ def given(tree: TokenTree, logits: Tensor, params: Sequence[SamplingParams], see
 def assert_like_its_twin(evidence: Evidence) -> int:
     """The walk, and where it stops, as the slow twin has them; how many guesses are kept."""
     verdict = Coupled().walk(evidence)
-    assert verdict is not None
     assert verdict.host is not None
     at, bonus = follow_draws(evidence)
     twin = draw(Untold(), evidence)

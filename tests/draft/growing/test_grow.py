@@ -128,11 +128,9 @@ def test_legal(shape: Shape, draws: DrawMode) -> None:
                 if draws != DrawMode.IID or shape.fixed:
                     assert len(set(tokens.tolist())) == len(children)
                 if DrawnBy.IID in labels and draws == DrawMode.GREEDY and not shape.is_chain:
-                    assert tree.q is not None
                     assert bool((tree.q[row, node, tokens[1:]] == 0).all()), "the drawn one is none of the FIXED"
                     torch.testing.assert_close(tree.q[row, node].sum(), torch.tensor(1.0))
                 elif DrawnBy.IID in labels or DrawnBy.WITHOUT_REPLACEMENT in labels:
-                    assert tree.q is not None
                     expected = (
                         probs if params.temperature else torch.nn.functional.one_hot(probs.argmax(), VOCAB).float()
                     )

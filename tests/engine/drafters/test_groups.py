@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,22 +20,19 @@ from foretell.core.params import FORMATS
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawnBy, TokenTree, chain_tree, root_tree
 from foretell.draft.base import Commit, Context
-from foretell.draft.config import Loader
-from foretell.engine import engine as engine_module
 from foretell.engine.drafters.groups import GroupedDrafter
 from foretell.engine.drafters.lazy import part
 from foretell.engine.event import StepEvent
 from foretell.engine.loop import Limits, Loop
-from foretell.engine.methods import Methods
 from foretell.engine.request.result import StepTrace
 from foretell.engine.tapping import Tapping
-from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
 from foretell.verify.base import Evidence, RowVerifiers, Verdict
 from foretell.verify.drawing import draw
-from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
+from tests.engine.harness import EOS, VOCAB, restless, started, table_engine
 from tests.engine.integrity import check_loop, check_service
+from tests.service.test_service import Mailbox
 
 PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}
 WAYS: tuple[dict[str, Any], ...] = (
@@ -48,51 +44,30 @@ WAYS: tuple[dict[str, Any], ...] = (
 """No two of them can be guessed by one drafter and judged by one verifier, so each is a group of its own."""
 
 
-class TableMethods(Methods):
-    @property
-    def loader(self) -> Loader:
-        def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
-            return table(2, blur=0.5)
-
-        return Loader(self.target, load, lambda name: None)  # a table has no tokenizer
-
-
-def engine(way: dict[str, Any]) -> Engine:
-    with patch.object(engine_module, "Methods", TableMethods):
-        return Engine(table(1), ToyTokenizer(), speculative=way)
-
-
 def together(
     requests: list[tuple[dict[str, Any], Request]], *, kv_tokens: int = 0, preempted: bool = False
 ) -> list[list[int]]:
     """The tokens of requests that run in one batch: the first holds the engine's thread until all have been sent.
     kv_tokens: the memory of all rows; 0: enough. preempted: whether some had to give their rows up for a while."""
-    served = engine(WAYS[0])
+    served = table_engine(WAYS[0])
     memory = kv_tokens * bytes_per_token(served.model, [served.method]) / 2**30 if kv_tokens else 0.05
     service = Service(served, ServiceOptions(max_num_seqs=8, max_model_len=128, speculation="on", kv_memory_gib=memory))
     chosen = [service.method(way) for way, _ in requests]
-    sent, heard, news = threading.Event(), {}, threading.Condition()
+    sent, box = threading.Event(), Mailbox()
 
     def sink(update: Update) -> None:
         assert sent.wait(30)
-        if update.is_last:
-            with news:
-                heard[update.request_id] = update
-                news.notify_all()
+        box.hear(update)
 
-    service.start()
-    try:
+    with started(service):
         for number, ((_, request), config) in enumerate(zip(requests, chosen, strict=True)):
             submission = Submission(str(number), list(request.prompt), request.params, speculative=config)
             service.submit(submission, sink)
         sent.set()
-        with news:
-            assert news.wait_for(lambda: len(heard) == len(requests), 60)
+        found = [box.last(str(number)).completion.token_ids for number in range(len(requests))]
         assert (service.snapshot().num_preemptions > 0) == preempted
         check_service(service)
-    finally:
-        service.close()
-    return [heard[str(number)].completion.token_ids for number in range(len(requests))]
+    return found
 
 
 @pytest.mark.parametrize("same_prompt", [True, False])
@@ -103,7 +78,7 @@ def test_a_row_of_any_group_has_its_solo_text(same_prompt: bool) -> None:
         params = SamplingParams(seed=100 + number, max_new_tokens=24, ignore_eos=True)
         requests.append((way, Request(prompt, params)))
     found = together(requests)
-    alone = [engine(way).generate(request.prompt, request.params).token_ids for way, request in requests]
+    alone = [table_engine(way).generate(request.prompt, request.params).token_ids for way, request in requests]
     assert found == alone
     assert len({tuple(tokens) for tokens in found}) == len(found), "seeds matter"
 
@@ -130,7 +105,7 @@ def test_mixed_methods_and_rules_keep_their_solo_texts_through_preemption(kv_tok
         params = SamplingParams(seed=100 + number, max_new_tokens=40, ignore_eos=True)
         requests.append((way, Request([number, 3, 1, 4, *range(number)] * 2, params)))
     found = together(requests, kv_tokens=kv_tokens, preempted=bool(kv_tokens))
-    alone = [engine(way).generate(request.prompt, request.params) for way, request in requests]
+    alone = [table_engine(way).generate(request.prompt, request.params) for way, request in requests]
     assert found == [one.token_ids for one in alone]
     assert all(one.num_accepted_tokens > 0 for (way, _), one in zip(requests, alone, strict=True) if "model" in way)
 
@@ -249,7 +224,7 @@ def heard(served: Engine, requests: Sequence[Request], num_rows: int) -> list[He
 
 @pytest.fixture(scope="module")
 def walked() -> Engine:
-    return engine(GROUPS[0])
+    return table_engine(GROUPS[0])
 
 
 @pytest.mark.parametrize("first", range(4))

@@ -322,7 +322,6 @@ def test_a_service_whose_method_always_fails_loses_no_token(call: str) -> None:
     for name, submission in asked.items():
         (right,) = plain(table(1), [Request(submission.prompt_ids, submission.params)])
         found = ends[name]
-        assert found is not None
         assert outcome(found) == outcome(right)
         assert "secret" not in (found.plain_reason or "")
     assert policy.MOST_IN_A_ROW <= now.drafter_failures["broken"] <= method.num_opened < len(asked)

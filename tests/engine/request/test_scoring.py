@@ -34,7 +34,6 @@ def stepped(ids: list[int]) -> list[float]:
             )
             made.submit(Submission(str(place), ids[:place], params), box.hear)
             done = box.last(str(place)).completion
-            assert done is not None
             assert done.token_ids == [wanted]
             value = done.pieces[0].logprob
             assert value is not None
@@ -77,9 +76,6 @@ def test_a_score_is_the_same_with_every_method_and_beside_others(monkeypatch: py
         made.submit(Submission("alone", TEXT, params, num_prompt_logprobs=2, write=False), box.hear)
         both, plain, alone = (box.last(name).completion for name in ("both", "plain", "alone"))
         box.last("other")
-        assert both is not None
-        assert plain is not None
-        assert alone is not None
         assert both.prompt_pieces == alone.prompt_pieces == wanted
         assert (both.token_ids, plain.prompt_pieces) == (plain.token_ids, [])
         assert (alone.token_ids, alone.finish_reason, alone.num_prompt_tokens) == ([], "length", len(TEXT))
@@ -94,7 +90,6 @@ def test_a_prompt_that_fills_the_context_is_scored_and_not_continued() -> None:
     try:
         made.submit(Submission("full", full, num_prompt_logprobs=0, write=False), box.hear)
         done = box.last("full").completion
-        assert done is not None
         assert len(done.prompt_pieces) == 32
         for submission in (
             Submission("more", [*full, 1], num_prompt_logprobs=0, write=False),
@@ -137,7 +132,6 @@ def test_scores_of_a_real_model_are_those_of_one_whole_pass(implementation: str)
     """Against transformers' own forward pass, which reads the text at once."""
     reference = Engine.load("bundled", implementation="transformers", dtype="float32")
     engine = Engine.load("bundled", implementation=implementation, dtype="float32")
-    assert engine.tokenizer is not None
     ids = engine.tokenizer.encode("def add(a, b):\n    return a + b\n\n" * 12)
     assert len(ids) > scoring.SCORE_CHUNK
     module = reference.model.module  # type: ignore[attr-defined]
@@ -158,7 +152,6 @@ def test_texts_that_begin_alike_are_read_once_with_equal_scores(
         Target, "forward", lambda self, tokens, *a, **k: (passes.append(1), forward(self, tokens, *a, **k))[1]
     )
     engine = Engine.load("bundled", implementation=implementation, dtype="float32")
-    assert engine.tokenizer is not None
     shared = engine.tokenizer.encode("def add(a, b):\n    return a + b\n\n" * 4)[:40]
     ends = [shared[:32], shared[:33], [*shared, 5, 6, 7], [*shared, 9], shared[:20], [3, *shared]]
     alone = [next(engine.score([ids], num_logprobs=2)) for ids in ends]

@@ -243,7 +243,6 @@ def test_weighted_bce() -> None:
         slope.append(y * (s - 1) + 6 * (1 - y) * s)
     assert float(loss.detach()) == pytest.approx(total / mass)
     loss.backward()
-    assert logits.grad is not None
     assert logits.grad.tolist() == pytest.approx([one / mass for one in slope])
     far = weighted_bce(torch.tensor([1e4, -1e4]), torch.tensor([0.5, 0.5]), 1.0, 6.0)
     assert bool(far.isfinite())
@@ -263,7 +262,6 @@ def test_outcome_trains() -> None:
     for _ in range(25):
         outcome = mine.outcome(labeled, teacher, torch.Generator().manual_seed(5), training=True)
         assert outcome.slots == []
-        assert outcome.extra is not None
         assert set(outcome.figures) == {"accuracy", "ece", "auc"}
         optimizer.zero_grad()
         outcome.extra.backward()

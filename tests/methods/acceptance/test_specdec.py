@@ -127,7 +127,6 @@ def without_the_last(tree: TokenTree) -> TokenTree:
     count = tree.valid.sum(1)
     last = (torch.arange(tree.num_nodes) == count[:, None] - 1) & (count[:, None] < DEPTH + 1)
     above = (torch.arange(tree.num_nodes) == count[:, None] - 2) & (count[:, None] < DEPTH + 1)
-    assert tree.q is not None
     return replace(
         tree,
         parent=tree.parent.masked_fill(last, -1),

@@ -328,7 +328,6 @@ def test_the_confidence_head_can_stop_a_chain(model: TransformersModel) -> None:
         assert played.drafter.propose(context, shape, DrawMode.COUPLED, noise_for(context)).num_nodes == nodes
     check_stop(DFlash(played.head, model), shape)
     chance = played.drafter.chance
-    assert chance is not None
     assert bool(((chance > 0) & (chance < 1)).all())
     played = Played(model, random_head(model, markov_rank=6), TEXTS)
     with pytest.raises(ConfigError, match="none is loaded"):

@@ -11,12 +11,9 @@ from safetensors.torch import load_file, save_file
 from foretell.core.errors import ConfigError, ModelError
 from foretell.heads import formats
 from foretell.heads.draft_vocabulary import draft_vocabulary
-from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.dflash.head import DFlashHead
+from tests.methods.test_formats import dflash, lay
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 16, "vocab_size": 40, "intermediate_size": 24, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,
-    "num_layers": 2, "block_size": 4, "layer_ids": (1, 4), "mask_token_id": 39, "rope_theta": 1e6,
-}  # fmt: skip
 LAYER: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 16, "vocab_size": 40, "intermediate_size": 24, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 2, "rms_norm_eps": 1e-6, "hidden_act": "silu",
@@ -42,32 +39,16 @@ SPARK = {
 SPARK_HEAD = {"markov_rank": 3, "confidence": True, "sample_from_anchor": True}
 
 
-def head_of(**changes: Any) -> DFlashHead:
-    head = DFlashHead(DFlashHeadConfig(**{**SIZES, **changes}))
-    for index, parameter in enumerate(head.parameters()):
-        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
-    return head
-
-
-def lay(path: Path, config: dict[str, Any], head: DFlashHead, **more: torch.Tensor) -> Path:
-    path.mkdir()
-    save_file(
-        {**{key: tensor.clone() for key, tensor in head.state_dict().items()}, **more}, path / "model.safetensors"
-    )
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
 @pytest.mark.parametrize(("config", "changes"), [(COMMON, {}), (SPARK, SPARK_HEAD)], ids=["dflash", "dspark"])
 def test_a_checkpoint_is_read(tmp_path: Path, config: dict[str, Any], changes: dict[str, Any]) -> None:
     """With the copies and vocabulary maps that lie beside the weights; layers are numbered by hidden states there."""
-    wanted = head_of(**changes)
+    wanted = dflash(**changes)
     copies = {
         "embed_tokens.weight": torch.zeros(40, 16), "lm_head.weight": torch.zeros(40, 16),
         "verifier_norm.weight": torch.ones(16), "d2t": torch.zeros(40, dtype=torch.int64),
         "t2d": torch.ones(40, dtype=torch.bool),
     }  # fmt: skip
-    path = lay(tmp_path / "x", config, wanted, **copies)
+    path = lay(tmp_path / "x", config, {**wanted.state_dict(), **copies})
     found = formats.load(path)
     assert found.config == wanted.config
     assert found.taps == (1, 4)
@@ -79,11 +60,11 @@ def test_a_checkpoint_is_read(tmp_path: Path, config: dict[str, Any], changes: d
 @pytest.mark.parametrize(("config", "changes"), [(COMMON, {}), (SPARK, SPARK_HEAD)], ids=["dflash", "dspark"])
 def test_a_draft_vocabulary(tmp_path: Path, config: dict[str, Any], changes: dict[str, Any]) -> None:
     """The output head beside it is the drafter's own then; t2d follows from d2t."""
-    wanted = head_of(**changes, draft_vocab_size=12)
+    wanted = dflash(**changes, draft_vocab_size=12)
     offsets, known = draft_vocabulary(torch.arange(40) % 9, 12)
     wanted.d2t.copy_(offsets)
     wanted.t2d.copy_(known)
-    path = lay(tmp_path / "x", {**config, "draft_vocab_size": 12}, wanted)
+    path = lay(tmp_path / "x", {**config, "draft_vocab_size": 12}, wanted.state_dict())
     kept = load_file(path / "model.safetensors")
     del kept["t2d"]
     save_file(kept, path / "model.safetensors")
@@ -91,7 +72,6 @@ def test_a_draft_vocabulary(tmp_path: Path, config: dict[str, Any], changes: dic
     assert isinstance(found, DFlashHead)
     assert found.config == wanted.config
     assert all(torch.equal(tensor, wanted.state_dict()[key]) for key, tensor in found.state_dict().items())
-    assert found.vocabulary is not None
     assert found.vocabulary.tolist() == known.nonzero()[:, 0].tolist()
     formats.save(found, tmp_path / "again")
     assert formats.detect(tmp_path / "again").name == f"{config['speculators_model_type']}_speculators"
@@ -110,7 +90,7 @@ def test_a_draft_vocabulary(tmp_path: Path, config: dict[str, Any], changes: dic
 @pytest.mark.parametrize(("config", "changes"), [(COMMON, {}), (SPARK, SPARK_HEAD)], ids=["dflash", "dspark"])
 def test_what_is_written_has_their_keys(tmp_path: Path, config: dict[str, Any], changes: dict[str, Any]) -> None:
     name = f"{config['speculators_model_type']}_speculators"
-    formats.save(head_of(**changes), tmp_path, name, target_name="a/b")
+    formats.save(dflash(**changes), tmp_path, name, target_name="a/b")
     written = json.loads((tmp_path / "config.json").read_text())
     for key in (
         "speculators_model_type", "block_size", "draft_vocab_size", "mask_token_id", "aux_hidden_state_layer_ids",
@@ -120,7 +100,7 @@ def test_what_is_written_has_their_keys(tmp_path: Path, config: dict[str, Any], 
     assert written["sliding_window_non_causal"]  # to vLLM, false says that every layer is causal
     assert {"num_hidden_layers", "head_dim", "rope_theta"} <= written["transformer_layer_config"].keys()
     assert "dflash_config" not in written
-    assert set(load_file(tmp_path / "model.safetensors")) == set(head_of(**changes).state_dict())
+    assert set(load_file(tmp_path / "model.safetensors")) == set(dflash(**changes).state_dict())
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -128,8 +108,8 @@ def test_layers_with_windows(tmp_path: Path, whole: bool) -> None:
     """Blocks are causal in them, unless the key says otherwise: the shape of RedHatAI's heads."""
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True}
     config = {**COMMON, "sliding_window_non_causal": whole, "transformer_layer_config": {**LAYER, **kinds}}
-    wanted = head_of(windows=(8, 0), windows_causal=not whole)
-    found = formats.load(lay(tmp_path / "x", config, wanted))
+    wanted = dflash(windows=(8, 0), windows_causal=not whole)
+    found = formats.load(lay(tmp_path / "x", config, wanted.state_dict()))
     assert found.config == wanted.config
     for layout in ("dflash", "dflash_speculators"):
         formats.save(found, tmp_path / layout, layout)
@@ -166,9 +146,9 @@ def test_what_is_not_supported_is_named(
 ) -> None:
     config = {**COMMON, **changes, "transformer_layer_config": {**LAYER, **layer}}
     with pytest.raises(ModelError, match=match):
-        formats.load(lay(tmp_path / "x", config, head_of()))
+        formats.load(lay(tmp_path / "x", config, dflash().state_dict()))
 
 
 def test_markov_heads_of_other_kinds(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"markov_head_type is 'gated' in config\.json; only 'vanilla' is supported"):
-        formats.load(lay(tmp_path / "x", {**SPARK, "markov_head_type": "gated"}, head_of(**SPARK_HEAD)))
+        formats.load(lay(tmp_path / "x", {**SPARK, "markov_head_type": "gated"}, dflash(**SPARK_HEAD).state_dict()))

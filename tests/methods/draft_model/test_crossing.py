@@ -26,7 +26,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel, Target
 from foretell.service.memory import bytes_per_token
 from foretell.verify import parse_verifier
-from tests.engine.harness import mixed_params, outcome, own
+from tests.engine.harness import mixed_params, outcome, own, started
 from tests.engine.test_rejection import ALPHA, p_value, toy
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
 from tests.model.table import TableLM
@@ -180,8 +180,7 @@ def test_a_service_gives_everybody_their_solo_text(plain: dict[tuple[str, str], 
     served = engine("words", "halves")
     memory = 192 * bytes_per_token(served.model, [served.method]) / 2**30
     made = Service(served, ServiceOptions(speculation="on", max_num_seqs=6, max_model_len=128, kv_memory_gib=memory))
-    made.start()
-    try:
+    with started(made):
         box, asked = Mailbox(), requests("words")
         for index, request in enumerate([*asked, *asked]):
             made.submit(Submission(f"r{index}", request.prompt, request.params), box.hear)
@@ -189,11 +188,8 @@ def test_a_service_gives_everybody_their_solo_text(plain: dict[tuple[str, str], 
             last = box.last(f"r{index}")
             pieces = [piece.token_id for update in box.updates[f"r{index}"] for piece in update.pieces]
             assert pieces == completion.token_ids
-            assert last.completion is not None
             assert last.completion.finish_reason == completion.finish_reason
         assert made.snapshot().num_preemptions > 0
-    finally:
-        made.close()
 
 
 def test_a_draft_whose_context_is_at_its_end(plain: dict[tuple[str, str], list[Completion]]) -> None:
@@ -298,7 +294,6 @@ def laws(prompt: list[int], depth: int) -> tuple[Tables, Tables]:
                 tree = TLIDrafter(draft, between, context, 64).propose(
                     context, parse_shape("chain", 1), DrawMode.IID, noise_of(ids)
                 )
-            assert tree.q is not None
             assert tree.drawn_by[0, 1] == DrawnBy.IID
             rows_q.append(tree.q[0, 0].clone())
             rows_p.append(target.probs_after(tuple(ids[-3:])))
@@ -316,7 +311,6 @@ def test_q_is_the_restricted_law(prompt: list[int]) -> None:
         context = context_of(prompt, size, 3)
         drafter = TLIDrafter(draft, between, context, 64)
         tree = drafter.propose(context, parse_shape("chain", 3), DrawMode.IID, noise_of(prompt))
-    assert tree.q is not None
     tokens = tree.tokens[0].tolist()
     base = between.text(prompt)
     for node in range(3):

@@ -23,7 +23,7 @@ from foretell.heads.pair_head import PairHead
 from foretell.heads.rope import RopeScaling
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
-from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle1 import Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.eagle.objective_eagle3 import unrolled
 from foretell.methods.features import TOGETHER, FeatureBuffer
@@ -345,14 +345,12 @@ def test_the_buffer_hands_out_every_feature_once_in_order() -> None:
     assert buffer.ends == [6, 1, 0]
     features, start, count = buffer.take([1, 0, 1])
     assert (start, count) == ([0, 0, 0], [6, 0, 0])
-    assert features is not None
     torch.testing.assert_close(features[0], torch.cat([taps[0], taps[0, :2] + 100]))
     tree = TokenTree(torch.zeros(3, 4).long(), torch.tensor([[-1, 0, 1, 1]] * 3), torch.zeros(3, 4).long())
     paths = [[0, 1, 3], [0], [0, 1]]
     buffer.observe(Commit(tree, torch.tensor([6, 1, 0]), paths, [[1] * len(path) for path in paths], taps))
     features, start, count = buffer.take()
     assert (start, count) == ([6, 0, 0], [3, 2, 2])
-    assert features is not None
     torch.testing.assert_close(features[0], taps[0, [0, 1, 3]])
     torch.testing.assert_close(features[1, :2], taps[1, [0, 0]])
     torch.testing.assert_close(features[2, :2], taps[2, [0, 1]])
@@ -417,7 +415,6 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
         buffer.observe_all(commits)
     assert made == ([107, 70] if together else [50, 50, 50])
     first = buffer.take_first(1, 5)
-    assert first is not None
     assert torch.equal(first, rows[1][:5])
     assert made[3:] == ([] if together else [20]), "of this row alone"
     last = Commit(tree, torch.tensor(buffer.ends), [[0], [0]], [[1], [1]], torch.tensor([[[7.0, 0.0]], [[8.0, 0.0]]]))
@@ -425,7 +422,6 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
     rows = [torch.cat([known, torch.tensor([[value]])]) for known, value in zip(rows, (70.0, 80.0), strict=True)]
     buffer.keep([1, 0])
     features, start, count = buffer.take()
-    assert features is not None
     assert (start, count) == ([5, 0], [len(rows[1]) - 5, len(rows[0])])
     assert torch.equal(features[0, : count[0]], rows[1][5:])
     assert torch.equal(features[1, : count[1]], rows[0])
@@ -434,7 +430,6 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
     other.read_prompt(PromptChunk([0], [2], torch.ones(1, 2, 2)))
     buffer.join(other)
     features, _, count = buffer.take([0, 0, 1])
-    assert features is not None
     assert features[2].tolist() == [[10.0], [10.0]]
     assert count == [0, 0, 2]
 
@@ -447,7 +442,6 @@ def test_the_buffer_keeps_no_view_of_taps(path: list[int]) -> None:
     buffer.observe(Commit(tree, torch.tensor([0]), [path], [[1, 1]], taps))
     taps.zero_()  # the next pass writes over it
     features, _, _ = buffer.take()
-    assert features is not None
     assert features.sum() == 4
 
 
@@ -457,7 +451,6 @@ def test_the_buffer_drops_rows_and_refuses_a_gap() -> None:
     buffer.keep([2, 0])
     features, start, count = buffer.take()
     assert (start, count) == ([0, 0], [3, 1])
-    assert features is not None
     assert features[0, :, 0].tolist() == [6, 7, 8]
     assert features[1, 0, 0] == 0
     with pytest.raises(RuntimeError, match="features from position 4"):
@@ -476,7 +469,6 @@ def toy_head(target: CausalModel, draft_vocab_size: int = TOY - 4) -> Eagle3Head
         layer_ids=(0, 1, 2),
     )
     head = random_head(config)
-    assert isinstance(head, Eagle3Head)
     return head.double()  # as the table
 
 
@@ -525,7 +517,6 @@ def test_a_banned_draft_vocabulary_guesses_nothing_wrong() -> None:
 @pytest.mark.parametrize("kind", [Eagle1, Eagle2])
 def test_text_is_the_same_with_and_without_an_eagle1_head(kind: type[Eagle1]) -> None:
     head = random_head(EAGLE1)
-    assert isinstance(head, Eagle1Head)
     model = MODELS["lean"]
     requests = [Request(ids, SamplingParams(max_new_tokens=12, seed=7, ignore_eos=True)) for ids in prompts([6, 1, 9])]
     config = {"method": "draft_model", "shape": "eagle2/size=6/width=2", "num_speculative_tokens": 3}
@@ -537,8 +528,6 @@ def test_text_is_the_same_with_and_without_an_eagle1_head(kind: type[Eagle1]) ->
 
 def test_a_head_for_another_target_is_refused() -> None:
     eagle3, eagle1 = random_head(replace(EAGLE3, hidden_size=64)), random_head(replace(EAGLE1, tap_layer=2))
-    assert isinstance(eagle3, Eagle3Head)
-    assert isinstance(eagle1, Eagle1Head)
     with pytest.raises(ModelError, match="hidden size 64"):
         Eagle3(eagle3, ORACLE)
     with pytest.raises(ModelError, match="must read the last one, 3"):

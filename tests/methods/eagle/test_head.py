@@ -165,7 +165,6 @@ def test_more_steps_than_pairs_is_no_error() -> None:
 
 def test_each_tapped_layer_is_normed_by_itself() -> None:
     head = random_head(replace(EAGLE3, fc_norm=True))
-    assert isinstance(head, Eagle3Head)
     taps = torch.randn(3 * H)
     parts = [rms(taps[i * H : (i + 1) * H], head.state_dict()[f"fc_norm.{i}.weight"]) for i in range(3)]
     torch.testing.assert_close(head.fuse(taps), head.fc.weight @ torch.cat(parts))

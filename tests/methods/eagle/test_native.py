@@ -1,6 +1,5 @@
 """EAGLE heads through the native kernels against their torch modules: the same logits, guesses and distributions."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +16,11 @@ from foretell.draft.shapes import parse_shape
 from foretell.heads.native import rounding
 from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
-from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
-from tests.methods.eagle.eagles import random_head
+from tests.methods.eagle.eagles import random_head, same_trees
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, Pass, Recorded, decoded, prompts
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -32,14 +30,6 @@ REASON = native.supports(MODULE.config, torch.bfloat16, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 SIZES = {name: replace(config, head_dim=16) for name, config in CONFIGS.items()}
 LENGTHS = pytest.mark.parametrize("lengths", [(7,), (5, 1, 12, 2)], ids=["one", "ragged"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def target(dtype: torch.dtype = torch.float32) -> NativeModel:
@@ -128,14 +118,13 @@ DRAWS = [DrawMode.FIXED, DrawMode.COUPLED, DrawMode.IID]
 TEMPERATURES = [(0.9, 0.9, 0.9, 0.9), (0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.6, 1.7)]
 
 
-def chains(
-    drafter: type[EagleDrafter], name: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-) -> tuple[list[TokenTree], Decoding]:  # fmt: skip
-    """Six steps of chains; with several rows, some without room, one dropped on the way."""
-    head = random_head(SIZES[name]).to(dtype)
-    decoding = Decoding(target(dtype), head, prompts(lengths), drafter_class=drafter)
-    params = [SamplingParams(temperature=each) for each in temperatures[: len(lengths)]]
+def grown(
+    kind: Any, shape: str, draws: DrawMode, rows: tuple[float | SamplingParams, ...], lengths: tuple[int, ...],
+    dtype: torch.dtype = torch.float32, name: str = "eagle3",
+) -> tuple[list[TokenTree], Any]:  # fmt: skip
+    """Six steps at the temperatures of rows; with several rows some have no room, and one is dropped on the way."""
+    decoding = Decoding(target(dtype), random_head(SIZES[name]).to(dtype), prompts(lengths), drafter_class=kind)
+    params = [SamplingParams(temperature=row) if isinstance(row, float) else row for row in rows[: len(lengths)]]
     decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
     trees = []
     with torch.inference_mode():
@@ -143,10 +132,10 @@ def chains(
             limits = None
             if len(lengths) > 1 and number in (1, 2, 4):
                 limits = [(0, 2, 100, 1)[(row + number) % 4] for row in range(decoding.context.num_rows)]
-            trees.append(decoding.step("chain", draws, depth_limit=limits))
+            trees.append(decoding.step(shape, draws, depth_limit=limits))
             if len(lengths) > 1 and number == 3:
                 decoding.keep([3, 0, 1])
-    return trees, decoding
+    return trees, decoding.drafter
 
 
 @pytest.mark.parametrize("draws", DRAWS)
@@ -156,42 +145,27 @@ def chains(
 def test_a_whole_chain_is_the_twins(
     name: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...]
 ) -> None:
-    expected, _ = chains(Recorded, name, draws, temperatures, lengths)
-    trees, decoding = chains(Whole, name, draws, temperatures, lengths)
-    assert decoding.drafter.num_chains >= 5
-    for tree, twin in zip(trees, expected, strict=True):
-        tree.check()
-        assert torch.equal(tree.parent, twin.parent)
-        assert torch.equal(tree.drawn_by, twin.drawn_by)
-        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
-        assert (tree.q is None) == (twin.q is None)
-        if tree.q is not None and twin.q is not None:
-            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+    expected, _ = grown(Recorded, "chain", draws, temperatures, lengths, name=name)
+    trees, fast = grown(Whole, "chain", draws, temperatures, lengths, name=name)
+    assert fast.num_chains >= 5
+    same_trees(trees, expected)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 def test_temperatures_whose_inverse_float32_does_not_hold(draws: DrawMode) -> None:
     """As the rows that are drawn level by level: cold ones took any token, hot ones the best alone."""
     temperatures = (1e-39, 1e300, 1e-320, 1e46)
-    expected, _ = chains(Recorded, "eagle3", draws, temperatures, (5, 1, 12, 2))
-    trees, _ = chains(Whole, "eagle3", draws, temperatures, (5, 1, 12, 2))
-    for tree, twin in zip(trees, expected, strict=True):
-        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
-        if tree.q is not None and twin.q is not None:
-            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+    arguments = "chain", draws, temperatures, (5, 1, 12, 2)
+    same_trees(grown(Whole, *arguments)[0], grown(Recorded, *arguments)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) -> None:
     """q of each draw is the softmax of the logits that a call for each level returns."""
-    lengths, temperatures = (5, 1, 12, 2), (1.0, 1.0, 1.0, 1.0)
-    levels, decoding = chains(Levels, "eagle3", DrawMode.IID, temperatures, lengths, dtype)
-    trees, _ = chains(Whole, "eagle3", DrawMode.IID, temperatures, lengths, dtype)
-    assert decoding.drafter.passes
-    for tree, single in zip(trees, levels, strict=True):
-        assert torch.equal(tree.tokens[tree.valid], single.tokens[single.valid])
-        if tree.q is not None and single.q is not None:
-            torch.testing.assert_close(tree.q, single.q, rtol=1e-5, atol=1e-9)
+    arguments = "chain", DrawMode.IID, (1.0, 1.0, 1.0, 1.0), (5, 1, 12, 2), dtype
+    levels, slow = grown(Levels, *arguments)
+    assert slow.passes
+    same_trees(grown(Whole, *arguments)[0], levels, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
@@ -205,22 +179,13 @@ def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) ->
 )  # fmt: skip
 def test_a_whole_chain_after_top_k_top_p_and_min_p_is_the_twins(options: dict[str, Any], draws: DrawMode) -> None:
     """Of each row its own: the second row is as temperature leaves it, the third greedy."""
-    found = []
-    for kind in (Recorded, Whole):
-        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7, 5, 9)), drafter_class=kind)
-        params = [
-            SamplingParams(temperature=1.3, **options),
-            SamplingParams(temperature=0.8),
-            SamplingParams(temperature=0),
-        ]
-        decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
-        with torch.inference_mode():
-            found.append([decoding.step("chain", draws) for _ in range(4)])
-    assert decoding.drafter.num_chains == 4
-    for twin, tree in zip(*found, strict=True):
-        assert torch.equal(tree.tokens, twin.tokens)
-        if tree.q is not None and twin.q is not None:
-            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+    rows = SamplingParams(temperature=1.3, **options), 0.8, 0.0, SamplingParams(temperature=0.6, **options)
+    twins, _ = grown(Recorded, "chain", draws, rows, (7, 5, 9, 2))
+    trees, fast = grown(Whole, "chain", draws, rows, (7, 5, 9, 2))
+    assert fast.num_chains >= 5
+    same_trees(trees, twins)
+    for twin, tree in zip(twins, trees, strict=True):
+        if tree.q is not None:
             assert torch.equal(tree.q > 1e-7, twin.q > 1e-7), "the same tokens are left"
 
 
@@ -241,13 +206,11 @@ def test_penalties_and_biases_are_drawn_level_by_level() -> None:
 def test_logits_that_are_not_numbers_have_no_mass() -> None:
     """A NaN column is never drawn, and its row stays a distribution; where all are NaN the row has no mass."""
     head = random_head(SIZES["eagle3"])
-    assert isinstance(head, Eagle3Head)
     with torch.no_grad():
         head.lm_head.weight[:20] = torch.nan
     decoding = Decoding(target(), head, prompts((7,)), drafter_class=Whole)
     with torch.inference_mode():
         tree = decoding.step("chain", DrawMode.IID)
-    assert tree.q is not None
     lost = head.target_ids[:20]
     assert (tree.q[0, :4][:, lost] == 0).all()
     torch.testing.assert_close(tree.q[0, :4].sum(-1), torch.ones(4))
@@ -286,7 +249,6 @@ def test_rounded_weights_are_near_and_their_distribution_is_the_one_drawn_from()
     decoding = Decoding(model, head, prompts((7,)), drafter_class=Rounded)
     with torch.inference_mode():
         tree = decoding.step("chain", DrawMode.IID)
-    assert tree.q is not None
     softmax = torch.stack([(one.logits / 0.9).softmax(-1) for one in decoding.drafter.passes])
     torch.testing.assert_close(tree.q[0, :4], softmax, rtol=1e-5, atol=1e-8)
 
@@ -302,7 +264,6 @@ def test_auto_rounds_but_in_float32() -> None:
 
 def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhere() -> None:
     head = random_head(SIZES["eagle3"])
-    assert isinstance(head, Eagle3Head)
     assert native_pair(head, target())[1] is None
     assert native_pair(head, TransformersModel(MODULE)) == (
         None, "the target runs as 'transformers', and native heads need a native one",
@@ -313,7 +274,6 @@ def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhe
     assert method.native is not None
     decoding = Decoding(target(), head, prompts((7,)))
     drafter = method.open(decoding.context, 96, decoding.target)
-    assert isinstance(drafter, EagleDrafter)
     assert drafter.native is method.native
     assert method.runs_as == "native"
     slow = Eagle3(head, TransformersModel(MODULE))

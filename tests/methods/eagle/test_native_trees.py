@@ -13,7 +13,7 @@ from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.draft.shapes import parse_shape
 from foretell.methods import chains
 from foretell.methods.eagle import drafter as eagle_drafter
-from tests.methods.eagle.eagles import random_head
+from tests.methods.eagle.eagles import random_head, same_trees
 from tests.methods.eagle.test_drafter import Decoding, Recorded, prompts
 from tests.methods.eagle.test_native import (
     CPU,
@@ -22,20 +22,19 @@ from tests.methods.eagle.test_native import (
     TEMPERATURES,
     Levels,
     Whole,
-    one_thread,
+    grown,
     pytestmark,
     target,
 )
 from tests.model.tiny import VOCAB
 
-__all__ = ["one_thread", "pytestmark"]
+__all__ = ["pytestmark"]
 
 SHAPES = (
     "opt_tree/size=12/depth=4", "opt_tree/size=7/depth=3/threshold=0.3", "opt_tree/size=30/depth=6/width=3",
     "dyspec/size=9/depth=5/threshold=0.04", "dyspec/size=16/depth=4/width=2", "eagle2/size=10/depth=4",
     "eagle2/size=4/depth=5/width=3", "opt_tree/size=1/depth=4",
 )  # fmt: skip
-LIMITS = (0, 2, 100, 1)
 
 
 class Trees(Whole):
@@ -48,36 +47,6 @@ class Trees(Whole):
         return super()._whole_tree(*args)
 
 
-def grown(
-    kind: Any, shape: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...],
-    dtype: torch.dtype = torch.float32, name: str = "eagle3", **options: Any,
-) -> tuple[list[TokenTree], Any]:  # fmt: skip
-    """Six steps; with several rows some have no room, and one is dropped on the way."""
-    decoding = Decoding(target(dtype), random_head(SIZES[name]).to(dtype), prompts(lengths), drafter_class=kind)
-    params = [SamplingParams(temperature=each, **options) for each in temperatures[: len(lengths)]]
-    decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
-    trees = []
-    with torch.inference_mode():
-        for number in range(6):
-            limits = None
-            if len(lengths) > 1 and number in (1, 2, 4):
-                limits = [LIMITS[(row + number) % 4] for row in range(decoding.context.num_rows)]
-            trees.append(decoding.step(shape, draws, depth_limit=limits))
-            if len(lengths) > 1 and number == 3:
-                decoding.keep([3, 0, 1])
-    return trees, decoding.drafter
-
-
-def same(trees: list[TokenTree], twins: list[TokenTree]) -> None:
-    for tree, twin in zip(trees, twins, strict=True):
-        tree.check()
-        assert torch.equal(tree.parent, twin.parent)
-        assert torch.equal(tree.drawn_by, twin.drawn_by)
-        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
-        assert tree.q is None
-        assert twin.q is None
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("draws", [DrawMode.FIXED, DrawMode.COUPLED])
 @LENGTHS
@@ -87,7 +56,7 @@ def test_a_tree_of_one_call_is_the_twins(shape: str, draws: DrawMode, lengths: t
         trees, fast = grown(Trees, shape, draws, temperatures, lengths)
         assert slow.native is None
         assert fast.num_trees >= 5
-        same(trees, twins)
+        same_trees(trees, twins)
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3-layers"])
@@ -99,7 +68,7 @@ def test_heads_and_types_by_one_call_a_depth(name: str, dtype: torch.dtype) -> N
         twins, _ = grown(Levels, *arguments)
         trees, fast = grown(Trees, *arguments)
         assert fast.num_trees >= 5
-        same(trees, twins)
+        same_trees(trees, twins)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +77,18 @@ def test_heads_and_types_by_one_call_a_depth(name: str, dtype: torch.dtype) -> N
 def test_filters(options: dict[str, Any]) -> None:
     for shape in ("opt_tree/size=12", "dyspec/size=8"):
         for draws in (DrawMode.FIXED, DrawMode.COUPLED):
-            arguments = shape, draws, (0.9, 0.0, 1.3, 0.7), (5, 1, 12, 2)
-            twins, _ = grown(Recorded, *arguments, **options)
-            trees, fast = grown(Trees, *arguments, **options)
+            rows = tuple(SamplingParams(temperature=each, **options) for each in (0.9, 0.0, 1.3, 0.7))
+            twins, _ = grown(Recorded, shape, draws, rows, (5, 1, 12, 2))
+            trees, fast = grown(Trees, shape, draws, rows, (5, 1, 12, 2))
             assert fast.num_trees >= 5
-            same(trees, twins)
+            same_trees(trees, twins)
 
 
 def test_threads_do_not_change_a_tree() -> None:
     arguments = "opt_tree/size=24/depth=5", DrawMode.COUPLED, (1.0,), (12,)
     alone, _ = grown(Trees, *arguments)
     torch.set_num_threads(3)
-    same(grown(Trees, *arguments)[0], alone)
+    same_trees(grown(Trees, *arguments)[0], alone)
 
 
 def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
@@ -166,7 +135,7 @@ def test_a_flat_draft_has_ties_and_the_earlier_ones_win() -> None:
         decoding = Decoding(target(), head, prompts((7,)), drafter_class=kind)
         with torch.inference_mode():
             trees.append([decoding.step("opt_tree/size=11/depth=3", DrawMode.FIXED) for _ in range(2)])
-    same(trees[1], trees[0])
+    same_trees(trees[1], trees[0])
     assert int(trees[1][0].valid.sum()) > 2
 
 
@@ -182,7 +151,7 @@ def test_another_sharpness_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(eagle_drafter, "growth_of", smaller)
     with pytest.raises(AssertionError):
-        same(grown(Trees, SHAPES[0], DrawMode.FIXED, (0.0,), (7,))[0], twins)
+        same_trees(grown(Trees, SHAPES[0], DrawMode.FIXED, (0.0,), (7,))[0], twins)
 
 
 def test_labels_by_row() -> None:

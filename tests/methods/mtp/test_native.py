@@ -13,6 +13,7 @@ from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
+from tests.methods.eagle.eagles import same_trees
 from tests.methods.eagle.test_drafter import Recorded, decoded, prompts
 from tests.methods.eagle.test_native import LENGTHS, Decoding, Levels, Rounded, Whole, distance
 from tests.methods.gguf.record import WHOLE, open_data, save_whole
@@ -64,8 +65,7 @@ def test_a_whole_chain_is_the_twins(family: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             found.append([decoding.step("chain", DrawMode.COUPLED) for _ in range(4)])
     assert decoding.drafter.num_chains == 4
-    for twin, tree in zip(*found, strict=True):
-        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
+    same_trees(*found)
 
 
 def test_experts_chosen_by_bias_in_bfloat16(tmp_path: Path) -> None:

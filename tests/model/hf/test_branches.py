@@ -18,7 +18,6 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.recurrent import rewind
 from foretell.model.hf.recurrent.branches import Branches
 from foretell.model.hf.recurrent.branching import Branching
-from foretell.model.recurrent import RecurrentCache
 from foretell.model.target import Target
 from tests.model.recurrent import FAMILIES, UNKNOWN, assert_states, family_model, family_module
 from tests.model.survey import EXACT
@@ -270,11 +269,7 @@ def test_a_kept_branch_leaves_the_states_of_its_text(family: str) -> None:
             twin.forward(token, layout(torch.tensor([[-1]]), torch.tensor([read]), grove.capacity), head=False)
             read += 1
         cache, other = grove.target.cache, twin.cache
-        assert isinstance(cache, RecurrentCache)
-        assert isinstance(other, RecurrentCache)
         mine, theirs = cache.save(len(grove.texts[0])), other.save(len(grove.texts[0]))
-        assert mine is not None
-        assert theirs is not None
         assert mine.position == theirs.position == len(grove.texts[0])
         assert_states(mine, theirs)
 

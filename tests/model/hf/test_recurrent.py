@@ -58,6 +58,12 @@ class Walk:
                 expected = plain_logits(self.model.module, self.texts[row][:at] + line)[at:]
                 self.worst = max(self.worst, float((logits[row, : len(line)] - expected).abs().max() / expected.std()))
 
+    def compare(self, logits: torch.Tensor, texts: list[list[int]]) -> None:
+        """Logits [B, n, V] of the last n tokens of these texts."""
+        for found, text in zip(logits, texts, strict=True):
+            expected = plain_logits(self.model.module, text)[-len(found) :]
+            assert (found - expected).abs().max() < TOLERANCE * expected.std()
+
     def prefill(self, chunk: int = 100) -> None:
         for start in range(0, max(map(len, self.texts)) - 1, chunk):
             lines = [text[:-1][start : start + chunk] for text in self.texts]
@@ -137,9 +143,7 @@ def test_guesses_read_one_by_one(model: TransformersModel) -> None:
         for node in range(5):
             out = walk.target.forward(tokens[:, node : node + 1], plan.nodes(node, node + 1)).logits
             assert out is not None
-            for row, (text, line) in enumerate(zip(walk.texts, lines, strict=True)):
-                expected = plain_logits(model.module, text[:-1] + line[: node + 1])[-1]
-                assert (out[row, 0] - expected).abs().max() < TOLERANCE * expected.std()
+            walk.compare(out, [text[:-1] + line[: node + 1] for text, line in zip(walk.texts, lines, strict=True)])
         for text, line, count in zip(walk.texts, guesses, kept, strict=True):
             text += [*line[:count], *walk.draw(1)]
 
@@ -162,9 +166,7 @@ def test_a_pass_behind_a_root_that_was_read_as_a_guess(model: TransformersModel)
         plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
         out = walk.target.forward(tokens[:, 1:], plan.nodes(1, 3)).logits
         assert out is not None
-        for row, (text, line) in enumerate(zip(walk.texts, lines, strict=True)):
-            expected = plain_logits(model.module, text[:-1] + line)[len(text) :]
-            assert (out[row] - expected).abs().max() < TOLERANCE * expected.std()
+        walk.compare(out, [text[:-1] + line for text, line in zip(walk.texts, lines, strict=True)])
 
 
 def test_layers_in_two_ranges(model: TransformersModel) -> None:
@@ -180,9 +182,8 @@ def test_layers_in_two_ranges(model: TransformersModel) -> None:
         ]
         out = walk.target.forward(tokens, plan, layers=(1, model.spec.num_layers), hidden=torch.cat(lower, 1)).logits
         assert out is not None
+        walk.compare(out, [text[:-1] + line for text, line in zip(walk.texts, tokens.tolist(), strict=True)])
         for row, text in enumerate(walk.texts):
-            expected = plain_logits(model.module, text[:-1] + tokens[row].tolist())[len(text) - 1 :]
-            assert (out[row] - expected).abs().max() < TOLERANCE * expected.std()
             text += [*tokens[row, 1 : 1 + kept].tolist(), *walk.draw(1)]
 
 
@@ -192,18 +193,14 @@ def test_saved_states_are_taken_up(family: str) -> None:
     walk = Walk(model, (20,))
     walk.prefill()
     cache = walk.target.cache
-    assert isinstance(cache, RecurrentCache)
     between = cache.save(18)
-    assert between is not None
     assert between.position == 18, "every position of the last pass is known"
     saved = cache.save(19)
-    assert saved is not None
     assert saved.position == 19
     assert saved.num_bytes > 0
     again = Walk(model, (20,))
     assert again.texts == walk.texts
     fresh = again.target.cache
-    assert isinstance(fresh, RecurrentCache)
     for mine, theirs in zip((*fresh.keys, *fresh.values), (*cache.keys, *cache.values), strict=True):
         mine[:] = theirs
     fresh.load(saved)
@@ -238,7 +235,6 @@ def test_full_acceptance_reads_nothing_again() -> None:
         walk.run([[walk.texts[0][-1], *line]], [len(walk.texts[0]) - 1])
         walk.texts[0] += [*line, *walk.draw(1)]
         cache = walk.target.cache
-        assert isinstance(cache, RecurrentCache)
         assert (cache.states.meta[:, 0, LIVE] == len(walk.texts[0]) - 1).all()
         assert (cache.states.meta[:, 0, BASE] == len(walk.texts[0]) - 5).all()
 
@@ -290,13 +286,9 @@ def test_every_position_is_a_slice_of_the_slow_twin(family: str) -> None:
     walk.texts = [list(text)]
     walk.run([text], [0])
     cache, other = walk.target.cache, twin.target.cache
-    assert isinstance(cache, RecurrentCache)
-    assert isinstance(other, RecurrentCache)
     for count in range(1, len(text) + 1):
         twin.run([[text[count - 1]]], [count - 1])
         mine, theirs = cache.save(count), other.save(count)
-        assert mine is not None
-        assert theirs is not None
         assert mine.position == theirs.position == count
         assert_states(mine, theirs)
 
@@ -306,7 +298,6 @@ def test_known_mixers_read_nothing_again(monkeypatch: pytest.MonkeyPatch) -> Non
     model = family_model("qwen3_5")
     read: list[tuple[int, ...]] = []
     call = model._mixers[0].rewind
-    assert call is not None
     walk, run = Walk(model, (6, 3)), call.run
     monkeypatch.setattr(
         call, "run", lambda x, *args, **kwargs: (read.append(tuple(x.shape[:2])), run(x, *args, **kwargs))[1]
@@ -338,8 +329,6 @@ def test_attention_models_keep_trees() -> None:
 def test_spacing_of_states_follows_their_size() -> None:
     hybrid = TransformersModel(family_module("qwen3_next")).new_cache(0, 1)
     alone = TransformersModel(family_module("mamba2")).new_cache(0, 1)
-    assert isinstance(hybrid, RecurrentCache)
-    assert isinstance(alone, RecurrentCache)
     assert hybrid.spacing == 256
     assert alone.bytes_per_slot == 0
     assert alone.spacing == 2048

@@ -20,7 +20,7 @@ from foretell.core.tree import chain_tree, layout
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.probe import chain_error
 from foretell.model.hf.recurrent import scans
-from foretell.model.recurrent import Key, RecurrentCache
+from foretell.model.recurrent import Key
 from foretell.model.target import Target
 from tests.model.recurrent import family_module
 from tests.model.tiny import VOCAB
@@ -75,13 +75,10 @@ def with_guesses(model: TransformersModel, text: list[int], rng: random.Random) 
         tokens = torch.tensor([kept + [rng.randrange(3, VOCAB) for _ in range(rng.randint(0, 3))]])
         plan = layout(chain_tree(tokens).parent, torch.tensor([at]), target.cache.capacity)
         logits = target.forward(tokens, plan).logits
-        assert logits is not None
         found.append(logits[0, : len(kept)].float())
         at += len(kept)
     cache = target.cache
-    assert isinstance(cache, RecurrentCache)
     saved = cache.save(len(text))
-    assert saved is not None
     assert saved.position == len(text)
     states = {
         (mixer.layout.layer, key): state.T if key[0] == "conv" else state

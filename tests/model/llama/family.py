@@ -3,51 +3,8 @@
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    Glm4Config,
-    Glm4ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    GraniteMoeSharedConfig,
-    GraniteMoeSharedForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from foretell.core.tree import Plan, layout
 from foretell.model.cache import KVCache
@@ -56,178 +13,119 @@ from foretell.model.target import CausalModel, Output, PassOptions
 VOCABULARY, CAPACITY = 61, 64
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "head_dim": 16, "rms_norm_eps": 1e-5,
     "attn_implementation": "eager",
-}
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-
 _LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.3, 1.7, 2.5, 3.0, 4.0],
     "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 8.0], "partial_rotary_factor": 0.75, "original_max_position_embeddings": 128,
 }  # fmt: skip
-_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_PART = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_SLIDING = {"rope_type": "default", "rope_theta": 1e4}
+_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+_WIDE = {"hidden_size": 64, "head_dim": ...}  # of types whose head dimension is hidden / heads; nothing sets it apart
+_GEMMA3 = {"query_pre_attn_scalar": 24, "sliding_window": 6, "layer_types": _LAYERS, "tie_word_embeddings": True}
+_SCALED = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7, "logits_scaling": 5.0,
+}  # fmt: skip
+_SPARSE = {"num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+_QWEN = {**_SPARSE, "num_experts": 6, "moe_intermediate_size": 40}  # sizes that no block of 16 or 32 divides
 
-_SOFTMAX = ("qwen3moe", "qwen3moe-dense-between", "qwen2moe", "mixtral-window", "olmoe", "granitemoe")
-_NEWER = ("glm4moe", "granitemoeshared")
-SPARSE = (*_SOFTMAX, *_NEWER)
+# kind -> how transformers names its classes, and in what its configuration differs from _COMMON: no trait is neutral
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {}),
+    "llama-mha-bias": ("Llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama-linear-rope": (
+        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": _LLAMA3}),
+    "llama-yarn-rope": ("Llama", {"rope_parameters": _YARN}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", _WIDE),
+    "qwen2-tied-window": (
+        "Qwen2", {**_WIDE, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {}),
+    "qwen3-tied": ("Qwen3", {}),
+    "phi3-window": ("Phi3", {**_WIDE, "pad_token_id": 0, "head_dim": 16, "sliding_window": 7}),
+    "phi3-partial": ("Phi3", {**_WIDE, "pad_token_id": 0, "head_dim": 16, "rope_parameters": _PART}),
+    "phi3-longrope": (
+        "Phi3",
+        {**_WIDE, "pad_token_id": 0, "head_dim": 16, "rope_parameters": _LONG, "original_max_position_embeddings": 128},
+    ),
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma2", {**_GEMMA3, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3", _GEMMA3),
+    "gemma3-linear-rope": (
+        "Gemma3",
+        {**_GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+                                        "sliding_attention": _SLIDING}},
+    ),
+    "granite": ("Granite", _SCALED),
+    "olmo2": ("Olmo2", {}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "smollm3-window": (
+        "SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0, "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "qwen3moe": ("Qwen3Moe", {**_QWEN, "norm_topk_prob": True}),
+    "qwen3moe-dense-between": ("Qwen3Moe", {**_QWEN, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "qwen2moe": (
+        "Qwen2Moe",
+        {**_QWEN, **_WIDE, "shared_expert_intermediate_size": 56, "norm_topk_prob": False, "decoder_sparse_step": 2},
+    ),
+    "mixtral-window": ("Mixtral", {**_SPARSE, "num_local_experts": 4, "sliding_window": 7}),
+    "olmoe": ("Olmoe", {**_SPARSE, **_WIDE, "num_experts": 5, "num_experts_per_tok": 3}),
+    "granitemoe": ("GraniteMoe", {**_SPARSE, **_WIDE, **_SCALED, "num_local_experts": 4}),
+    "glm4": ("Glm4", {"rope_parameters": _PART, "attention_bias": True, "pad_token_id": 0}),
+    "olmo3": (
+        "Olmo3",
+        {"sliding_window": 6, "layer_types": _LAYERS,
+         "rope_parameters": {"full_attention": _YARN, "sliding_attention": _SLIDING}},
+    ),
+    "ministral3": (  # queries grow every eight positions
+        "Ministral3",
+        {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+                             "original_max_position_embeddings": 8}},
+    ),
+    "glm4moe": (
+        "Glm4Moe",
+        {**_SPARSE, "n_routed_experts": 8, "moe_intermediate_size": 40, "n_shared_experts": 2, "n_group": 4,
+         "topk_group": 2, "num_experts_per_tok": 3, "routed_scaling_factor": 1.7, "use_qk_norm": True,
+         "attention_bias": True, "rope_parameters": _PART},
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared", {**_SPARSE, **_WIDE, **_SCALED, "num_local_experts": 4, "shared_intermediate_size": 56},
+    ),
+}  # fmt: skip
+FAMILY = tuple(_KINDS)
+SPARSE = tuple(kind for kind, (_, traits) in _KINDS.items() if "num_experts_per_tok" in traits)
 """Mixtures of experts."""
-FAMILY = (
-    "llama", "llama-tied", "llama-mha-bias", "llama-linear-rope", "llama-llama3-rope", "llama-yarn-rope",
-    "mistral-window", "qwen2", "qwen2-tied-window", "qwen3", "qwen3-tied",
-    "phi3-window", "phi3-partial", "phi3-longrope",
-    "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window",
-    *_SOFTMAX,
-    "glm4", "olmo3", "ministral3",
-    *_NEWER,
-)  # fmt: skip
 
 
 def make_model(kind: str, **overrides: Any) -> Any:
     """A random model in float32 with weights large enough that attention is far from uniform."""
     torch.manual_seed(FAMILY.index(kind))
-    settings = _COMMON | {"tie_word_embeddings": "-tied" in kind}
-    if kind.startswith("llama"):
-        if "mha" in kind:
-            settings |= {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}
-        if "linear" in kind:
-            settings |= {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}
-        if "llama3" in kind:
-            settings |= {"rope_parameters": _LLAMA3}
-        if "yarn" in kind:
-            settings |= {"rope_parameters": _YARN}
-        model: Any = LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
-    elif kind.startswith("mistral"):
-        model = MistralForCausalLM(MistralConfig(**(settings | {"sliding_window": 7} | overrides)))
-    elif kind in SPARSE:
-        model = _make_sparse(kind, settings, overrides)
-    elif kind.startswith("qwen2"):
-        if "window" in kind:
-            settings |= {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
-        # Qwen2's head dimension is hidden / heads; nothing sets it apart.
-        settings = {key: value for key, value in settings.items() if key != "head_dim"} | {"hidden_size": 64}
-        model = Qwen2ForCausalLM(Qwen2Config(**(settings | overrides)))
-    elif kind.startswith("qwen3"):
-        model = Qwen3ForCausalLM(Qwen3Config(**(settings | overrides)))
-    else:
-        model = _make_other(kind, settings, overrides)
+    name, traits = _KINDS[kind]
+    settings = {**_COMMON, "tie_word_embeddings": "-tied" in kind, **traits, **overrides}
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    model = getattr(transformers, f"{name}ForCausalLM")(config(**{k: v for k, v in settings.items() if v is not ...}))
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for part, weight in model.named_parameters():
             if weight.dim() >= 2:
                 weight.normal_(0.0, 0.16)
             else:
-                weight.normal_(0.0 if "bias" in name else 1.0, 0.2)
-        for name, buffer in model.named_buffers():
-            if name.endswith("bias"):  # a router's
+                weight.normal_(0.0 if "bias" in part else 1.0, 0.2)
+        for part, buffer in model.named_buffers():
+            if part.endswith("bias"):  # a router's
                 buffer.normal_(0.0, 0.2)
     return model.eval()
-
-
-def _make_sparse(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """Experts of sizes that no block of 16 or 32 divides."""
-    settings |= {"num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-    if kind.startswith("qwen"):
-        settings |= {"num_experts": 6, "moe_intermediate_size": 40, "norm_topk_prob": "dense" not in kind}
-    if kind.startswith("qwen3"):
-        settings |= {"mlp_only_layers": [1]} if "dense" in kind else {}
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**(settings | overrides)))
-    if kind.startswith("mixtral"):
-        settings |= {"num_local_experts": 4, "sliding_window": 7}
-        return MixtralForCausalLM(MixtralConfig(**(settings | overrides)))
-    if kind == "glm4moe":
-        partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-        settings |= {
-            "n_routed_experts": 8, "moe_intermediate_size": 40, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
-            "num_experts_per_tok": 3, "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True,
-            "rope_parameters": partial,
-        }  # fmt: skip
-        return Glm4MoeForCausalLM(Glm4MoeConfig(**(settings | overrides)))
-    # The head dimension of the others is hidden / heads; nothing sets it apart.
-    settings = {key: value for key, value in settings.items() if key != "head_dim"} | {"hidden_size": 64}
-    if kind.startswith("qwen2"):
-        settings |= {"shared_expert_intermediate_size": 56, "norm_topk_prob": False, "decoder_sparse_step": 2}
-        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**(settings | overrides)))
-    if kind == "olmoe":
-        settings |= {"num_experts": 5, "num_experts_per_tok": 3}
-        return OlmoeForCausalLM(OlmoeConfig(**(settings | overrides)))
-    settings |= {
-        "num_local_experts": 4, "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7,
-        "logits_scaling": 5.0,
-    }  # fmt: skip
-    if kind == "granitemoeshared":
-        settings |= {"shared_intermediate_size": 56}
-        return GraniteMoeSharedForCausalLM(GraniteMoeSharedConfig(**(settings | overrides)))
-    return GraniteMoeForCausalLM(GraniteMoeConfig(**(settings | overrides)))
-
-
-def _make_other(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """Types with traits of their own, every one of which differs from its neutral value."""
-    name = kind.split("-")[0]
-    classes = {
-        "gemma": (GemmaConfig, GemmaForCausalLM),
-        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
-        "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
-        "granite": (GraniteConfig, GraniteForCausalLM),
-        "glm4": (Glm4Config, Glm4ForCausalLM),
-        "ministral3": (Ministral3Config, Ministral3ForCausalLM),
-        "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-        "olmo3": (Olmo3Config, Olmo3ForCausalLM),
-        "phi3": (Phi3Config, Phi3ForCausalLM),
-        "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
-    }
-    if name in ("gemma2", "gemma3"):
-        settings |= {
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 6,
-            "layer_types": _KINDS,
-            "tie_word_embeddings": True,
-        }
-    if name == "gemma2":
-        settings |= {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
-    if "linear" in kind:
-        linear = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
-        settings["rope_parameters"] = {
-            "full_attention": linear,
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        }
-    if name == "granite":
-        settings |= {
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.4,
-            "residual_multiplier": 0.7,
-            "logits_scaling": 5.0,
-        }
-    if name == "glm4":
-        partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-        settings |= {"rope_parameters": partial, "attention_bias": True, "pad_token_id": 0}
-    if name == "olmo3":
-        ropes = {"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-        settings |= {"sliding_window": 6, "layer_types": _KINDS, "rope_parameters": ropes}
-    if name == "ministral3":  # queries grow every eight positions
-        grows = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
-        settings |= {"rope_parameters": {**_YARN, **grows, "original_max_position_embeddings": 8}}
-    if name == "phi3":
-        settings |= {"pad_token_id": 0, "hidden_size": 64}  # its head dimension is hidden / heads
-        settings |= {"sliding_window": 7} if "window" in kind else {}
-        partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-        settings |= {"rope_parameters": partial} if "partial" in kind else {}
-        settings |= {"rope_parameters": _LONG, "original_max_position_embeddings": 128} if "longrope" in kind else {}
-    if name == "smollm3":
-        settings |= {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}
-        settings |= {"use_sliding_window": True, "sliding_window": 6} if "window" in kind else {}
-    config, model = classes[name]
-    return model(config(**(settings | overrides)))
 
 
 BUSHY = torch.tensor(
@@ -294,3 +192,13 @@ def run_tree(
     """One pass over a tree."""
     plan = layout(parent, length, CAPACITY, span=span)
     return model.forward(tokens, plan, cache), plan
+
+
+def tokens_of(*shape: int, seed: int = 0) -> Tensor:
+    """Random tokens."""
+    return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    return [tokens_of(length, seed=row + 1).tolist() for row, length in enumerate(lengths)]

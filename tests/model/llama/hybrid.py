@@ -192,7 +192,6 @@ class Texts:
     @property
     def hybrid(self) -> HybridCache:
         """The cache."""
-        assert isinstance(self.cache, HybridCache)
         return self.cache
 
     def read(self, chunk: int, *, head: bool = False) -> None:

@@ -16,12 +16,11 @@ from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from tests.engine.integrity import check_prefixes
 from tests.model.llama import test_native as plain_tests
-from tests.model.llama.family import BUSHY, chain, make_model, prefill, valid
+from tests.model.llama.family import BUSHY, CAPACITY, chain, make_model, prefill, prompts_of, tokens_of, valid
 from tests.model.llama.hybrid import native_hybrid
-from tests.model.llama.test_native import CAPACITY, DTYPES, logits_of, one_thread, prompts_of, tokens_of, variants
+from tests.model.llama.test_native import DTYPES, logits_of, variants
 
 pytestmark = plain_tests.pytestmark
-__all__ = ["one_thread"]
 OTHER = NativeModel.from_hf
 
 
@@ -142,7 +141,6 @@ def test_all_that_moves_slots_carries_their_scales() -> None:
     store.add(prompts[0], whole.rows(1, 2), (), None)
     check_prefixes(store)
     found = store.find(prompts[0], ())
-    assert found is not None
     fresh = model.new_cache(1, CAPACITY)
     found[0].copy_into(fresh, found[1])
     assert torch.equal(next_of(fresh, [0]), expected[[0]])

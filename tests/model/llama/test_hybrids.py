@@ -1,7 +1,6 @@
 """Native hybrids: logits of the transformers module, and bits that no tree, batch, pass, thread or commit changes."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,14 +35,6 @@ TOLERANCE = 1e-4
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {}, "bf16": {"dtype": torch.bfloat16}, "int8": {"weights": "int8"}, "int4": {"weights": "int4"},
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def in_float64(module: Any) -> Any:
@@ -122,7 +113,6 @@ def test_a_line_token_by_token(case: str, form: str) -> None:
 def states(rows: Texts, row: int) -> list[torch.Tensor]:
     """A row's states after all that is committed."""
     saved = rows.hybrid.rows(row, row + 1).save(rows.length[row])
-    assert saved is not None
     assert saved.position == rows.length[row]
     return [memory for tensors in saved.tensors for memory in tensors.values()]
 

@@ -53,7 +53,6 @@ def twins(module: Any) -> list[CausalModel]:
 def by_hand(module: Any, layer: int, x: Tensor) -> Tensor:
     """[n, H] of a sparse layer of Qwen3-MoE for normed rows: every expert on every row, most of them with weight 0."""
     state, sizes = module.state_dict(), mixture_of(module.config)
-    assert sizes is not None
     prefix = f"model.layers.{layer}.mlp."
     shares = torch.softmax(x @ state[f"{prefix}gate.weight"].T, -1)
     kept = shares >= shares.sort(-1, descending=True).values[:, sizes.num_chosen - 1 : sizes.num_chosen]
@@ -173,7 +172,6 @@ def test_sigmoid_routers_multiply_in_float32(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(experts, "route", watched)
     mlp = model._layers[1].mlp
-    assert isinstance(mlp, experts.Experts)
     mlp(seen[0])
     torch.testing.assert_close(said[0], seen[1], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(said[0].bfloat16().float(), seen[1], atol=1e-5, rtol=1e-5)
@@ -210,7 +208,6 @@ def test_a_checkpoint_on_disk_is_the_module(tmp_path: Path, kind: str) -> None:
     module = make_model(kind)
     module.save_pretrained(tmp_path)
     sizes = mixture_of(module.config)
-    assert sizes is not None
     sources = [ExpertWeights(one, sizes) for one in (ModuleWeights(module), SafetensorsWeights(tmp_path))]
     layer = min(sizes.layers)
     names = [*expert_names(layer, 2, sizes).values(), *mixture.router_names(layer, sizes)]

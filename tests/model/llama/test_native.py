@@ -1,4 +1,4 @@
-"""NativeModel against LeanModel and the transformers module, and its own promise: bits that do not depend on the pass."""
+"""NativeModel's own promise: bits that do not depend on the pass. test_implementations.py has it against transformers."""
 
 import itertools
 import mmap
@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ModelError
 from foretell.core.tree import layout
 from foretell.kernels import build, cpu
 from foretell.kernels.native import library, openmp_runtime
@@ -27,42 +26,25 @@ from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import PassOptions
 from tests.model.llama.family import (
     BUSHY,
+    CAPACITY,
     FAMILY,
     VOCABULARY,
     chain,
     make_model,
     oracle_logits,
-    path_tokens,
     prefill,
+    prompts_of,
     run_tree,
-    valid,
+    tokens_of,
 )
 
 CPU = torch.device("cpu")
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-CAPACITY = 64
 REASON = native.supports(make_model("llama").config, torch.float32, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 DTYPES = [torch.float32, torch.bfloat16]
 QUICK = (("llama", 0), ("mistral-window", 5), ("gemma2", 0), ("gemma2", 300), ("gemma3", 300))
 """Kinds of attention: whole, in windows, with bounded scores, in turn."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and lose much where another process has the other core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def tokens_of(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:
-    return [tokens_of(length, seed=row + 1).tolist() for row, length in enumerate(lengths)]
 
 
 def native_of(kind: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> tuple[Any, NativeModel]:
@@ -77,37 +59,6 @@ def logits_of(model: Any, tokens: Tensor, parent: Tensor, length: Tensor, cache:
     logits = model.forward(tokens, layout(parent, length, CAPACITY, span=span), cache).logits
     assert logits is not None
     return logits
-
-
-@pytest.mark.parametrize("kind", FAMILY)
-def test_equals_module_and_lean_on_trees_ragged_rows_and_after_moves(kind: str) -> None:
-    module, model = native_of(kind)
-    twin = LeanModel.from_hf(module)
-    prompts = prompts_of((13, 5))
-    caches = [model.new_cache(2, CAPACITY), twin.new_cache(2, CAPACITY)]
-    length = prefill(model, caches[0], prompts, chunk=6)
-    prefill(twin, caches[1], prompts, chunk=6)
-    tokens = tokens_of(*BUSHY.shape)
-    for step in range(2):
-        parent = BUSHY if step == 0 else BUSHY.flip(0)
-        real = valid(parent)
-        logits, lean = (logits_of(m, tokens, parent, length, c) for m, c in zip((model, twin), caches, strict=True))
-        torch.testing.assert_close(logits[real], lean[real], atol=1e-4, rtol=1e-4)
-        for row in range(2):
-            expected = oracle_logits(module, prompts[row], tokens[row], parent[row])[real[row]]
-            torch.testing.assert_close(logits[row][real[row]], expected, atol=1e-4, rtol=1e-4)
-        assert torch.isfinite(logits).all()
-        if step == 0:  # commit a side branch in row 0 and two nodes in row 1: ragged, and it moves KV
-            count, dst = torch.tensor([4, 2]), length[:, None] + torch.arange(4)
-            src = length[:, None] + torch.tensor([[0, 1, 4, 7], [0, 1, 0, 0]])
-            src = torch.where(torch.arange(4) < count[:, None], src, dst)
-            for cache in caches:
-                cache.move(src, dst)
-            prompts = [
-                prompts[0] + path_tokens(tokens[0], parent[0], 7),
-                prompts[1] + path_tokens(tokens[1], parent[1], 1),
-            ]
-            tokens, length = tokens_of(*BUSHY.shape, seed=9), length + count
 
 
 def test_move_and_keep_do_what_the_plain_cache_does() -> None:
@@ -215,7 +166,6 @@ def test_texts_of_several_segments_give_the_same_bits_in_any_pass(
         twin = LeanModel.from_hf(module)
         plan = layout(chain(1, length), torch.tensor([0]), capacity)
         expected = twin.forward(text, plan, twin.new_cache(1, capacity)).logits
-        assert expected is not None
         torch.testing.assert_close(whole, expected[0], atol=1e-4, rtol=1e-4)
     for width, threads in ((1, 1), (2, 2), (3, 3), (16, 2)):  # beside both marks, behind the same keys and values
         torch.set_num_threads(threads)
@@ -401,7 +351,6 @@ def test_drafters_get_scaled_embeddings_and_finished_logits(kind: str) -> None:
     tokens = tokens_of(2, 5)
     cache = model.new_cache(2, CAPACITY)
     output = model.forward(tokens, layout(chain(2, 5), torch.zeros(2, dtype=torch.int64), CAPACITY), cache)
-    assert output.logits is not None
     assert torch.equal(model.logits(output.hidden), output.logits)
     normed = model.normed(output.hidden)
     torch.testing.assert_close(model.head(normed), output.logits)
@@ -424,35 +373,6 @@ def test_control_other_bits_are_seen() -> None:
     assert not torch.equal(other, plain[:, 6:])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "llama",
-        "mistral-window",
-        "qwen3-tied",
-        "qwen2",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "granite",
-        "olmo2",
-        "smollm3",
-        "qwen3moe",
-    ],
-)
-def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
-    module, model = native_of(kind, torch.bfloat16)
-    prompts = prompts_of((9,))
-    cache = model.new_cache(1, CAPACITY)
-    length = prefill(model, cache, prompts, chunk=16)
-    tokens = tokens_of(1, 9)
-    output, _ = run_tree(model, cache, tokens, BUSHY[:1], length)
-    assert output.logits is not None
-    assert output.logits.dtype == torch.float32
-    expected = oracle_logits(module.float(), prompts[0], tokens[0], BUSHY[0])
-    assert (output.logits[0] - expected).abs().mean() / expected.abs().mean() < 0.03
-
-
 @pytest.mark.parametrize("dim", native.HEAD_DIMS)
 def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -> None:
     """Dimensions that no vector of 32 divides too: what is read behind their last whole one differs between variants."""
@@ -460,7 +380,6 @@ def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -
     cache = model.new_cache(1, CAPACITY)
     tokens = tokens_of(1, 9)
     logits = run_tree(model, cache, tokens, BUSHY[:1], prefill(model, cache, prompts_of((9,)), chunk=16))[0].logits
-    assert logits is not None
     expected = oracle_logits(module.float(), prompts_of((9,))[0], tokens[0], BUSHY[0])
     assert (logits[0] - expected).abs().mean() / expected.abs().mean() < 0.06
 
@@ -484,34 +403,6 @@ def test_not_a_number_is_not_made_one(kind: str, part: str) -> None:
     expected = module(tokens, use_cache=False).logits.isnan()
     assert expected.any()
     assert torch.equal(logits.isnan(), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layer_ranges_taps_and_headless_passes_have_the_same_bits(dtype: torch.dtype) -> None:
-    _, model = native_of("qwen3", dtype)
-    caches = [model.new_cache(2, CAPACITY) for _ in range(2)]
-    for cache in caches:
-        length = prefill(model, cache, prompts_of((7, 3)), chunk=8)
-    tokens, plan = tokens_of(*BUSHY.shape), layout(BUSHY, length, CAPACITY)
-    whole = model.forward(tokens, plan, caches[0], PassOptions(taps=(2, 0)))
-    lower = model.forward(tokens, plan, caches[1], PassOptions(layers=(0, 1)))
-    assert lower.logits is None
-    assert whole.logits is not None
-    assert whole.taps is not None
-    kept = lower.hidden.clone()
-    upper = model.forward(tokens, plan, caches[1], PassOptions(layers=(1, 3), hidden=lower.hidden))
-    assert upper.logits is not None
-    assert torch.equal(upper.logits, whole.logits)
-    assert torch.equal(lower.hidden, kept)  # what is handed in is not written to
-    assert torch.equal(whole.taps, torch.cat([upper.hidden, lower.hidden], -1))
-    headless = model.forward(tokens, plan, caches[1], PassOptions(head=False))
-    assert headless.logits is None
-    assert torch.equal(model.logits(headless.hidden), whole.logits)
-    assert torch.equal(model.logits(headless.hidden[:, 3:4]), whole.logits[:, 3:4])
-    one_by_one = [model.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), caches[1]).logits for i in range(9)]
-    assert torch.equal(torch.cat([x for x in one_by_one if x is not None], 1), whole.logits)
-    with pytest.raises(ConfigError, match="hidden must be given"):
-        model.forward(tokens, plan, caches[1], PassOptions(layers=(1, 3)))
 
 
 @pytest.mark.parametrize("fault", ["token", "slot", "position"])
@@ -540,21 +431,6 @@ def test_tokens_and_states_are_those_of_the_plan() -> None:
         model.forward(tokens_of(2, 3), plan, cache, PassOptions(layers=(1, 3), hidden=torch.zeros(2, 2, 48)))
 
 
-@pytest.mark.parametrize("fault", ["position", "mask"])
-def test_control_a_wrong_plan_is_seen(fault: str) -> None:
-    module, model = native_of("llama")
-    prompts = prompts_of((9,))
-    cache = model.new_cache(1, CAPACITY)
-    length = prefill(model, cache, prompts, chunk=16)
-    tokens, plan = tokens_of(1, 9), layout(BUSHY[:1], length, CAPACITY)
-    wrong = (
-        replace(plan, positions=plan.slots) if fault == "position" else replace(plan, ancestry=plan.ancestry.roll(1, 1))
-    )
-    logits = model.forward(tokens, wrong, cache).logits
-    assert logits is not None
-    assert (logits[0] - oracle_logits(module, prompts[0], tokens[0], BUSHY[0])).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("kind", ["qwen3-tied", "qwen2"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_loaded_model_equals_a_shared_one(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
@@ -579,8 +455,6 @@ def test_a_module_is_shared_and_not_copied() -> None:
     with torch.no_grad():
         module.lm_head.weight.mul_(2.0)
     after = model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits
-    assert before is not None
-    assert after is not None
     assert torch.equal(after, before * 2)
 
 
@@ -598,24 +472,6 @@ def test_it_can_be_disabled_and_says_why() -> None:
     )
     environment = {**os.environ, "FORETELL_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device", "change", "reason"),
-    [
-        (torch.float16, "cpu", {}, "float16"),
-        (torch.float32, "meta", {}, "meta"),
-        (torch.float32, "cpu", {"hidden_act": "relu"}, "activation"),
-        (torch.float32, "cpu", {"head_dim": 24}, "head dimension 24"),
-    ],
-)
-def test_supports_names_the_reason(dtype: torch.dtype, device: str, change: dict[str, Any], reason: str) -> None:
-    config = make_model("llama").config
-    for key, value in change.items():
-        setattr(config, key, value)
-    said = native.supports(config, dtype, torch.device(device))
-    assert said is not None
-    assert reason in said
 
 
 def test_a_module_of_another_head_dimension_is_refused() -> None:

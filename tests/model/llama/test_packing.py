@@ -129,7 +129,6 @@ def test_real_nodes_of_chains() -> None:
     assert real_nodes([3, 0, 1], 3).tolist() == [0, 1, 2, 6]  # type: ignore[union-attr]
     assert real_nodes([3, 3], 3) is None
     plan = layout(PARENTS, torch.zeros(4, dtype=torch.int64), 64, pack=True)
-    assert plan.real is not None
     assert plan.real.tolist() == [0, 1, 2, 3, 4, 5, 6, 12, 13, 18, 19, 20]
     assert replace(plan).nodes(0, 1).real is None
 

@@ -56,30 +56,26 @@ def read(model: NativeModel, cache: KVCache, tokens: Tensor, parent: Tensor, len
 def test_the_bits_are_those_of_rows_alone(kind: str, kv: str, sizes: dict[str, Any], dtype: torch.dtype) -> None:
     """Over random groups, ragged rows, lines and trees, by one to three threads; and one row's slots are read for all."""
     model = NativeModel.from_hf(make_model(kind, max_position_embeddings=2048, **sizes).to(dtype), kv=kv)
-    before = torch.get_num_threads()
-    try:
-        for seed in range(3):
-            random = Random(seed)
-            order = random.sample(range(ROWS), ROWS)
-            cut = random.randint(2, 4)
-            parts = (order[:cut], order[cut:])[: 1 + seed % 2]
-            groups = tuple((tuple(rows), PIECE * random.randint(1, 2)) for rows in parts)
-            least = {row: slots for rows, slots in groups for row in rows}
-            lengths = torch.tensor([random.randint(least.get(row, 1), CAPACITY - 20) for row in range(ROWS)])
-            parent = torch.arange(1 + 15 * (seed % 2)) - 1 if seed != 2 else torch.tensor(TREE)
-            parent = parent.expand(ROWS, -1)
-            tokens = torch.randint(VOCABULARY, parent.shape, generator=torch.Generator().manual_seed(seed))
-            torch.set_num_threads(1 + seed % 3)
-            plain = filled(model, groups, seed)
-            expected = read(model, plain, tokens, parent, lengths)
-            once = filled(model, groups, seed)
-            spoil(once, groups)
-            once.shared = groups
-            found = read(model, once, tokens, parent, lengths)
-            assert torch.equal(found, expected), seed
-            assert found.isfinite().all()
-    finally:
-        torch.set_num_threads(before)
+    for seed in range(3):
+        random = Random(seed)
+        order = random.sample(range(ROWS), ROWS)
+        cut = random.randint(2, 4)
+        parts = (order[:cut], order[cut:])[: 1 + seed % 2]
+        groups = tuple((tuple(rows), PIECE * random.randint(1, 2)) for rows in parts)
+        least = {row: slots for rows, slots in groups for row in rows}
+        lengths = torch.tensor([random.randint(least.get(row, 1), CAPACITY - 20) for row in range(ROWS)])
+        parent = torch.arange(1 + 15 * (seed % 2)) - 1 if seed != 2 else torch.tensor(TREE)
+        parent = parent.expand(ROWS, -1)
+        tokens = torch.randint(VOCABULARY, parent.shape, generator=torch.Generator().manual_seed(seed))
+        torch.set_num_threads(1 + seed % 3)
+        plain = filled(model, groups, seed)
+        expected = read(model, plain, tokens, parent, lengths)
+        once = filled(model, groups, seed)
+        spoil(once, groups)
+        once.shared = groups
+        found = read(model, once, tokens, parent, lengths)
+        assert torch.equal(found, expected), seed
+        assert found.isfinite().all()
 
 
 def test_what_is_shared_ends_where_the_shortest_text_does() -> None:

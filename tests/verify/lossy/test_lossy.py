@@ -97,7 +97,6 @@ class Naive:
         if isinstance(rule, Typical):
             h = -sum(v * math.log(v) for v in p if v > 0)
             return p[x] > min(rule.epsilon, rule.delta * math.exp(-h))
-        assert isinstance(rule, TopN)
         best = sorted(p, reverse=True)
         return p[x] >= best[min(rule.n, len(best)) - 1] and p[x] >= best[0] - rule.delta
 
@@ -321,7 +320,6 @@ def test_a_judge_without_a_head_or_hidden_states_is_refused() -> None:
 def test_the_judge_reads_the_drafted_tokens_own_state() -> None:
     """Only the second child's hidden state passes; any callable is a head."""
     evidence = two_children([0.3, 0.3, 0.3, 0.1], [1, 2])
-    assert evidence.taps is not None
     evidence.taps[:] = -9.0
     evidence.taps[:, 2] = 9.0
     head: Callable[[Tensor], Tensor] = lambda taps: taps.mean(-1)  # noqa: E731
