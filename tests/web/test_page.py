@@ -244,6 +244,8 @@ def test_why_nothing_was_guessed_is_said(
     seen.run("[mute]", max_tokens="12")
     seen.ends("Identical texts")
     assert words in seen.page.inner_text("#verdict-note")
+    hint = "“Guess in every step”, in the settings, shows guesses at once."
+    assert (hint in seen.page.inner_text("#verdict-note")) == (not always and method != "none")
     mock.plain_reason = "guessing was not expected to pay here"
     seen.run("[mute]", max_tokens="12")
     expect(seen.page.locator("#verdict-note")).to_contain_text(

@@ -126,10 +126,11 @@ function whyOther(verifier) {
 function whyNothing(asked) {
   if (!guessed.numTokens || asked?.method === "none" || guessed.numGuesses !== 0) return "";
   const told = guessed.final?.plain_reason; // the server's own words
-  if (told) return ` Nothing was guessed: ${told}.`;
+  const hint = asked?.always ? "" : " “Guess in every step”, in the settings, shows guesses at once.";
+  if (told) return ` Nothing was guessed: ${told}.${hint}`;
   const method = asked?.method ?? served.method ?? "the method";
   if (method === "none") return " Nothing was guessed: this server has no method of its own. Choose one in the form.";
-  if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.`;
+  if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.${hint}`;
   const others = "or other requests shared the passes";
   return ` Nothing was guessed: ${method} found nothing to propose in this text, ${others}.`;
 }
