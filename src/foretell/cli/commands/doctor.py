@@ -236,11 +236,8 @@ def _share(no_color: bool, lines: "ProgressLines") -> "Iterator[Callable[[Progre
         return
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console_of_errors(no_color), transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console_of_errors(no_color), transient=True) as bar:
         task = bar.add_task("looking", total=1.0, left="")
         yield lambda at: bar.update(
             task, completed=at.share, description=at.what, left=f"at most {at.seconds_left:.0f} s left"
@@ -320,7 +317,8 @@ def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
         for start in range(0, len(cells), len(counts))
     ]  # fmt: skip
     title = f"{last.method}, foreseen by tokens of text and requests at once: guesses, and their speedup"
-    _tabled(console, title, ["tokens", *map(str, counts)], rows)
+    console.print(title, style="bold")
+    _tabled(console, "", ["tokens", *map(str, counts)], rows)
     what = f"{last.guesses} guesses, {last.speedup:.2f} times plain decoding" if last.guesses else "guesses do not pay"
     console.print(
         f"{last.context:,} tokens and {last.concurrency} at once: {what}, if as many are kept as here.", soft_wrap=True
