@@ -129,8 +129,16 @@ def test_the_image_for_cpus_has_kernels_and_no_compiler() -> None:
     assert "gcc" in built
     assert "gcc" not in last
     assert "apt-get" not in last
-    assert "CC=none" in built, "that what was compiled is found is seen while it is built"
+    assert "PATH=/opt/foretell/bin foretell" in built, "that no compiler is needed is seen while it is built"
     assert all(f"torch/{folder}" in built for folder in ("test", "include"))
+
+
+def test_the_image_is_built_every_week() -> None:
+    steps = [step.get("run", "") for step in documents(".github/workflows/weekly.yml")[0]["jobs"]["image"]["steps"]]
+    assert "docker build -t foretell ." in steps
+    (run,) = (shlex.split(step) for step in steps if step.startswith("docker run"))
+    assert run[:4] == ["docker", "run", "--rm", "foretell"]
+    assert any("docker image inspect" in step for step in steps)
 
 
 def test_nothing_is_stopped_before_it_has_drained() -> None:
