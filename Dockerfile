@@ -4,20 +4,22 @@ ARG PYTHON=python:3.13-slim-bookworm
 
 FROM ${PYTHON} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-ENV PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/foretell
 WORKDIR /src
 COPY constraints.txt ./
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN /opt/foretell/bin/pip install -c constraints.txt --extra-index-url ${TORCH_INDEX} torch
+RUN /opt/foretell/bin/pip install --no-compile -c constraints.txt --extra-index-url ${TORCH_INDEX} torch
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY src src
 RUN FORETELL_PREBUILD=1 /opt/foretell/bin/pip wheel --no-deps --wheel-dir /wheels .
-RUN /opt/foretell/bin/pip install -c constraints.txt "$(ls /wheels/*.whl)[serve]"
+RUN /opt/foretell/bin/pip install --no-compile -c constraints.txt "$(ls /wheels/*.whl)[serve]"
 # What no model needs at run time. The commands make byte code of what is imported, and show that it runs without a compiler.
 RUN cd /opt/foretell/lib/python3*/site-packages \
-    && rm -rf torch/test torch/include torch/share torch/bin/protoc* torch/bin/test_* pip pip-* \
-    && find . -name tests -type d -path '*/numpy/*' -prune -exec rm -rf {} + \
+    && rm -rf torch/test torch/include torch/share torch/testing/_internal pip pip-* \
+    && find torch/bin -type f ! -name torch_shm_manager -delete \
+    && find numpy sympy networkx -name tests -type d -prune -exec rm -rf {} + \
+    && strip --strip-unneeded torch/lib/*.so \
     && PATH=/opt/foretell/bin foretell generate "def add(a, b):" --target bundled --max-new-tokens 4 2> /tmp/said \
     && ! grep slower /tmp/said \
     && /opt/foretell/bin/python -c "import foretell.server.app, foretell.server.run" \
