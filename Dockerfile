@@ -16,7 +16,7 @@ RUN FORETELL_PREBUILD=1 /opt/foretell/bin/pip wheel --no-deps --wheel-dir /wheel
 RUN /opt/foretell/bin/pip install --no-compile -c constraints.txt "$(ls /wheels/*.whl)[serve]"
 # What no model needs at run time. The commands make byte code of what is imported, and show that it runs without a compiler.
 RUN cd /opt/foretell/lib/python3*/site-packages \
-    && rm -rf torch/test torch/include torch/share torch/testing/_internal pip pip-* \
+    && rm -rf torch/test torch/include torch/share \
     && find torch/bin -type f ! -name torch_shm_manager -delete \
     && find numpy sympy networkx -name tests -type d -prune -exec rm -rf {} + \
     && strip --strip-unneeded torch/lib/*.so \
