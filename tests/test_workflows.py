@@ -1,5 +1,6 @@
 """What continuous integration runs is there, on every system that wheels are built for."""
 
+import os
 import re
 import subprocess
 import sys
@@ -55,6 +56,35 @@ def test_windows_runs_the_tests_as_make_does() -> None:
     )
     commands = [step["run"] for step in workflow("tests")["jobs"]["test"]["steps"] if "run" in step]
     assert "python " + found.replace("$(PROCESSES)", "2") in commands[-1].splitlines()
+
+
+def test_a_tag_is_the_one_act_of_a_release() -> None:
+    """What is published was built on all systems, checked, and is of the version that the tag and the changes name."""
+    jobs = workflow("wheels")["jobs"]
+    assert set(jobs["check"]["needs"]) == {"compiled", "source"}
+    assert (jobs["publish"]["needs"], jobs["publish"]["if"]) == ("check", "github.ref_type == 'tag'")
+    assert [name for name, job in jobs.items() if "write" in job.get("permissions", {}).values()] == ["publish"]
+    assert workflow("wheels")["permissions"] == {"contents": "read"}
+    assert all("secrets." not in str(job) for job in jobs.values()), "a trusted publisher needs no key"
+
+
+@pytest.mark.parametrize(
+    ("heading", "tag", "is_one"),
+    [("0.1.0 (2026-12-01)", "v0.1.0", True), ("0.1.0 (unreleased)", "v0.1.0", False), ("0.1.0", "v0.2.0", False)],
+)
+def test_the_notes_of_a_release_are_its_part_of_the_changes(
+    tmp_path: Path, heading: str, tag: str, is_one: bool
+) -> None:
+    steps = workflow("wheels")["jobs"]["check"]["steps"]
+    (script,) = (step["run"] for step in steps if "CHANGELOG.md" in step.get("run", ""))
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n## {heading}\n\nNew.\n\n## 0.0.9\n\nOld.\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, env={**os.environ, "TAG": tag}, capture_output=True
+    )
+    assert (done.returncode == 0) == is_one
+    if is_one:
+        assert (tmp_path / "notes.md").read_text().strip() == "New."
 
 
 # -- what may be installed: tests/installs.py resolves it, with the network ----------------------------------------

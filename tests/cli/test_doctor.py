@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from time import sleep
 
 import pytest
 
+from foretell.cli import layout
 from foretell.cli.commands.doctor import flags_of
 from foretell.cli.options import Models
 from foretell.core.errors import ConfigError
@@ -17,6 +19,12 @@ from tests.cli.test_errors import one_line
 from tests.doctor import plants
 
 SMALL = ("--limit", 2, "--timed", 1, "--max-new-tokens", 12, "--no-bandwidth")
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is said because a machine is slow."""
+    monkeypatch.setattr(layout, "LINE_S", 1e6)
 
 
 @pytest.fixture
@@ -53,6 +61,26 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
     assert found["machine"]["implementation"] == "lean"
     assert found["num_prompts"] == 2
     assert found["outlook"] == [], "only where it is asked for"
+
+
+def test_something_new_is_said_while_one_thing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """38 seconds passed without a line."""
+    monkeypatch.setattr(layout, "LINE_S", 0.05)
+    said: list[str] = []
+    monkeypatch.setattr(layout, "say", said.append)
+
+    def until(words: str) -> None:
+        for _ in range(2000):
+            if any(line.startswith(words) for line in said):
+                return
+            sleep(0.01)
+        raise AssertionError(said)
+
+    with layout.ProgressLines("loading a model") as lines:
+        until("loading a model: for ")
+        lines("a prompt")
+        until("a prompt: for ")
+    assert "a prompt" in said, "what is new is said at once"
 
 
 def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:

@@ -1,7 +1,7 @@
 """The order and the end of a checkup: the default first, a limit of time, no more than the intervals need."""
 
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +10,13 @@ import pytest
 
 from foretell import Engine
 from foretell.core.errors import DrafterError
-from foretell.doctor import candidates as finding
+from foretell.doctor import candidates as finding, checkup, examine
 from foretell.doctor.candidates import Candidate, candidates
-from foretell.doctor.checkup import Progress, Schedule, check_up
+from foretell.doctor.checkup import OwnClock, Progress, Schedule, check_up
 from foretell.doctor.examine import Examined
+from foretell.doctor.machine import look
 from foretell.doctor.warn import about_method
+from foretell.engine.recorder import StepTime
 from tests.doctor.test_recommend import examined
 from tests.engine.harness import ToyTokenizer
 
@@ -36,18 +38,22 @@ class Exam:
         self.candidate = Candidate(method, {}, None, is_default=default)
         self.seconds: list[float] = []
         self.timed: list[bool] = []
+        self.short: list[bool] = []
         self.fails_at: int | None = None
 
-    def look(self, request: Any, *, timed: bool) -> None:
+    def itself(self) -> "Exam":
+        return self
+
+    def look(self, request: Any, *, timed: bool, short: bool) -> None:
         self.clock.now += self.each
         if self.fails_at == len(self.seconds):
             raise DrafterError("it broke")
-        self.seconds.append(self.each)
         self.timed.append(timed)
+        self.short.append(short)
 
     def found(self, *, seed: int, resamples: int = 200) -> Examined:
         value, low, high = self.speedup
-        if len(self.seconds) < 2 or not resamples:
+        if len(self.seconds) < 5 or not resamples:
             low = high = value
         return examined(self.candidate.method, value, low, high, prompts=len(self.seconds))
 
@@ -60,7 +66,7 @@ def run(
     said: list[str] = []
     left: dict[str, str] = {}
     schedule = Schedule(limit, 4, 0, progress.append, said.append, clock)
-    named: Iterator[Any] = ((exam.candidate.method, exam) for exam in exams)
+    named: Any = [(exam.candidate.method, exam.itself) for exam in exams]
     done: list[Any] = schedule.run(named, [None] * 10, left)  # type: ignore[list-item]
     return [exam.candidate.method for exam in done], left, progress, said
 
@@ -74,38 +80,102 @@ def test_what_the_intervals_decide_is_not_measured_on() -> None:
     ]
     done, left, progress, said = run(clock, exams)
     assert (done, left) == (["hybrid", "ngram", "eagle3"], {})
-    assert [len(exam.seconds) for exam in exams] == [10, 10, 3]
+    assert [len(exam.seconds) for exam in exams] == [10, 10, 5]
     assert exams[0].timed == [True] * 4 + [False] * 6
+    assert exams[0].short == [True] + [False] * 9
     assert (
         said[0]
         == "hybrid (what is used where no method is named): about 1.50 times as fast as plain decoding on one prompt"
     )
-    assert "after 3 prompts no more is needed of eagle3" in said
+    assert "after 5 prompts no more is needed of eagle3" in said
     assert [one.share for one in progress] == sorted(one.share for one in progress)
     assert all(0 <= one.share <= 1 and 0 <= one.seconds_left <= 60 for one in progress)
     exams = [Exam(clock, "a", 1.0, (1.5, 1.49, 1.51)), Exam(clock, "b", 1.0, (0.7, 0.69, 0.71))]
-    assert run(clock, exams)[3][-1] == "3 prompts decide"
-    assert [len(exam.seconds) for exam in exams] == [3, 3]
+    assert run(clock, exams)[3][-1] == "5 prompts decide"
+    assert [len(exam.seconds) for exam in exams] == [5, 5]
     exams = [Exam(clock, "a", 1.0, (1.5, 1.49, 1.51)), Exam(clock, "b", 1.0, (0.7, 0.69, 0.71))]
     assert run(clock, exams, limit=math.inf)[0] == ["a", "b"]
     assert [len(exam.seconds) for exam in exams] == [10, 10], "inf: all prompts"
 
 
-def test_the_time_ends_where_it_was_to_end() -> None:
-    """It took a quarter of an hour on a busy machine. Half of the time is for methods that are not begun yet."""
+def test_every_method_is_looked_at_and_the_best_have_the_rest_of_the_time() -> None:
+    """On a busy machine five methods had no time, and the default was advised where another won on an idle one."""
     clock = Clock()
     names = ("hybrid", "ngram", "suffix", "eagle3", "medusa")
     exams = [
-        Exam(clock, name, 10.0, (1.0 + place / 10, 0.5, 3.0), default=not place) for place, name in enumerate(names)
+        Exam(clock, name, 5.0, (1.0 + place / 10, 0.5, 3.0), default=not place) for place, name in enumerate(names)
     ]
-    done, left, progress, _ = run(clock, exams)
-    assert done == ["hybrid", "ngram", "suffix", "eagle3"]
-    assert left == {"medusa": "60 s (--time-limit) are too short for more methods"}
+    done, left, progress, said = run(clock, exams)
+    assert (done, left) == (list(names), {})
     assert clock.now <= 60
+    assert "the time left is for more prompts of hybrid" in said
+    assert [len(exam.seconds) for exam in exams] == [8, 1, 1, 1, 1], "from one prompt of each nothing would follow"
+    clock = Clock()
+    exams = [
+        Exam(clock, name, 3.0, (1.0 + place / 10, 0.5, 3.0), default=not place) for place, name in enumerate(names)
+    ]
+    assert "the time left is for more prompts of hybrid, medusa, eagle3" in run(clock, exams)[3]
+    assert [len(exam.seconds) >= 5 for exam in exams] == [True, False, False, True, True]
     # The default first, then the fastest so far.
-    assert [one.what for one in progress[4:]] == ["hybrid, prompt 2", "eagle3, prompt 2"]
+    assert [one.what for one in progress[10:12]] == ["hybrid, prompt 2", "hybrid, prompt 3"]
+
+
+def test_the_time_ends_where_it_was_to_end() -> None:
+    """It took a quarter of an hour on a busy machine."""
+    clock = Clock()
+    exams = [Exam(clock, name, 25.0, (1.0, 0.5, 3.0)) for name in ("hybrid", "ngram", "suffix")]
+    done, left, _, _ = run(clock, exams)
+    assert done == ["hybrid", "ngram"]
+    assert left == {"suffix": "60 s (--time-limit) are too short for more methods"}
+    assert clock.now <= 60
     slow = [Exam(clock, "hybrid", 500.0, (1.0, 0.5, 3.0)), Exam(clock, "ngram", 1.0, (1.0, 0.5, 3.0))]
     assert run(clock, slow)[0] == ["hybrid"], "one prompt in any case"
+
+
+def test_what_other_programs_take_of_the_time_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 s were too short for five methods where others computed."""
+    at = Clock()
+    times: dict[int, tuple[float, float]] = {1: (0.0, 0.0), 2: (0.0, 0.0)}
+    monkeypatch.setattr(checkup, "perf_counter", at)
+    monkeypatch.setattr(checkup, "thread_times", lambda: dict(times))
+    clock = OwnClock()
+    at.now, times[1], times[2] = 10.0, (8.0, 1.0), (7.0, 4.0)
+    assert clock() == pytest.approx(7.5)
+    at.now, times[1] = 20.0, (9.0, 100.0)
+    assert (clock(), clock.passed) == (pytest.approx(12.5), 20.0), "half of it counts in any case"
+    times.clear()  # where the system does not tell
+    at.now = 30.0
+    assert clock() == pytest.approx(22.5)
+
+
+def test_steps_are_timed_without_the_wait_for_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: dict[int, tuple[float, float]] = {1: (0.0, 5.0), 2: (0.0, 0.0)}
+    monkeypatch.setattr(examine, "thread_times", lambda: dict(times))
+    steps = examine._OwnTimes()
+    took: list[float] = []
+    for waited in (5.0, 5.004, 5.5):
+        times[1] = (0.0, waited)
+        steps.append(StepTime(0.0, 0.002, 0.006, 0.002, 4, 2, 3))
+        took.append(steps[-1].seconds)
+    assert took == pytest.approx([0.01, 0.006, 0.0025]), "the first one as it was: its prompt waited too"
+    assert steps[1].seconds_target == pytest.approx(0.0036)
+    assert steps[1].num_draft_tokens == 4
+
+
+def test_what_is_advised_on_a_busy_machine_may_be_other_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine.load("bundled", speculative="none")
+    only = [Candidate("ngram", {"method": "ngram"}, None)]
+    made: dict[str, Any] = {"target": "bundled", "max_new_tokens": 8, "num_timed": 1, "bandwidth": False}
+    is_busy = "run it again when the machine is idle: it may advise otherwise"
+    for load, said in ((9.0, True), (0.0, False)):
+        seen = replace(look(engine), load_average=load)
+        monkeypatch.setattr(checkup, "look", lambda _, seen=seen: seen)
+        monkeypatch.setattr(checkup, "thread_times", dict)
+        found = check_up(engine, [[5, 6, 7] * 5] * 2, only, {}, **made)
+        assert (is_busy in found.conclusion) == said
+        assert found.methods[0].best is not None
+        assert found.methods[0].best.speedup.is_point, "no interval from two prompts"
+        assert "few_prompts" in [one.about for one in found.warnings]
 
 
 def test_a_drafter_that_fails_is_left_out() -> None:
@@ -135,7 +205,7 @@ def spec(name: str) -> Any:
 def test_what_is_used_by_default_comes_first_and_as_auto_next(target: str, default: str) -> None:
     """The head of that model is bundled, and it was said that there is none."""
     tried, left = candidates(spec(target))
-    assert [(one.method, one.speculation, one.is_default) for one in tried[:2]] == [
+    assert [(one.method, one.speculation, one.is_default) for one in (tried[0], tried[-1])] == [
         (default, "on", True), (default, "auto", False),
     ]  # fmt: skip
     assert default not in left
@@ -168,7 +238,7 @@ def test_methods_may_bring_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_head_is_tried_alone_and_in_a_hybrid() -> None:
     tried, left = candidates(spec("bundled"), draft="bundled/eagle1")
-    assert [(one.method, one.config.get("model"), dict(one.chosen)) for one in tried[:2]] == [
+    assert [(one.method, one.config.get("model"), dict(one.chosen)) for one in (tried[0], tried[-1])] == [
         ("eagle1", "bundled/eagle1", {})] * 2  # fmt: skip
     hybrid = next(one for one in tried if one.method == "hybrid")
     assert hybrid.config == {"method": "hybrid", "model": "bundled/eagle1", "second": "eagle1"}
@@ -179,15 +249,23 @@ def test_a_head_is_tried_alone_and_in_a_hybrid() -> None:
 def test_a_target_that_nothing_comes_with_has_what_needs_no_weights() -> None:
     tried, left = candidates(spec("some/where"))
     assert {one.method for one in tried} >= {"ngram", "suffix"}
-    assert [(one.method, one.is_default, one.speculation) for one in tried[:2]] == [
+    assert [(one.method, one.is_default, one.speculation) for one in (tried[0], tried[-1])] == [
         ("suffix", True, "on"), ("suffix", False, "auto")]  # fmt: skip
     assert "it needs a trained head" in left["hybrid"]
 
 
-def test_smaller_models_that_were_pulled_are_draft_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "pulled", lambda name: Path(name) if name == "smollm2-135m" else None)
-    tried, _ = candidates(SimpleNamespace(name="qwen2.5-coder-1.5b", weight_bytes=10**9))  # type: ignore[arg-type]
-    assert [one.drafter for one in tried if one.method == "draft_model"] == ["smollm2-135m"]
+def test_smaller_models_of_the_same_vocabulary_that_were_pulled_are_draft_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A SmolLM2 stood in the list for a Qwen."""
+    vocab = {str(index): index for index in range(300)}
+    own, other = (SimpleNamespace(get_vocab=lambda found=found: found) for found in (vocab, {**vocab, "x": 7}))
+    monkeypatch.setattr(finding, "pulled", Path)
+    monkeypatch.setattr(finding, "load_tokenizer", lambda name: own if name.startswith("qwen") else other)
+    target: Any = SimpleNamespace(name="qwen2.5-coder-1.5b", weight_bytes=10**9)
+    for tokenizer, drafts in ((own, ["qwen2.5-coder-0.5b"]), (other, ["smollm2-135m"]), (None, [])):
+        tried, _ = candidates(target, tokenizer)
+        assert [one.drafter for one in tried if one.method == "draft_model"] == drafts
 
 
 @pytest.mark.parametrize(("temperature", "warned"), [(0.0, False), (0.7, True)])

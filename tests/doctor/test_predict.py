@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from foretell.bench.stats import Interval
 from foretell.doctor.predict import (
     TextAcceptance,
     TextTimes,
     at_one_speed,
+    believed,
     num_steps,
     pool,
     predicted,
@@ -158,3 +160,15 @@ def test_a_machine_that_is_busy_for_one_text_changes_no_cost() -> None:
         assert found.speedup.high - found.speedup.low < 0.01
     assert [one.plain[0].seconds_target for one in at_one_speed(quiet + busy)] == pytest.approx([1.0] * 5)
     assert at_one_speed([TextTimes([], [], 0.0)]) == [TextTimes([], [], 0.0)]
+
+
+def test_a_speedup_of_few_prompts_is_drawn_towards_1_and_has_no_interval() -> None:
+    """Of two prompts: 0.09 to 29.55 was printed, and 1.56 that was 1.29 on fifteen."""
+    two = believed(Interval(1.56, 0.09, 29.55), 2)
+    assert two.is_point
+    assert two.value == pytest.approx(1.289, abs=1e-3)
+    assert believed(Interval(0.8, 0.7, 0.9), 1).value == pytest.approx(0.8**0.4)
+    many = believed(Interval(1.5, 1.48, 1.6), 20)
+    assert (many.low, many.high) == (many.value, 1.6), "the figure stays within"
+    assert 1.45 < many.value < 1.48
+    assert believed(Interval(0.0, 0.0, 0.0), 9).value == 0.0

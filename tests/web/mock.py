@@ -124,6 +124,9 @@ class Mock:
     models_after_s: float = 0.0  # how long /v1/models takes
     methods: tuple[str, ...] = ("draft_model", "ngram", "suffix")
     num_cached: int = 0  # tokens of the prompt that were known before, where nothing is guessed
+    template: str = ""  # for chats
+    can: tuple[str, ...] = ("completion",)  # as /api/show says it
+    more: list[dict[str, Any]] = field(default_factory=list)  # of /v1/models, beside the one
     tells_no_bonus: bool = False  # where a guess ends the text, as foretell's server does
 
 
@@ -214,10 +217,14 @@ def make_app(mock: Mock) -> FastAPI:
     async def models() -> dict[str, Any]:
         speculative = {"method": mock.method, "num_speculative_tokens": DEPTH, "shape": "chain", "verify": "coupled"}
         await asyncio.sleep(mock.models_after_s)
-        return {
-            "object": "list",
-            "data": [{"id": "mock", "object": "model", "speculative": speculative, "methods": mock.methods}],
-        }
+        one = {"id": "mock", "object": "model", "speculative": speculative, "methods": mock.methods}
+        return {"object": "list", "data": [one, *mock.more]}
+
+    @app.post("/api/show")
+    async def show(request: Request) -> dict[str, Any]:
+        told = {"template": mock.template, "capabilities": mock.can}
+        name = (await request.json())["model"]
+        return told | next((one.get("show", {}) for one in mock.more if one["id"] == name), {})
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -144,7 +144,7 @@ def test_a_run_streams_both_texts_and_says_that_they_are_identical(visit: Callab
     first, second = seen.mock.bodies
     assert first["prompt"] == second["prompt"] == "def fibonacci(n):"
     assert first["seed"] == second["seed"] == 7
-    assert first["speculative"] == {"always": True}  # the server's own choice, made in every step
+    assert "speculative" not in first, "the server's own choice, where it pays"
     assert second["speculative"] == {"method": "none"}
     assert first["stream_options"] == {"include_usage": True}
     assert first["provenance"]
@@ -165,16 +165,18 @@ def test_a_fresh_seed_is_the_same_in_both_runs(visit: Callable[..., Visit]) -> N
 
 
 @needs_chromium
-def test_chat_method_and_guesses_reach_the_server(visit: Callable[..., Visit]) -> None:
+def test_chat_method_and_guesses_reach_the_server(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.template = "a template"
     seen = visit()
     page = seen.page
     expect(page.locator("#guesses")).to_have_attribute("placeholder", "4")  # the server's default
     assert page.locator("#method option").all_inner_texts() == [
         "default: draft_model", "draft_model", "ngram", "suffix", "none: plain decoding",
     ]  # fmt: skip
-    page.get_by_label("Chat").check()
+    expect(page.get_by_label("Chat")).to_be_checked()
     expect(page.get_by_label("Message")).to_have_value(re.compile("speculative decoding"))
     page.get_by_label("Method").select_option("suffix")
+    page.get_by_label("Guess in every step").check()
     seen.run("hello", guesses="6", temperature="0", top_p="0.9", max_tokens="20")
     seen.ends("Identical texts")
     body = seen.mock.bodies[0]
@@ -192,7 +194,6 @@ def test_shape_and_verifier_reach_the_server_so_that_a_tree_can_be_asked_for(vis
     expect(page.locator("#verify option").first).to_have_text("default: coupled")
     page.get_by_label("Shape").select_option("static/branching=3x2x1")
     page.get_by_label("Verifier").select_option("rejection")
-    page.get_by_label("Guess in every step").uncheck()
     seen.run("[other]", max_tokens="20")
     seen.ends("The texts differ")
     assert seen.mock.bodies[0]["speculative"] == {"shape": "static/branching=3x2x1", "verify": "rejection"}
@@ -243,6 +244,8 @@ def test_why_nothing_was_guessed_is_said(
     seen.run("[mute]", max_tokens="12")
     seen.ends("Identical texts")
     assert words in seen.page.inner_text("#verdict-note")
+    hint = "“Guess in every step”, in the settings, shows guesses at once."
+    assert (hint in seen.page.inner_text("#verdict-note")) == (not always and method != "none")
     mock.plain_reason = "guessing was not expected to pay here"
     seen.run("[mute]", max_tokens="12")
     expect(seen.page.locator("#verdict-note")).to_contain_text(
@@ -412,10 +415,10 @@ def test_a_long_text_is_drawn_in_few_pieces(visit: Callable[..., Visit]) -> None
 
 
 @needs_chromium
-def test_a_thought_is_shown_apart_open_while_it_comes_and_folded_then(visit: Callable[..., Visit]) -> None:
+def test_a_thought_is_shown_apart_open_while_it_comes_and_folded_then(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.template = "a template"
     seen = visit()
     page = seen.page
-    page.get_by_label("Chat").check()
     page.evaluate("""() => {
         window.seen = [];
         new MutationObserver(() => {
@@ -448,10 +451,12 @@ def test_a_thought_is_shown_apart_open_while_it_comes_and_folded_then(visit: Cal
 
 
 @in_depth
-def test_a_thought_that_is_cut_off_stays_open_and_one_chosen_stays_as_it_is(visit: Callable[..., Visit]) -> None:
+def test_a_thought_that_is_cut_off_stays_open_and_one_chosen_stays_as_it_is(
+    visit: Callable[..., Visit], mock: Mock
+) -> None:
+    mock.template = "a template"
     seen = visit()
     page = seen.page
-    page.get_by_label("Chat").check()
     seen.run("[think]", max_tokens="12")
     seen.ends("Identical texts")
     expect(page.locator("#guessed summary")).to_have_text("Thought for 10 tokens")
@@ -469,9 +474,9 @@ def test_a_thought_that_is_cut_off_stays_open_and_one_chosen_stays_as_it_is(visi
 
 
 @in_depth
-def test_a_difference_within_a_thought_is_shown(visit: Callable[..., Visit]) -> None:
+def test_a_difference_within_a_thought_is_shown(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.template = "a template"
     seen = visit()
-    seen.page.get_by_label("Chat").check()
     seen.run("[think] [other]")
     seen.ends("The texts differ from character")
     expect(seen.page.locator("#guessed .thought .differs")).to_be_visible()
@@ -542,6 +547,114 @@ def test_what_was_learned_is_drawn_at_its_size(visit: Callable[..., Visit], widt
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     left = [seen.page.evaluate(f"at('{one}').getBoundingClientRect().left") for one in ("learning", "results")]
     assert left[0] == left[1]
+    top = [seen.page.evaluate(f"at('{one}').getBoundingClientRect().top") for one in ("learning", "apart", "toy")]
+    assert top == sorted(top), "what is learned of real requests stands above the game"
+
+
+# ---- what is asked of which model
+
+
+@needs_chromium
+def test_an_instruct_model_is_asked_in_a_chat_and_another_is_not(visit: Callable[..., Visit], mock: Mock) -> None:
+    """The page opened on plain text for a model that expects messages."""
+    seen = visit()
+    expect(seen.page.get_by_label("Chat")).to_be_disabled()
+    expect(seen.page.get_by_label("Plain text")).to_be_checked()
+    expect(seen.page.get_by_label("Text to continue")).to_have_value(re.compile("def fibonacci"))
+    mock.template = "a template"
+    seen.page.reload()
+    expect(seen.page.get_by_label("Chat")).to_be_enabled()
+    expect(seen.page.get_by_label("Message")).to_have_value(re.compile("speculative decoding"))
+    seen.page.get_by_label("Plain text").check()
+    expect(seen.page.get_by_label("Text to continue")).to_have_value(re.compile("def fibonacci"))
+    seen.run("mine", max_tokens="9")
+    seen.ends("Identical texts")
+    assert seen.mock.bodies[0]["prompt"] == "mine"
+    seen.page.get_by_label("Chat").check()
+    expect(seen.page.get_by_label("Message")).to_have_value("mine")  # what was written is not replaced
+
+
+@needs_chromium
+def test_models_adapters_and_thoughts_can_be_chosen(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.template = "a template"
+    thinks = {"template": "a template", "capabilities": ["completion", "thinking"]}
+    mock.more = [
+        {"id": "law", "parent": "mock", "speculative": {"method": "none"}, "methods": ["ngram"]},
+        {"id": "base", "show": {"template": ""}},
+        {"id": "deep", "speculative": {}, "methods": [], "status": {"value": "unloaded"}, "show": thinks},
+    ]
+    seen = visit()
+    page = seen.page
+    choice = page.locator("#model")
+    assert choice.locator("option").all_inner_texts() == [
+        "mock", "law, adapter of mock", "base", "deep, loaded when it is asked",
+    ]  # fmt: skip
+    page.get_by_label("Method").select_option("ngram")
+    choice.select_option("law")
+    expect(page.locator("#method option")).to_have_text(["default: none", "ngram", "none: plain decoding"])
+    expect(page.get_by_label("Method")).to_have_value("ngram")
+    choice.select_option("base")
+    expect(page.get_by_label("Plain text")).to_be_checked()
+    expect(page.get_by_label("Most tokens of its thought")).to_be_hidden()
+    choice.select_option("deep")
+    expect(page.get_by_label("Chat")).to_be_checked()
+    expect(page.locator("#method option")).to_have_count(11)  # it is not loaded: nobody knows
+    for most, told in (("", {}), ("40", {"thinking_budget": 40}), ("0", {"enable_thinking": False})):
+        seen.run("[think]", thought=most, max_tokens="20")
+        seen.ends("Identical texts")
+        page.evaluate("say('')")  # else the next end is found before it comes
+        body = seen.mock.bodies[-1]
+        assert {key: body[key] for key in ("thinking_budget", "enable_thinking") if key in body} == told
+        assert body["model"] == "deep"
+    assert page.title() == "deep · foretell"
+    assert not seen.complaints
+
+
+@in_depth
+def test_of_several_models_the_chosen_ones_figures_are_shown(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.more = [{"id": "other", "status": {"value": "loaded"}}]
+    seen = visit()
+    seen.page.locator("#model").select_option("other")
+    seen.page.evaluate("loading.then(poll)")
+    expect(seen.page.locator("#gauges dd").first).to_have_text("unknown")
+    expect(seen.page.locator("#plan")).to_be_hidden()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_answer_follows_the_prompt(visit: Callable[..., Visit], width: int) -> None:
+    """On a phone all settings stood between them, and the page was 4,080 pixels long."""
+    seen = visit(size={"width": width, "height": 860})
+    page = seen.page
+    is_wide = width > 1000
+    expect(page.locator("#settings-told")).to_have_text(
+        "Settings: method draft_model, temperature 0.7, 128 tokens at most"
+    )
+    assert page.locator("#temperature").is_visible() == page.locator("#toy-one").is_visible() == is_wide
+    if not is_wide:
+        assert page.evaluate("at('verdict').getBoundingClientRect().bottom") < 860
+        assert page.evaluate("document.documentElement.scrollHeight") < 2000
+        page.locator("#settings-told").press("Enter")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Temperature").press("Tab")
+    page.get_by_label("Seed").fill("-1")
+    if not is_wide:
+        page.locator("#settings-told").press("Enter")
+    seen.run("x")
+    expect(page.get_by_label("Seed")).to_be_focused()  # it is shown what cannot be sent
+    page.get_by_label("Seed").fill("7")
+    expect(page.locator("#settings-told")).to_contain_text("temperature 0,")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    seen.run("x", max_tokens="9")
+    seen.ends("Identical texts")
+    assert seen.mock.bodies[0]["temperature"] == 0
+
+
+@in_depth
+def test_a_speedup_is_said_of_a_run_that_guessed_alone(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("[mute]", max_tokens="12")
+    seen.ends("Identical texts, as nothing was guessed.")
 
 
 # ---- one step, taken apart, and the game
@@ -816,14 +929,16 @@ def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> No
             assert seen.style("#prompt", "outlineStyle") == "solid", "the focus is not seen"
     speculation = ["method", "guesses", "shape", "verify", "always", "compare"]
     parameters = [*speculation, "temperature", "top_p", "max_tokens", "seed", "key-details"]
-    slowly = ["apart-run", "toy-one", "toy-many", "toy-likes"]
+    slowly = ["apart-run", "toy", "toy-one", "toy-many", "toy-likes"]
     expected = [
         "skip",
         "theme",
         "plan",
         "form",
+        "model",
         "prompt",
         "run",
+        "settings-told",
         *parameters,
         "guessed",
         "plain",

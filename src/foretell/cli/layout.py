@@ -4,8 +4,11 @@ block of lines), consoles, and the bar of a measurement."""
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from foretell.cli.errors import say
 from foretell.cli.output import has_color
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDEST = 10_000  # columns, no limit
+LINE_S = 10.0
+"""Between two lines of progress where there is no terminal."""
 
 
 def print_table(console: "Console", table: "Table") -> None:
@@ -83,3 +88,36 @@ def progress_bar(no_color: bool, what: str = "decoding") -> Iterator[Callable[..
     with Progress(*columns, console=console_of_errors(no_color), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total, what=None: bar.update(task, completed=done, total=total, description=what)
+
+
+class ProgressLines:
+    """Progress as lines where stderr is no terminal: one in LINE_S seconds, also while one thing goes on for longer."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._since, self._told = what, monotonic(), monotonic()
+        self._is_first, self._ended = True, Event()
+
+    def __enter__(self) -> "ProgressLines":
+        if not sys.stderr.isatty():
+            Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LINE_S / 10):
+            if monotonic() - self._told >= LINE_S:
+                self._told = monotonic()
+                say(f"{self._what}: for {self._told - self._since:.0f} s")
+
+    def now(self, what: str) -> None:
+        """That it is done now."""
+        self._what, self._since = what, monotonic()
+
+    def __call__(self, what: str) -> None:
+        """The same, and it is said, unless something was a moment ago."""
+        self.now(what)
+        if self._is_first or self._since - self._told >= LINE_S:
+            self._is_first, self._told = False, self._since
+            say(self._what)

@@ -12,7 +12,9 @@ from foretell.core.errors import ForetellError
 from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
 from foretell.heads import formats
+from foretell.methods.draft_model.vocabulary.translated import differences
 from foretell.methods.hybrid.config import SECONDS
+from foretell.model.load import load_tokenizer
 from foretell.model.target import ModelSpec
 from foretell.model.trained import default_speculation
 
@@ -52,13 +54,19 @@ def drafter_method(name: str) -> str:
 
 
 def candidates(
-    spec: ModelSpec, *, draft: str | None = None, methods: Sequence[str] | None = None, predictions: bool = False
+    spec: ModelSpec,
+    tokenizer: Any = None,
+    *,
+    draft: str | None = None,
+    methods: Sequence[str] | None = None,
+    predictions: bool = False,
 ) -> tuple[list[Candidate], dict[str, str]]:
     """(what is tried, why the other methods are not).
 
-    The method that is used where none is named comes first, guessing always and then as "auto" decides; methods that look
-    their guesses up before those that compute them. draft: a draft model or head; None: those that come with the target,
-    and named models that have been pulled and are smaller. methods: only these, with options as
+    The method that is used where none is named comes first; methods that look their guesses up before those that compute
+    them; last the first one as "auto" decides, which measures costs of its own. tokenizer: the target's. draft: a draft
+    model or head; None: those that come with the target, and named models that have been pulled, are smaller and have the
+    target's vocabulary. methods: only these, with options as
     ``core.spec.method_words`` reads them. predictions: whether prompts bring a guess of their answer.
     """
     words = methods or ()
@@ -76,7 +84,7 @@ def candidates(
         elif can.needs_prediction and not predictions:
             left[name] = "it needs prompts with a guess of the answer"
         elif can.needs_head or can.needs_draft:
-            made = list(_with_weights(name, spec, draft, given))
+            made = list(_with_weights(name, spec, tokenizer, draft, given))
             if not made:
                 what = "a draft model" if can.needs_draft else "a trained head"
                 left[name] = f"it needs {what} for this target: give one by --draft"
@@ -92,8 +100,7 @@ def candidates(
     named = {key: value for key, value in first.config.items() if key != "num_speculative_tokens"}
     auto = Candidate(first.method, named, first.drafter, "auto", chosen=first.chosen)
     asked = methods is None or methods == [default]
-    return [Candidate(first.method, first.config, first.drafter, is_default=True, chosen=first.chosen),
-            *([auto] if asked else []), *rest], left  # fmt: skip
+    return [replace(first, is_default=True), *rest, *([auto] if asked else [])], left
 
 
 def _with_options(one: Candidate, text: str) -> Iterator[Candidate]:
@@ -116,7 +123,9 @@ def _depth(name: str) -> dict[str, int]:
     return own if kind.capabilities.draws and name not in ("medusa", "dflash", "hybrid") else {}
 
 
-def _with_weights(name: str, spec: ModelSpec, draft: str | None, given: str | None) -> Iterator[Candidate]:
+def _with_weights(
+    name: str, spec: ModelSpec, tokenizer: Any, draft: str | None, given: str | None
+) -> Iterator[Candidate]:
     """A method by each draft model or head that it has here. given: the method of ``draft``."""
     part = METHODS[name]().trained.method
     if draft is not None:
@@ -132,5 +141,7 @@ def _with_weights(name: str, spec: ModelSpec, draft: str | None, given: str | No
         yield Candidate(name, {"method": name, "model": own, **_depth(name)}, None)
     elif name == "draft_model":
         for other, model in CATALOGUE.items():
-            if other != spec.name and pulled(other) is not None and model.size < 0.8 * spec.weight_bytes:
+            if other == spec.name or pulled(other) is None or model.size >= 0.8 * spec.weight_bytes:
+                continue
+            if tokenizer is not None and differences(tokenizer.get_vocab(), load_tokenizer(other).get_vocab()) is None:
                 yield Candidate(name, {"method": name, "model": other, **_depth(name)}, other)

@@ -1,7 +1,8 @@
 """This machine, this target, these drafters: what is measured of each, the predicted speedup, one recommendation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from math import isfinite
 from operator import mul
@@ -9,8 +10,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from foretell.bench.stats import FEW
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.params import SamplingParams
+from foretell.core.platform import thread_times
 from foretell.costs.measure import grid
 from foretell.costs.outlook import Cell, lengths_to, outlook
 from foretell.doctor.candidates import Candidate
@@ -22,10 +25,10 @@ from foretell.engine.engine import Engine, Request
 from foretell.model.bandwidth import dram_read_bandwidth
 
 TIME_LIMIT_S = 60.0
-JUDGED = (3, 5, 7)
+JUDGED = (FEW, FEW + 2)
 """Prompts after which it is asked which methods need more of them."""
-FIRST_SHARE = 0.5
-"""Of the time, after which no further method is begun: one prompt of every method decides nothing."""
+LEAST_OWN = 0.5
+"""Share of the time that counts, at least: with it a limit is never more than twice as long on the clock."""
 FEW_RESAMPLES = 60
 """... by so many texts drawn anew."""
 
@@ -73,19 +76,43 @@ class Progress:
     seconds_left: float
 
 
+class OwnClock:
+    """Seconds, without those in which this process's threads were ready and other programs had the processors, where the
+    system tells: as much is then measured as on an idle machine."""
+
+    def __init__(self) -> None:
+        self.passed = self.own = 0.0
+        self._at, self._used = perf_counter(), self._use()
+
+    @staticmethod
+    def _use() -> tuple[float, float]:
+        times = thread_times().values()
+        return sum(ran for ran, _ in times), sum(waited for _, waited in times)
+
+    def __call__(self) -> float:
+        """Since it was made."""
+        now, used = perf_counter(), self._use()
+        ran, waited = (max(0.0, new - old) for new, old in zip(used, self._used, strict=True))
+        self.passed += now - self._at
+        self.own += (now - self._at) * max(LEAST_OWN, ran / (ran + waited) if waited else 1.0)
+        self._at, self._used = now, used
+        return self.own
+
+
 @dataclass
 class Schedule:
-    """Methods in turn on prompt after prompt, until the time is over or the intervals decide."""
+    """Methods in turn: one short prompt of each, and then prompt after prompt of as many of the best as the time allows an
+    interval of, until it is over or the intervals decide."""
 
     time_limit_s: float
     num_timed: int
     seed: int
     progress: Callable[[Progress], None]
     notice: Callable[[str], None]
-    clock: Callable[[], float] = perf_counter
+    clock: Callable[[], float] = field(default_factory=OwnClock)
 
     def __post_init__(self) -> None:
-        self._begun, self._share = self.clock(), 0.0
+        self._begun, self._share, self._is_limited = self.clock(), 0.0, isfinite(self.time_limit_s)
 
     @property
     def seconds_left(self) -> float:
@@ -93,42 +120,73 @@ class Schedule:
         return self.time_limit_s - (self.clock() - self._begun)
 
     def run(
-        self, exams: Iterator[tuple[str, Examination]], requests: Sequence[Request], left: dict[str, str]
+        self,
+        exams: Iterable[tuple[str, Callable[[], Examination]]],
+        requests: Sequence[Request],
+        left: dict[str, str],
     ) -> list[Examination]:
-        """All that were looked at, by one prompt at least. exams: loaded one by one, the default first."""
+        """All that were looked at, by one prompt at least. exams: what loads each, the default first."""
         done: dict[str, Examination] = {}
-        for name, exam in exams:
-            if done and self.seconds_left < (1.0 - FIRST_SHARE) * self.time_limit_s:
+        for name, load in exams:
+            if done and self.seconds_left < median(exam.seconds[0] for exam in done.values()):
                 left[name] = f"{self.time_limit_s:g} s (--time-limit) are too short for more methods"
-            elif error := self._look(name, exam, requests[0], round=0, units=len(requests)):
-                left[name] = error
+                continue
+            self._tell(f"loading {name}", self.seconds_left)
+            try:
+                exam = load()
+            except ForetellError as error:
+                left[name] = str(error)
+                continue
+            if said := self._look(name, exam, requests[0], round=0, units=len(requests), is_last=len(requests) == 1):
+                left[name] = said
             else:
                 done[name] = exam
                 self._tell_first(name, exam)
         playing = dict(done)
         for round, request in enumerate(requests[1:], start=1):
-            if round in JUDGED and isfinite(self.time_limit_s) and self._is_decided(playing, done, round):
+            if round in JUDGED and self._is_limited and self._is_decided(playing, done, round):
                 break
+            playing = self._affordable(playing)
             for name, exam in self._by_promise(playing):
                 if self.seconds_left < median(exam.seconds):
                     return list(done.values())
                 units = (len(requests) - round) * len(playing)
-                if error := self._look(name, exam, request, round=round, units=units):
-                    self.notice(f"{name} failed: {error}")
+                if said := self._look(name, exam, request, round=round, units=units):
+                    self.notice(f"{name} failed: {said}")
                     del playing[name]
         return list(done.values())
 
-    def _look(self, name: str, exam: Examination, request: Request, *, round: int, units: int) -> str:
-        """One prompt of one method; why its drafter failed, else "". units: prompts of methods that are still to come."""
-        each = median(exam.seconds) if exam.seconds else self.time_limit_s
-        seconds, passed = max(0.0, min(self.seconds_left, units * each)), self.clock() - self._begun
+    def _tell(self, what: str, seconds: float) -> None:
+        """That it is done now; seconds: until the end."""
+        seconds, passed = max(0.0, min(self.seconds_left, seconds)), self.clock() - self._begun
         self._share = max(self._share, passed / max(passed + seconds, 1e-9))
-        self.progress(Progress(f"{name}, prompt {round + 1}", self._share, seconds))
+        self.progress(Progress(what, self._share, seconds))
+
+    def _look(
+        self, name: str, exam: Examination, request: Request, *, round: int, units: int, is_last: bool = False
+    ) -> str:
+        """One prompt of one method; why its drafter failed, else "". units: prompts of methods that are still to come."""
+        self._tell(f"{name}, prompt {round + 1}", units * (median(exam.seconds) if exam.seconds else self.time_limit_s))
+        begun = self.clock()
         try:
-            exam.look(request, timed=round < self.num_timed)
+            exam.look(request, timed=round < self.num_timed, short=not round and self._is_limited and not is_last)
         except ForetellError as error:
             return str(error)
+        exam.seconds.append(self.clock() - begun)
         return ""
+
+    def _affordable(self, playing: Mapping[str, Examination]) -> dict[str, Examination]:
+        """As many of the best so far as can have the prompts of an interval in the time that is left; at least one."""
+        kept: dict[str, Examination] = {}
+        needed = 0.0
+        for name, exam in self._by_promise(playing):
+            needed += max(0, FEW - len(exam.seconds)) * exam.seconds[-1]
+            if kept and needed > self.seconds_left:
+                break
+            kept[name] = exam
+        if len(kept) < len(playing):
+            self.notice(f"the time left is for more prompts of {', '.join(kept)}")
+        return kept
 
     def _by_promise(self, playing: Mapping[str, Examination]) -> list[tuple[str, Examination]]:
         """The default first, then by speedup so far: where the time ends within a round, the last ones go without."""
@@ -150,7 +208,7 @@ class Schedule:
     def _is_decided(self, playing: dict[str, Examination], done: Mapping[str, Examination], round: int) -> bool:
         """Leave out what cannot be the one to use. Whether nothing is left to be found out."""
         found = {name: exam.found(seed=self.seed, resamples=FEW_RESAMPLES) for name, exam in done.items()}
-        needed = undecided(list(found.values()))
+        needed = undecided([one for name, one in found.items() if name in playing or one.num_prompts >= FEW])
         kept = [name for name in playing if found[name] in needed]
         dropped = [name for name in playing if name not in kept]
         for name in dropped:
@@ -203,18 +261,13 @@ def check_up(
     requests = [
         Request(list(prompts[index]), params, guesses[index] if index < len(guesses) else None) for index in fitting
     ]
-    schedule = Schedule(time_limit_s, num_timed, seed, progress, notice)
+    clock = OwnClock()
+    schedule = Schedule(time_limit_s, num_timed, seed, progress, notice, clock)
     machine = look(engine)
     not_tried = dict(left)
 
-    def loaded() -> Iterator[tuple[str, Examination]]:
-        for candidate in tried:
-            try:
-                yield candidate.label, examination(engine, candidate, params)
-            except ForetellError as error:
-                not_tried[candidate.label] = str(error)
-
-    exams = schedule.run(loaded(), requests, not_tried)
+    loads = [(each.label, partial(examination, engine, each, params)) for each in tried]
+    exams = schedule.run(loads, requests, not_tried)
     found = [exam.found(seed=seed) for exam in exams]
     if bandwidth and engine.model.spec.device.type == "cpu":
         machine = replace(machine, bytes_per_second=dram_read_bandwidth())
@@ -231,11 +284,14 @@ def check_up(
         notice("timing passes over longer texts and more rows")
         foreseen = _foreseen(exams, found, context or min(2048, room), concurrency or 1)
     warned = [
-        *about_run(machine, plain_pass, looped=looped, tokens=mean, prompts=len(fitting)),
+        *about_run(machine, plain_pass, looped=looped, tokens=mean, prompts=most, given=len(fitting),
+                   taken=1.0 - clock.own / max(clock.passed, 1e-9)),
         *(each for exam, one in zip(exams, found, strict=True) for each in about_method(
             engine, exam.own, one, temperature=temperature)),
         *about_choice(found, advice),
     ]  # fmt: skip
+    is_short = not advice.is_sure or any("--time-limit" in why for why in not_tried.values())
+    is_busy = is_short and any(one.about == "busy" for one in warned)
     return Checkup(
         target=target,
         temperature=temperature,
@@ -250,7 +306,7 @@ def check_up(
         command=command_of(
             target, advice, temperature, flags, chat=getattr(engine.tokenizer, "chat_template", None) is not None
         ),
-        conclusion=advice.why,
+        conclusion=advice.why + ("; run it again when the machine is idle: it may advise otherwise" if is_busy else ""),
         recommended=advice.config,
         speculation=advice.speculation,
         is_sure=advice.is_sure,

@@ -3,17 +3,19 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from foretell.analysis.observer import RULES, GuessRecord, GuessSlot, observe
 from foretell.bench.stats import PairedRuns, bootstrap, first_loop
 from foretell.core.params import SamplingParams
+from foretell.core.platform import thread_times
+from foretell.doctor import predict
 from foretell.doctor.candidates import Candidate
-from foretell.doctor.predict import RESAMPLES, SpeedPrediction, TextAcceptance, TextTimes, pool, predictions
+from foretell.doctor.predict import SpeedPrediction, TextAcceptance, TextTimes, pool, scaled
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
@@ -21,7 +23,10 @@ from foretell.engine.engine import Engine, Request
 from foretell.engine.recorder import StepTime
 from foretell.theory.run_costs import StepCosts
 
-TIMED_TOKENS = 32
+SHORT_TOKENS, TIMED_TOKENS = 32, 32
+"""Of a text by which a method is only looked at; of one that is timed, and half as many where it is only looked at."""
+LEAST_OWN = 0.25
+"""Share of a step that is its own, at least."""
 WARM_UP_TOKENS = 4
 TIMED_LENGTHS = (1, 2, 4, 8)
 
@@ -66,23 +71,21 @@ class Examination(ABC):
         self.candidate, self.params = candidate, params
         self.own = engine.with_method(candidate.config, speculation=candidate.speculation, drafter_errors="raise")
         self.split = engine.model.spec.device.type == "cpu"
-        self.seconds: list[float] = []  # of each prompt
+        self.seconds: list[float] = []  # of each prompt, as the schedule counts them
         self.num_tokens: list[int] = []  # of each text, up to where it began to loop
         self.num_looped = 0
 
-    def look(self, request: Request, *, timed: bool) -> None:
-        """One prompt more. timed: for costs too. Raises DrafterError."""
-        begun = perf_counter()
-        seed = (self.params.seed or 0) + len(self.seconds)
-        given = dataclasses.replace(request, params=dataclasses.replace(self.params, seed=seed))
-        self._look(given, timed=timed)
-        self.seconds.append(perf_counter() - begun)
+    def look(self, request: Request, *, timed: bool, short: bool = False) -> None:
+        """One prompt more. timed: for costs too. short: a short text and few of its lengths. Raises DrafterError."""
+        most = min(self.params.max_new_tokens, SHORT_TOKENS) if short else self.params.max_new_tokens
+        params = dataclasses.replace(self.params, seed=(self.params.seed or 0) + len(self.seconds), max_new_tokens=most)
+        self._look(dataclasses.replace(request, params=params), timed=timed, short=short)
 
     @abstractmethod
-    def _look(self, request: Request, *, timed: bool) -> None: ...
+    def _look(self, request: Request, *, timed: bool, short: bool) -> None: ...
 
     @abstractmethod
-    def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
+    def found(self, *, seed: int, resamples: int = predict.RESAMPLES) -> Examined:
         """What the prompts so far say."""
 
     @property
@@ -100,10 +103,12 @@ class Examination(ABC):
     def _found(self, predicted: list[SpeedPrediction], mean: float, **more: Any) -> Examined:
         candidate, config = self.candidate, self.own.speculative
         given: dict[str, Any] = {"slots": [], "agreement": None, "guess_cost": None, "best_case": None, **more}
+        count = len(self.num_tokens)
+        predicted = [dataclasses.replace(one, speedup=predict.believed(one.speedup, count)) for one in predicted]
         return Examined(
             method=candidate.method, drafter=candidate.drafter, verify=config.verifier.name,
             mean_acceptance_length=mean, predictions=predicted, speculation=candidate.speculation,
-            num_prompts=len(self.num_tokens), config=dict(candidate.chosen), words=candidate.words, **given,
+            num_prompts=count, config=dict(candidate.chosen), words=candidate.words, **given,
         )  # fmt: skip
 
 
@@ -124,57 +129,55 @@ class Predicted(Examination):
         self._rate = config.verifier.name if config.verifier.name in RULES else "rejection"
         self._longest = config.num_speculative_tokens
         self._timed_as = dataclasses.replace(config, **{"draws": "auto", **chain})
-        self._lanes: list[Engine] = []
+        self._lanes: dict[int, Engine] = {}  # by guesses
         self.texts: list[TextAcceptance] = []
         self.times: list[TextTimes] = []
 
-    def _look(self, request: Request, *, timed: bool) -> None:
+    def _look(self, request: Request, *, timed: bool, short: bool) -> None:
         record, index = self._record, len(self.texts)
         record.text = index
         (output,) = self._observed.generate_batch([request])
         count = self._took(output.token_ids)
         self.texts.append(_acceptance(record, index, count, self._rate, self._longest))
         if timed:
-            self.times.append(self._time(request))
+            self.times.append(self._time(request, short=short))
 
-    def _time(self, request: Request) -> TextTimes:
+    def _time(self, request: Request, *, short: bool) -> TextTimes:
         """Short runs of plain decoding and of each length in turn, so that a slower machine slows all; from prompt to
         prompt in another order."""
-        short = dataclasses.replace(
-            self.params, max_new_tokens=min(self.params.max_new_tokens, TIMED_TOKENS), ignore_eos=True
-        )
-        if not self._lanes:
-            self._lanes = self._make_lanes()
-            for lane in self._lanes:
-                _steps(lane, request, dataclasses.replace(short, max_new_tokens=WARM_UP_TOKENS))
-                lane.forget()
-        count, turn = len(self._lanes), len(self.times)
-        made: dict[int, list[StepTime]] = {}
-        for place in range(count):
-            at = (place + turn) % count
-            made[at] = _steps(self._lanes[at], request, short)
-        plain, *guessed = (made[at] for at in range(count))
+        most = min(request.params.max_new_tokens, TIMED_TOKENS // 2 if short else TIMED_TOKENS)
+        params = dataclasses.replace(request.params, max_new_tokens=most, ignore_eos=True)
+        longest, several = self._longest, _nested(self.own.method) and not short
+        lengths = [0, *(length for length in TIMED_LENGTHS if several and length < longest), longest]
+        turn = len(self.times) % len(lengths)
+        made = {
+            length: _steps(self._lane(length, request), request, params) for length in lengths[turn:] + lengths[:turn]
+        }
+        plain, *guessed = (made[length] for length in lengths)
         first = max(0.0, _extra(guessed[-1]) - _extra(plain))
         steps = [step for one in guessed for step in (one[1:] or one)]
         light = [step for step in steps if step.is_light]
         return TextTimes(plain[1:] or plain, [step for step in steps if not step.is_light], first, light)
 
-    def _make_lanes(self) -> list[Engine]:
-        """Plain decoding, and each length that is timed."""
-        method, longest = self.own.method, self._longest
-        lengths = sorted({*(length for length in TIMED_LENGTHS if length < longest), longest})
-        lanes = [self.own.with_method(speculative_config("none"))]
-        for length in lengths if _nested(method) else [longest]:
-            made: MethodConfig = dataclasses.replace(self._timed_as, num_speculative_tokens=length)
-            lanes.append(self.own.with_method(made, method=_fresh(method)))
-        return lanes
+    def _lane(self, length: int, request: Request) -> Engine:
+        """That makes so many guesses; 0: plain decoding. A new one decodes a little first."""
+        if (lane := self._lanes.get(length)) is None:
+            made: MethodConfig = dataclasses.replace(self._timed_as, num_speculative_tokens=max(1, length))
+            lane = (
+                self.own.with_method(made, method=_fresh(self.own.method))
+                if length
+                else self.own.with_method(speculative_config("none"))
+            )
+            _warm_up(lane, request)
+            self._lanes[length] = lane
+        return lane
 
     @property
     def costs(self) -> StepCosts | None:
         """See ``Examination``."""
         return pool(self.texts, self.times, split=self.split).costs
 
-    def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
+    def found(self, *, seed: int, resamples: int = predict.RESAMPLES) -> Examined:
         """See ``Examination``."""
         texts, times = self.texts, self.times
         whole = pool(texts, times, split=self.split)
@@ -184,7 +187,7 @@ class Predicted(Examination):
         steps = sum(sum(text.guesses.values()) + sum(text.light.values()) for text in texts)
         firsts = [step.slots[0].agreement for step in self._record.steps if step.slots]
         known = [one.agrees for one in firsts if one is not None]
-        predicted = predictions(
+        predicted = predict.predictions(
             texts, times, made, num_tokens=max(1, round(mean)), split=self.split, seed=seed, resamples=resamples
         )
         tokens = sum(text.num_tokens for text in texts) / max(1, steps)
@@ -209,23 +212,23 @@ class Measured(Examination):
         self._pairs: list[PairedRuns] = []
         self._num_steps = 0
 
-    def _look(self, request: Request, *, timed: bool) -> None:
+    def _look(self, request: Request, *, timed: bool, short: bool) -> None:
         if not self._pairs:
             self.own.measure()
             for lane in (self._plain, self.own):
-                _steps(lane, request, dataclasses.replace(request.params, max_new_tokens=WARM_UP_TOKENS))
+                _warm_up(lane, request)
         lanes = [self._plain, self.own][:: -1 if len(self._pairs) % 2 else 1]
         ran = {}
         for lane in lanes:
             lane.forget()
-            with lane.recorder.timing() as steps:
+            with _own_times(lane) as steps:
                 (output,) = lane.generate_batch([request])
             ran[lane is self.own] = (len(output.token_ids), sum(step.seconds for step in steps))
         self._took(output.token_ids)
         self._num_steps += len(output.steps)
         self._pairs.append(PairedRuns(*ran[False], *ran[True]))
 
-    def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
+    def found(self, *, seed: int, resamples: int = predict.RESAMPLES) -> Examined:
         """See ``Examination``."""
         speedup = bootstrap(self._pairs, seed=seed)
         mean = sum(pair.tokens for pair in self._pairs) / max(1, self._num_steps)
@@ -267,10 +270,41 @@ def _fresh(method: Method) -> Method:
     return method.fresh() if method.capabilities.learns else method
 
 
+class _OwnTimes(list[StepTime]):
+    """Steps without the time that their slowest thread was ready and other programs had the processors."""
+
+    _waited: dict[int, tuple[float, float]] | None = None  # at the step before; the first one's has the prompt's too
+
+    def append(self, step: StepTime) -> None:
+        """One step more, which has just ended."""
+        before, self._waited = self._waited, thread_times()
+        since = (
+            [now[1] - before[thread][1] for thread, now in self._waited.items() if thread in before] if before else []
+        )
+        share = 1.0 - max(since, default=0.0) / max(step.seconds, 1e-9)
+        super().append(scaled(step, min(1.0, max(LEAST_OWN, share))))
+
+
+@contextmanager
+def _own_times(engine: Engine) -> Iterator[list[StepTime]]:
+    """As ``Recorder.timing``."""
+    steps = _OwnTimes()
+    before, engine.recorder.steps = engine.recorder.steps, steps
+    try:
+        yield steps
+    finally:
+        engine.recorder.steps = before
+
+
 def _steps(engine: Engine, request: Request, params: SamplingParams) -> list[StepTime]:
-    with engine.recorder.timing() as steps:
+    with _own_times(engine) as steps:
         engine.generate_batch([dataclasses.replace(request, params=params)])
     return steps
+
+
+def _warm_up(engine: Engine, request: Request) -> None:
+    _steps(engine, request, dataclasses.replace(request.params, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True))
+    engine.forget()
 
 
 def _extra(steps: Sequence[StepTime]) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foretell.bench.stats import FEW
 from foretell.core.errors import ForetellError
 from foretell.doctor.examine import Examined
 from foretell.doctor.machine import Machine
@@ -16,8 +17,8 @@ FAR_FROM_LIMIT = 0.4
 """Share of the memory's bandwidth, below which a pass is bound by something else."""
 CACHE_BYTES = 256 << 20
 """Weights up to this may stay in caches, in part: the limit then says little."""
-BUSY = 0.5
-"""Load of the machine beside this process, in cores."""
+BUSY, TAKEN = 0.5, 0.1
+"""Load of the machine beside this process, by core; share of the time that others took of it."""
 LOW_AT_TEMPERATURE = 0.85
 """Acceptance over agreement, below which sampling is what costs guesses."""
 WIDE = 0.35
@@ -33,18 +34,21 @@ class Warned:
 
 
 def about_run(
-    machine: Machine, plain_pass: float | None, *, looped: float, tokens: float, prompts: int
+    machine: Machine, plain_pass: float | None, *, looped: float, tokens: float, prompts: int, given: int, taken: float
 ) -> Iterator[Warned]:
-    """Of the machine and the prompts. looped: share of texts that began to loop; tokens: of a text, on average."""
+    """Of the machine and the prompts. looped: share of texts that began to loop; tokens: of a text, on average; prompts:
+    that the method with the most was measured on, of those given; taken: share of the time that other programs took."""
     threads, cores, load = machine.threads, machine.cores, machine.load_average
     if cores and threads > cores:
         yield Warned("threads", f"{threads} threads on {cores} cores get in each other's way: --threads")
     elif cores and threads < cores and machine.accelerator is None:
         text = f"{threads} of {cores} cores are used; speedups with more threads differ (OMP_NUM_THREADS, --threads)"
         yield Warned("threads", text)
-    if load is not None and load > BUSY * (cores or 1):
-        text = f"the machine had a load of {load:.1f} when this began: passes take longer than alone, and speedups are "
-        yield Warned("busy", text + "less sure, though plain decoding was timed beside each method")
+    if taken > TAKEN or (load is not None and load > BUSY * (cores or 1)):
+        text = f"other programs took {taken:.0%} of the time, which is not counted" if taken > TAKEN else (
+            f"the machine had a load of {load:.1f} when this began"
+        )  # fmt: skip
+        yield Warned("busy", f"{text}: speedups are less sure, though plain decoding was timed beside each method")
     for kind, reason in machine.why_not.items():
         yield Warned("implementation", f"the target runs as {machine.implementation}, not {kind}: {reason}")
     if machine.reads_again:
@@ -63,9 +67,10 @@ def about_run(
         yield Warned("loops", text)
     if tokens < 16:
         yield Warned("short", f"a text has {tokens:.0f} tokens on average: too few for the drafter's start to pay")
-    if prompts < 5:
-        said = f"{prompts} prompts: the interval is wide" if prompts > 1 else "one prompt: there is no interval"
-        yield Warned("few_prompts", f"{said}; give ten or more of your own")
+    if prompts < FEW:
+        said = "one prompt" if prompts == 1 else f"{prompts} prompts"
+        mend = "give ten or more of your own" if given < FEW else "give more time (--time-limit)"
+        yield Warned("few_prompts", f"{said}: there is no interval from under {FEW}; {mend}")
 
 
 def about_method(engine: Engine, own: Engine, one: Examined, *, temperature: float) -> Iterator[Warned]:

@@ -8,6 +8,10 @@ const guessed = new Pane(at("guessed"), (step) => {
   showStep(step);
 });
 const plain = new Pane(at("plain"));
+const EXAMPLES = {
+  text: 'def fibonacci(n):\n    """Return the first n Fibonacci numbers."""\n',
+  chat: "Explain in three sentences how speculative decoding works.",
+};
 let running = null; // the AbortController of the runs in progress
 let follows = true; // whether the tree shows the newest step
 let drawn = null; // the trace that is on the screen
@@ -78,12 +82,20 @@ function requestOf() {
     top_p: number("top_p"),
     max_tokens: number("max_tokens"),
     seed,
+    ...(isChat && thoughts()),
     stream: true,
     stream_options: { include_usage: true },
     provenance: true,
     logprobs: isChat ? true : 1, // as OpenAI's two schemas have it
   };
   return { path: isChat ? "v1/chat/completions" : "v1/completions", body };
+}
+
+/** The fields that bound a thought, where the model has thoughts. */
+function thoughts() {
+  const most = at("thought").valueAsNumber;
+  if (at("thought-field").hidden || Number.isNaN(most)) return {};
+  return most ? { thinking_budget: most } : { enable_thinking: false };
 }
 
 /** The `speculative` field that the form asks for; undefined leaves it to the server. */
@@ -114,10 +126,11 @@ function whyOther(verifier) {
 function whyNothing(asked) {
   if (!guessed.numTokens || asked?.method === "none" || guessed.numGuesses !== 0) return "";
   const told = guessed.final?.plain_reason; // the server's own words
-  if (told) return ` Nothing was guessed: ${told}.`;
+  const hint = asked?.always ? "" : " “Guess in every step”, in the settings, shows guesses at once.";
+  if (told) return ` Nothing was guessed: ${told}.${hint}`;
   const method = asked?.method ?? served.method ?? "the method";
   if (method === "none") return " Nothing was guessed: this server has no method of its own. Choose one in the form.";
-  if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.`;
+  if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.${hint}`;
   const others = "or other requests shared the passes";
   return ` Nothing was guessed: ${method} found nothing to propose in this text, ${others}.`;
 }
@@ -178,6 +191,7 @@ async function run() {
     }
   } finally {
     finish();
+    if (listed.some(({ status }) => status && status.value !== "loaded")) loading = loadModels(); // the run loaded one
   }
 }
 
@@ -244,8 +258,10 @@ function conclude(isCompared, seed) {
   let offset = 0;
   while (offset < common && a[offset] === b[offset]) offset += 1;
   const isSame = isWhole ? a === b : offset === common;
-  const ratio = guessed.rate / plain.rate;
-  const times = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second in one run each.` : ".";
+  const isPlain = guessed.numGuesses === 0; // both runs did the same
+  const ratio = isPlain ? NaN : guessed.rate / plain.rate;
+  const figure = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second in one run each.` : ".";
+  const times = isPlain && isSame ? ", as nothing was guessed." : figure;
   const same = isWhole ? "Identical texts" : "Identical as far as both go";
   const place = [...a.slice(0, offset)].length + 1; // characters, where JavaScript counts halves of some
   const line = isSame ? `${same}${times}` : `The texts differ from character ${place} on${times}`;
@@ -314,39 +330,68 @@ at("apart-run").addEventListener("click", takeApart);
 // ---- what the server tells about itself
 
 let served = {}; // how the server guesses where a request does not say
+let listed = []; // of /v1/models
+let wish = ""; // the kind of prompt that the user has chosen
+const METHODS = [...at("method").options];
 
 async function loadModels() {
-  let found = [];
   try {
-    found = await models(theKey());
+    listed = await models(theKey());
   } catch (error) {
     if (error.status === 401 || error.status === 403) fail(error);
     return; // whatever else is wrong, a run will say
   }
-  at("model").replaceChildren(...found.map(({ id }) => new Option(id, id)));
-  at("model-field").hidden = found.length < 2;
+  const kept = at("model").value;
+  at("model").replaceChildren(...listed.map(({ id, parent, status }) => {
+    const more = parent ? `, adapter of ${parent}` : status && status.value !== "loaded" ? ", loaded when it is asked" : "";
+    return new Option(id + more, id);
+  }));
+  if (listed.some(({ id }) => id === kept)) at("model").value = kept;
+  at("model-field").hidden = !listed.length;
   hideMessages();
-  if (!found.length) return;
-  document.title = `${found[0].id} · foretell`;
-  served = found[0].speculative ?? {};
-  const methods = found[0].methods; // those a request may ask for, where the server tells
-  for (const option of methods ? [...at("method").options] : []) {
-    if (option.value && option.value !== "none" && !methods.includes(option.value)) option.remove();
-  }
-  const listed = [...at("method").options].map(({ value }) => value);
-  const others = (methods ?? []).filter((name) => !listed.includes(name) && name !== "prediction"); // that needs a text
-  at("method").options[at("method").options.length - 1].before(...others.map((name) => new Option(name, name)));
+  if (listed.length) await chooseModel();
+}
+
+/** The chosen model: its kinds of prompt, how it guesses, whether it thinks. */
+async function chooseModel() {
+  const one = listed.find(({ id }) => id === at("model").value);
+  document.title = `${one.id} · foretell`;
+  served = one.speculative ?? {};
+  const methods = one.methods?.length ? one.methods : null; // those a request may ask for, where the server tells
+  const names = METHODS.map(({ value }) => value);
+  const others = (methods ?? []).filter((name) => !names.includes(name) && name !== "prediction"); // that needs a text
+  const known = METHODS.filter(({ value }) => !methods || !value || value === "none" || methods.includes(value));
+  const kept = at("method").value;
+  at("method").replaceChildren(...known.slice(0, -1), ...others.map((name) => new Option(name, name)), known.at(-1));
+  if ([...at("method").options].some(({ value }) => value === kept)) at("method").value = kept;
+  const told = await about(one.id, theKey());
+  if (one.id !== at("model").value) return; // another was chosen meanwhile
+  at("thought-field").hidden = !told?.capabilities?.includes("thinking");
+  const [chat] = form.elements.mode;
+  chat.disabled = told?.template === "";
+  chat.parentElement.title = chat.disabled ? "The model has no chat template" : "";
+  setMode(told?.template === "" ? "text" : wish || "chat");
   showDefaults();
+}
+
+/** Chat or plain text, with an example where the user wrote nothing. */
+function setMode(mode) {
+  form.elements.mode.value = mode;
+  at("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";
+  if (["", ...Object.values(EXAMPLES)].includes(at("prompt").value)) at("prompt").value = EXAMPLES[mode];
 }
 
 /** Name what is used where nothing is chosen. */
 function showDefaults() {
-  if (served.method) at("method").options[0].textContent = `default: ${served.method}`;
+  at("method").options[0].textContent = served.method ? `default: ${served.method}` : "default";
   const isDefault = ["", served.method].includes(at("method").value);
   at("guesses").placeholder = String((isDefault && served.num_speculative_tokens) || "default");
   for (const id of ["shape", "verify"]) {
     at(id).options[0].textContent = isDefault && served[id] ? `default: ${served[id]}` : "default";
   }
+  const method = at("method").value || served.method || "default";
+  at("settings-told").textContent =
+    `Settings: method ${method}, temperature ${at("temperature").value}, ${at("max_tokens").value} tokens at most`;
 }
 
 async function poll() {
@@ -355,7 +400,8 @@ async function poll() {
   let found = null;
   let mayCome = false;
   try {
-    found = await gauges(theKey());
+    const one = listed.find(({ id }) => id === at("model").value);
+    found = await gauges(theKey(), one?.status && one.id); // of several models the chosen one's
   } catch (error) {
     mayCome = !error.status || error.status === 429 || error.status >= 500; // else not served, or not to us
   }
@@ -458,6 +504,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!running) run();
 });
+form.addEventListener("invalid", () => (at("settings").open = true), true); // what is folded cannot be pointed at
 stopButton.addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -468,12 +515,9 @@ document.addEventListener("keydown", (event) => {
     running?.abort();
   }
 });
-const examples = { text: at("prompt").value, chat: "Explain in three sentences how speculative decoding works." };
 form.addEventListener("change", (event) => {
-  const mode = form.elements.mode.value;
-  at("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";
-  const isExample = Object.values(examples).includes(at("prompt").value);
-  if (event.target.name === "mode" && isExample) at("prompt").value = examples[mode];
+  if (event.target.name === "mode") setMode((wish = form.elements.mode.value));
+  if (event.target.id === "model") loading = chooseModel();
   const method = at("method").value;
   for (const id of ["guesses", "shape", "verify", "always"]) at(id).disabled = method === "none";
   showDefaults();
@@ -488,5 +532,10 @@ at("key").addEventListener("change", keepKey);
 
 at("key").value = keptKey = stored(() => sessionStorage.getItem("foretell-key")) ?? "";
 if (/Mac|iPhone|iPad/.test(navigator.platform)) runButton.querySelector("kbd").textContent = "⌘ ↵";
+const wide = matchMedia("(min-width: 62rem)"); // as in style.css: there the form has a column of its own
+const fold = () => (at("settings").open = at("toy").open = wide.matches);
+wide.addEventListener("change", fold);
+fold();
 applyTheme();
+setMode("chat");
 watchServer();

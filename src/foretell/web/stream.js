@@ -101,6 +101,16 @@ async function models(key) {
   return (await (await request("v1/models", { headers: headers(key) })).json()).data ?? [];
 }
 
+/** POST /api/show: the template and the capabilities of a model, which it does not load; null where it cannot be had. */
+async function about(model, key) {
+  const sent = { method: "POST", headers: { "Content-Type": "application/json", ...headers(key) }, body: JSON.stringify({ model }) };
+  try {
+    return await (await request("api/show", sent)).json();
+  } catch {
+    return null;
+  }
+}
+
 /** POST /v1/foretell/explain: the first steps of a text, taken apart. Throws Refusal. */
 async function steps(body, key) {
   const sent = { method: "POST", headers: { "Content-Type": "application/json", ...headers(key) }, body: JSON.stringify(body) };
@@ -108,12 +118,13 @@ async function steps(body, key) {
 }
 
 /** The gauges of GET /metrics named foretell:*, by name without the prefix; null where there are none. Under ``plan``: what
-    auto would do, [{ method, context, concurrency, guesses, speedup }]. */
-async function gauges(key) {
+    auto would do, [{ method, context, concurrency, guesses, speedup }]. model: whose they are, of several. */
+async function gauges(key, model) {
   const text = await (await request("metrics", { headers: headers(key) })).text();
   const found = {};
   const cells = new Map();
   for (const [, name, labels, value] of text.matchAll(/^foretell:(\w+)(?:\{([^}\n]*)\})? (\S+)/gm)) {
+    if (model && labels?.includes('model_name="') && !labels.includes(`model_name="${model}"`)) continue;
     const [, what] = name.match(/^planned_(guesses|speedup)$/) || [];
     if (!what) {
       found[name] = Number(value);

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ import typer
 from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
-from foretell.cli.layout import console_of, console_of_errors, print_table, status_line
+from foretell.cli.layout import ProgressLines, console_of, console_of_errors, print_table, status_line
 from foretell.cli.output import check_writable, deliver
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
 UNHEALTHY = 3
 """Exit status where a head has a fault."""
 WIDE = 120
-LINE_S = 10.0
-"""Between two lines of progress where there is no terminal."""
-IGNORED_WITH_HEAD = "is not for HEAD, which is measured at temperature 1 and not timed: drop it"
+IGNORED_WITH_HEAD = ("temperature", "timed", "time_limit", "bandwidth", "context", "concurrency")
 ANSWER = 48
 """Tokens of an answer that a head is measured on, where --max-new-tokens is not given."""
 Head = Annotated[
@@ -59,7 +56,8 @@ Timed = Annotated[
 TimeLimit = Annotated[
     float,
     typer.Option("--time-limit", metavar="SECONDS", min=1.0, rich_help_panel=o.PROMPTS,
-                 help="Of measuring; it ends earlier where the intervals decide. inf: all prompts by all methods."),
+                 help="Of measuring, without what other programs take of it, and at most twice as long; it ends earlier "
+                 "where the intervals decide. inf: all prompts by all methods."),
 ]  # fmt: skip
 Temperature = Annotated[
     float,
@@ -111,9 +109,9 @@ def doctor(
 ) -> None:
     """What to use here: measures this machine, target and drafters on a few prompts, and recommends one command line.
 
-    What is used where no method is named comes first, always guessing and as auto decides, then every other method that
-    fits: its acceptance by slot, the cost of its guesses, and from both the speedup that is to be expected, with a 95 %
-    interval. It ends where the intervals decide, or the time is over. Warnings name what usually goes wrong.
+    A short prompt of every method that fits, what is used where none is named first and as auto decides last, then more
+    prompts of the best: acceptance by slot, the cost of guesses, and from both the speedup that is to be expected, from
+    five prompts on with a 95 % interval. It ends where the intervals decide or the time is over, with warnings.
 
     With HEAD: why a trained head accepts little. It is measured on the target's own answers, slot by slot, as it is and
     with one mistake after the other undone: layer ids off by one, rotary positions, norms, dtype, token mapping,
@@ -123,27 +121,28 @@ def doctor(
     settings.check_paths(ctx, models, head=head)
     only = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
     _check_methods(only)
-    if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
-        raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
     if head is not None:
+        if only is not None or settings.draft_of(ctx, models.draft, []) is not None:
+            raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
         settings.refuse(
-            ctx, ("temperature", "timed", "time_limit", "bandwidth", "context", "concurrency"), IGNORED_WITH_HEAD
+            ctx, IGNORED_WITH_HEAD, "is not for HEAD, which is measured at temperature 1 and not timed: drop it"
         )
     settings.quiet()
     items = _items(prompts, categories, limit)
     settings.use_threads(threads)
-    engine = settings.load_engine(models, None, no_color=no_color)
-    from foretell.bench import with_forms
+    with ProgressLines(f"loading {models.target}") as lines:
+        engine = settings.load_engine(models, None, no_color=no_color)
+        from foretell.bench import with_forms
 
-    items = with_forms(engine, items, raw=raw, notice=say)
-    found: HeadDiagnosis | Checkup
-    if head is not None:
-        most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
-        with status_line("looking", no_color) as progress:
-            found = _diagnose(engine, head, items, most, seed, progress)
-    else:
-        with _share(no_color) as share:
-            found = _check_up(engine, models, only, items, ctx.params, share)
+        items = with_forms(engine, items, raw=raw, notice=say)
+        found: HeadDiagnosis | Checkup
+        if head is not None:
+            most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
+            with status_line("looking", no_color) as progress:
+                found = _diagnose(engine, head, items, most, seed, progress if sys.stderr.isatty() else lines.now)
+        else:
+            with _share(no_color, lines) as share:
+                found = _check_up(engine, models, only, items, ctx.params, share)
     printed: Any = show if head is None else show_head
     deliver(found.to_dict(), output, json_=json_, show=lambda: printed(found, no_color=no_color))
     if head is not None and not found.is_healthy:  # type: ignore[union-attr]
@@ -199,7 +198,11 @@ def _check_up(
 
     guesses = [token_ids(item.prediction, engine.tokenizer) if item.prediction else None for item in items]
     tried, left = candidates(
-        engine.model.spec, draft=settings.draft_name(models.draft), methods=only, predictions=all(guesses)
+        engine.model.spec,
+        engine.tokenizer,
+        draft=settings.draft_name(models.draft),
+        methods=only,
+        predictions=all(guesses),
     )
     if not tried:
         raise ConfigError("; ".join(f"{name}: {why}" for name, why in left.items()) or "no method to try")
@@ -226,32 +229,19 @@ def flags_of(models: o.Models) -> list[str]:
 
 
 @contextmanager
-def _share(no_color: bool) -> "Iterator[Callable[[Progress], None]]":
-    """A bar on stderr with the share that is done and the time left; a line now and then where stderr is no terminal."""
+def _share(no_color: bool, lines: "ProgressLines") -> "Iterator[Callable[[Progress], None]]":
+    """A bar on stderr with the share that is done and the time left; lines where stderr is no terminal."""
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield lambda at: lines(f"{at.share:.0%}, at most {at.seconds_left:.0f} s left: {at.what}")
         return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=console_of_errors(no_color), transient=True) as bar:
+    with Progress(*columns, TimeElapsedColumn(), console=console_of_errors(no_color), transient=True) as bar:
         task = bar.add_task("looking", total=1.0, left="")
         yield lambda at: bar.update(
             task, completed=at.share, description=at.what, left=f"at most {at.seconds_left:.0f} s left"
         )
-
-
-class _Lines:
-    """Progress as lines, one in LINE_S seconds at most."""
-
-    def __init__(self) -> None:
-        self._told = -LINE_S
-
-    def __call__(self, at: "Progress") -> None:
-        now = monotonic()
-        if now - self._told >= LINE_S:
-            self._told = now
-            say(f"{at.share:.0%}, at most {at.seconds_left:.0f} s left: {at.what}")
 
 
 def _tabled(
@@ -281,7 +271,19 @@ def show(found: "Checkup", *, no_color: bool) -> None:
         f"what guessing would bring: temperature {found.temperature:g}, up to {found.num_prompts} prompts, "
         f"{found.tokens_a_text:.0f} tokens a text"
     )
-    columns = ["method", "guesses", "slot 1", "slot 2", "slot 4", "tokens a step", "a guess", "step", "speedup", "95 %"]
+    columns = [
+        "method",
+        "prompts",
+        "guesses",
+        "slot 1",
+        "slot 2",
+        "slot 4",
+        "tokens a step",
+        "a guess",
+        "step",
+        "speedup",
+        "95 %",
+    ]
     chosen = [
         one.method == found.recommended["method"] and one.speculation == found.speculation for one in found.methods
     ]
@@ -292,8 +294,8 @@ def show(found: "Checkup", *, no_color: bool) -> None:
         console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
     console.print(
         "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
-        "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured); 'foretell bench' "
-        "measures it.",
+        "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured), and drawn towards 1 "
+        "where it is from few prompts;\n'foretell bench' measures it.",
         soft_wrap=True,
     )
     _show_outlook(console, found.outlook)
@@ -314,9 +316,8 @@ def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
                                         for cell in cells[start : start + len(counts)])]
         for start in range(0, len(cells), len(counts))
     ]  # fmt: skip
-    console.print(
-        f"{last.method}, foreseen by tokens of text and requests at once: guesses, and their speedup", style="bold"
-    )
+    title = f"{last.method}, foreseen by tokens of text and requests at once: guesses, and their speedup"
+    console.print(title, style="bold")
     _tabled(console, "", ["tokens", *map(str, counts)], rows)
     what = f"{last.guesses} guesses, {last.speedup:.2f} times plain decoding" if last.guesses else "guesses do not pay"
     console.print(
@@ -355,11 +356,11 @@ def _row(one: "Examined") -> list[str]:
     best = one.best
     cost = "-" if one.guess_cost is None else f"{one.guess_cost:.3f}"
     if best is None:
-        return [name, "-", *slots, f"{one.mean_acceptance_length:.2f}", cost, "-", "-", "-"]
+        return [name, str(one.num_prompts), "-", *slots, f"{one.mean_acceptance_length:.2f}", cost, "-", "-", "-"]
     value = best.speedup
     return [
-        name, str(best.num_speculative_tokens), *slots, f"{best.tokens_per_step:.2f}", cost, f"{best.cost:.2f}",
-        f"{value.value:.2f}", "-" if value.is_point else f"{value.low:.2f} to {value.high:.2f}",
+        name, str(one.num_prompts), str(best.num_speculative_tokens), *slots, f"{best.tokens_per_step:.2f}", cost,
+        f"{best.cost:.2f}", f"{value.value:.2f}", "-" if value.is_point else f"{value.low:.2f} to {value.high:.2f}",
     ]  # fmt: skip
 
 
