@@ -42,7 +42,7 @@ from foretell.engine.request.result import Completion
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
-from foretell.learn.training.export import export
+from foretell.learn.training.pool import export
 from foretell.learn.training.student import Origin, Student
 from foretell.learn.training.texts import Text
 

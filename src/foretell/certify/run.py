@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from foretell.certify.conditions import NAMES, requests
+from foretell.certify.conditions import NAMES, check_window, requests
 from foretell.certify.distribution import VisitedContext, check_distribution, contexts_of
 from foretell.certify.draws import DrawChecks
 from foretell.certify.joint import check_joint
@@ -18,7 +18,6 @@ from foretell.certify.recorder import Proposal, Visit, VisitRecorder
 from foretell.certify.report import DEFECT, Certificate, Check, Finding
 from foretell.certify.tokens import ObservedRun, check_tokens, follows_noise
 from foretell.certify.weights import unquantised_of, weights_distance
-from foretell.certify.window import check_window
 from foretell.core.errors import ConfigError, DrafterError, ForetellError, VerifierError
 from foretell.core.noise import derive_seed
 from foretell.draft.config import MethodConfig

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from foretell.kernels.tree import ancestors_and_depths
+from foretell.kernels.small import ancestors_and_depths
 
 
 class DrawnBy(IntEnum):

@@ -16,8 +16,7 @@ from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.objective import DFlashObjective
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
-from foretell.methods.eagle.objective_eagle3 import Eagle3Objective
+from foretell.methods.eagle.objective import Eagle1Objective, Eagle3Objective
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.objective import KangarooObjective
 from foretell.methods.medusa.head import MedusaHead

@@ -6,7 +6,8 @@ FIXED nodes are sound under every verifier, so most combinations are; refused co
 from foretell.core.errors import ConfigError
 from foretell.core.registry import check_draws
 from foretell.core.tree import DrawMode
-from foretell.draft.base import Capabilities
+from foretell.draft.base import Capabilities, Method
+from foretell.draft.growing.frontier import NO_FORESIGHT
 from foretell.draft.shapes import Shape
 from foretell.verify import Verifier
 
@@ -18,6 +19,17 @@ def parse_draws(text: str) -> DrawMode | None:
     """The way of drawing; None for "auto". Raises ConfigError."""
     check_draws(text)
     return None if text == "auto" else DrawMode(text)
+
+
+def can_stop(method: Method, shape: Shape) -> bool:
+    """Whether the method, as it was loaded, has the acceptance head that the shape stops by, if it stops by one."""
+    return not shape.asks_acceptance or method.foresees
+
+
+def check_stop(method: Method, shape: Shape) -> None:
+    """Raise ConfigError where ``can_stop`` says no."""
+    if not can_stop(method, shape):
+        raise ConfigError(NO_FORESIGHT)
 
 
 def check_combination(

@@ -10,7 +10,7 @@ from weakref import finalize
 
 from foretell.draft.automaton import Automaton, Place
 from foretell.draft.host import Node
-from foretell.kernels.suffix import AutomatonView, suffix_library
+from foretell.kernels.small import AutomatonView, suffix_library
 
 _Place = ctypes.c_int64 * 2
 

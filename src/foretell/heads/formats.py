@@ -24,6 +24,7 @@ other tools' files lack are filled in only where all engines use the same defaul
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def save(
     about = _about(target, target_name)
     config = chosen.describe(head, about)
     dtype = str(head.dtype).removeprefix("torch.")
-    said = {"layout": chosen.name, "method": head.method, "target": _known(about), **config.get(MARKER, {})}
+    known = {key: value for key, value in asdict(about).items() if value is not None}
+    said = {"layout": chosen.name, "method": head.method, "target": known, **config.get(MARKER, {})}
     config |= {"dtype": dtype, "torch_dtype": dtype, MARKER: {**said, **({"extra": dict(extra)} if extra else {})}}
     tensors = {
         chosen.outward(name, head.config): tensor.detach().cpu().contiguous().clone()  # stacked ones share memory
@@ -264,18 +266,6 @@ def _check_whole(head: Head) -> None:
 
 
 def _about(target: ModelSpec | TargetInfo | None, name: str | None) -> TargetInfo:
-    if isinstance(target, ModelSpec):
-        return TargetInfo(name or target.name, target.architecture, target.num_layers, target.max_positions)
     if target is None:
         return TargetInfo(name)
     return TargetInfo(name or target.name, target.architecture, target.num_layers, target.max_positions)
-
-
-def _known(target: TargetInfo) -> dict[str, Any]:
-    found = {
-        "name": target.name,
-        "architecture": target.architecture,
-        "num_layers": target.num_layers,
-        "max_positions": target.max_positions,
-    }
-    return {key: value for key, value in found.items() if value is not None}

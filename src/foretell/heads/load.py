@@ -1,16 +1,13 @@
 """Heads by name, checked against the target that they are to draft for."""
 
-from typing import TypeVar
-
 import torch
 
 from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.heads import formats
-from foretell.heads.head import Head
+from foretell.heads.head import AnyHead, Head
+from foretell.heads.layout import an
 from foretell.model.target import CausalModel, ModelSpec
-
-AnyHead = TypeVar("AnyHead", bound=Head)
 
 
 def load_head(
@@ -30,8 +27,8 @@ def load_head(
     head = formats.load(resolve(name), num_layers=spec.num_layers, name=name)
     if not isinstance(head, kind) or head.method != kind.method:  # a kind may build on another
         raise ModelError(
-            f"{name} holds {_a(head.method)} head, and {_a(kind.method)} head is needed here: choose method "
-            f"{head.method!r}, or give {_a(kind.method)} head"
+            f"{name} holds {an(head.method)}, and {an(kind.method)} is needed here: choose method "
+            f"{head.method!r}, or give {an(kind.method)}"
         )
     head.check_target(spec, name=name)
     if dtype is not None:
@@ -59,7 +56,3 @@ def load_kind(
     if kind not in known:
         raise ConfigError(f"there is no kind of head called {kind!r}{nearest(kind, known)}")
     return load_head(name, spec, known[kind], dtype=dtype, target=target)
-
-
-def _a(word: str) -> str:
-    return f"{'an' if word[:1] in 'aeiou' else 'a'} {word}"

@@ -7,12 +7,10 @@ counted by, so losses and metrics are functions of slots, the same for all metho
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from foretell.heads.head import Head
 from foretell.heads.teacher import LabeledBatch, Teacher
 
 
@@ -50,8 +48,8 @@ class Objective(ABC):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Target layers whose outputs ``outcome`` reads in ``labeled.taps``: the head's."""
-        return cast("Head", self.head).taps
+        """Target layers whose outputs ``outcome`` reads in ``labeled.taps``: the head's; a draft model has none."""
+        return getattr(self.head, "taps", ())
 
     @abstractmethod
     def outcome(

@@ -151,12 +151,6 @@ class PairHead(Head):
         """Of a row's memory: keys and values of the layers, and a feature."""
         return self.new_cache(0, 1).bytes_per_slot + self.config.hidden_size * self.dtype.itemsize
 
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """An empty cache of the layers: slot i holds pair i, tree nodes follow."""
-        config, device = self.config, self.decoder[0].self_attn.q_proj.weight.device
-        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        return KVCache(num_rows, capacity, shapes, self.dtype, [device] * config.num_layers)
-
     def advance(self, embeds: Tensor, features: Tensor, plan: Plan, cache: KVCache) -> tuple[Tensor, Tensor]:
         """The pairs of a plan, embeds and features [B, n, H]: what ``leave`` returns. Writes their keys and values."""
         x, hidden = self.enter(embeds, features)

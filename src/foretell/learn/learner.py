@@ -27,9 +27,8 @@ from foretell.engine.speculation import Speculation
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
-from foretell.learn.training.pace import spare_cores
 from foretell.learn.training.pool import Result, TrainerPool
-from foretell.learn.training.process import TrainerProcess
+from foretell.learn.training.process import TrainerProcess, spare_cores
 from foretell.learn.training.texts import RawText
 from foretell.learn.training.trainer import Event, Version
 from foretell.service.drift import ends_piece

@@ -28,7 +28,6 @@ from foretell.engine.request.scoring import Scoring
 from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Speculation
 from foretell.model.workers import release_workers
-from foretell.service.admission import check_submission
 from foretell.service.choices import Choices
 from foretell.service.drift import Drifts
 from foretell.service.heap import IDLE_S, HeapKeeper
@@ -36,7 +35,7 @@ from foretell.service.keeper import Keeper, Taken
 from foretell.service.learning import Learning, LearnOptions
 from foretell.service.options import ServiceOptions as ServiceOptions
 from foretell.service.processors import GuardedProcessor, StepBudget
-from foretell.service.sizes import sizes_of
+from foretell.service.sizes import check_submission, sizes_of
 from foretell.service.snapshot import Snapshot, snapshot_of
 from foretell.service.tenants import Tenants
 

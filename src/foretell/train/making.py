@@ -10,7 +10,8 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
 from foretell.heads import config_values
-from foretell.heads.load import AnyHead, load_head
+from foretell.heads.head import AnyHead
+from foretell.heads.load import load_head
 from foretell.heads.objective import Objective
 from foretell.heads.teacher import Teacher
 from foretell.methods.medusa.head import head_weight, norm_weight

@@ -22,7 +22,7 @@ from foretell.heads.head import Head
 from foretell.heads.layout import check_layer_ids
 from foretell.heads.objective import Objective
 from foretell.heads.teacher import Teacher
-from foretell.methods.draft_model.vocabulary.translated import differences
+from foretell.methods.draft_model.vocabulary.tli import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel
 from foretell.train.config import TrainConfig

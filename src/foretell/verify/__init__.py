@@ -10,9 +10,8 @@ from foretell.verify.block import Block
 from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact
 from foretell.verify.greedy_block import GreedyBlock
+from foretell.verify.lossy.base import TopN, Typical
 from foretell.verify.lossy.judge import Judge, JudgeHead
-from foretell.verify.lossy.top_n import TopN
-from foretell.verify.lossy.typical import Typical
 from foretell.verify.multidraft import KSeq
 from foretell.verify.rejection import Rejection
 from foretell.verify.selection import Importance, Transport

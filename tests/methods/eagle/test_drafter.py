@@ -25,7 +25,7 @@ from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.eagle.objective_eagle3 import unrolled
+from foretell.methods.eagle.objective import unrolled
 from foretell.methods.features import TOGETHER, FeatureBuffer
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel

@@ -38,16 +38,6 @@ SHAPES = (
 LIMITS = (0, 2, 100, 1)
 
 
-class Trees(Whole):
-    """Counts the trees of one call."""
-
-    num_trees = 0
-
-    def _whole_tree(self, *args: Any) -> TokenTree:
-        self.num_trees += 1
-        return super()._whole_tree(*args)
-
-
 def grown(
     kind: Any, shape: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...],
     dtype: torch.dtype = torch.float32, name: str = "eagle3", **options: Any,
@@ -84,7 +74,7 @@ def same(trees: list[TokenTree], twins: list[TokenTree]) -> None:
 def test_a_tree_of_one_call_is_the_twins(shape: str, draws: DrawMode, lengths: tuple[int, ...]) -> None:
     for temperatures in TEMPERATURES:
         twins, slow = grown(Recorded, shape, draws, temperatures, lengths)
-        trees, fast = grown(Trees, shape, draws, temperatures, lengths)
+        trees, fast = grown(Whole, shape, draws, temperatures, lengths)
         assert slow.native is None
         assert fast.num_trees >= 5
         same(trees, twins)
@@ -97,7 +87,7 @@ def test_heads_and_types_by_one_call_a_depth(name: str, dtype: torch.dtype) -> N
     for shape in SHAPES[:4]:
         arguments = shape, DrawMode.COUPLED, (0.0, 1.0, 0.6, 1.7), (5, 1, 12, 2), dtype, name
         twins, _ = grown(Levels, *arguments)
-        trees, fast = grown(Trees, *arguments)
+        trees, fast = grown(Whole, *arguments)
         assert fast.num_trees >= 5
         same(trees, twins)
 
@@ -110,16 +100,16 @@ def test_filters(options: dict[str, Any]) -> None:
         for draws in (DrawMode.FIXED, DrawMode.COUPLED):
             arguments = shape, draws, (0.9, 0.0, 1.3, 0.7), (5, 1, 12, 2)
             twins, _ = grown(Recorded, *arguments, **options)
-            trees, fast = grown(Trees, *arguments, **options)
+            trees, fast = grown(Whole, *arguments, **options)
             assert fast.num_trees >= 5
             same(trees, twins)
 
 
 def test_threads_do_not_change_a_tree() -> None:
     arguments = "opt_tree/size=24/depth=5", DrawMode.COUPLED, (1.0,), (12,)
-    alone, _ = grown(Trees, *arguments)
+    alone, _ = grown(Whole, *arguments)
     torch.set_num_threads(3)
-    same(grown(Trees, *arguments)[0], alone)
+    same(grown(Whole, *arguments)[0], alone)
 
 
 def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
@@ -132,7 +122,7 @@ def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
         ("opt_tree/size=512/depth=12/width=64", DrawMode.COUPLED, 1.0, {}, False),
     ]  # fmt: skip
     for shape, draws, temperature, options, whole in cases:
-        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7,)), drafter_class=Trees)
+        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7,)), drafter_class=Whole)
         params = SamplingParams(temperature=temperature, **options)
         decoding.context.processors = Processors([params], vocab_size=VOCAB, end_token_ids=(), device=CPU)
         shaped = parse_shape(shape, 4)
@@ -148,7 +138,7 @@ def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
 
 
 def test_a_tree_that_does_not_fit_the_cache_is_refused() -> None:
-    decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((86,)), drafter_class=Trees)
+    decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((86,)), drafter_class=Whole)
     shape = parse_shape("opt_tree/size=40/threshold=0", 5)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="slot"):
         decoding.drafter.propose(
@@ -159,7 +149,7 @@ def test_a_tree_that_does_not_fit_the_cache_is_refused() -> None:
 def test_a_flat_draft_has_ties_and_the_earlier_ones_win() -> None:
     """Every token is as probable as every other: all places of a depth are equal."""
     trees = []
-    for kind in (Recorded, Trees):
+    for kind in (Recorded, Whole):
         head = random_head(SIZES["eagle3"])
         with torch.no_grad():
             head.lm_head.weight.zero_()  # type: ignore[union-attr]
@@ -182,11 +172,11 @@ def test_another_sharpness_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(eagle_drafter, "growth_of", smaller)
     with pytest.raises(AssertionError):
-        same(grown(Trees, SHAPES[0], DrawMode.FIXED, (0.0,), (7,))[0], twins)
+        same(grown(Whole, SHAPES[0], DrawMode.FIXED, (0.0,), (7,))[0], twins)
 
 
 def test_labels_by_row() -> None:
-    trees, _ = grown(Trees, SHAPES[0], DrawMode.COUPLED, (0.0, 1.0, 0.6, 1.7), (5, 1, 12, 2))
+    trees, _ = grown(Whole, SHAPES[0], DrawMode.COUPLED, (0.0, 1.0, 0.6, 1.7), (5, 1, 12, 2))
     tree = replace(trees[0])
     assert (tree.drawn_by[0] == DrawnBy.FIXED).all()
     assert (tree.drawn_by[2][tree.parent[2] >= 0] == DrawnBy.COUPLED).all()

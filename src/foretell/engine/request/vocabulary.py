@@ -5,7 +5,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from foretell.core.errors import PromptError, VocabularyMismatchError
-from foretell.methods.draft_model.vocabulary.translated import differences
+from foretell.methods.draft_model.vocabulary.tli import differences
 from foretell.model.target import ModelSpec
 
 

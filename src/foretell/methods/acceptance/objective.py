@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import require
 from foretell.heads.objective import Objective, Outcome
 from foretell.heads.teacher import LabeledBatch, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs
@@ -58,39 +58,18 @@ class AcceptanceObjective(Objective):
         """rule: the verifier whose acceptance is the label, a name of LABELS. temperatures: each text is guessed at one of
         them, drawn anew each time it is read. prefix: what stands before a guess, "mixed" or "target". target_share, for
         "mixed": the share of the response's tokens that stay the target's; they carry no labels. Raises ConfigError."""
-        for good, name, value, expected in (
-            (rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}"),
-            (prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}"),
-            (
-                0 <= target_share <= 1,
-                "target_share",
-                target_share,
-                "in [0, 1]: the share of tokens that stay the target's",
-            ),
-            (
-                target_share < 1 or prefix == "target",
-                "target_share",
-                target_share,
-                "below 1: no token carries a label",
-            ),
-            (
-                len(temperatures) > 0 and all(is_temperature(t) for t in temperatures),
-                "temperatures",
-                temperatures,
-                "some numbers, each at least 0",
-            ),
-        ):
-            if not good:
-                raise ConfigError(f"{name} = {value!r} must be {expected}")
+        require(rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}")
+        require(prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}")
+        share = "in [0, 1]: the share of tokens that stay the target's"
+        require(0 <= target_share <= 1, "target_share", target_share, share)
+        one = "below 1: no token carries a label"
+        require(target_share < 1 or prefix == "target", "target_share", target_share, one)
+        good = len(temperatures) > 0 and all(is_temperature(t) for t in temperatures)
+        require(good, "temperatures", temperatures, "some numbers, each at least 0")
         self.head, self.reader = head, reader
         self.label, self.temperatures = LABELS[rule], tuple(temperatures)
         self.prefix, self.target_share = prefix, target_share
         self.weight_accepted, self.weight_rejected = weight_accepted, weight_rejected
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: a draft model computes from the text alone."""
-        return ()
 
     @torch.no_grad()
     def places(self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator) -> GuessPlaces:

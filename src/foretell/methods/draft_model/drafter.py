@@ -16,8 +16,7 @@ from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, fits, grow_captured, move_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
-from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
-from foretell.methods.acceptance.native import speed_up
+from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted, speed_up
 from foretell.model.cache import KVCache
 from foretell.model.prefill import feed, read_few
 from foretell.model.target import CausalModel, Target

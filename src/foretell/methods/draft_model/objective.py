@@ -43,11 +43,6 @@ class DraftModelObjective(Objective):
         self.num_tokens = num_tokens
         self.head, self.divergence, self.tokens = module, divergence, tokens
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: it reads tokens."""
-        return ()
-
     def outcome(
         self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
     ) -> Outcome:

@@ -13,8 +13,9 @@ from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
 from foretell.heads.config_values import check_heads
 from foretell.heads.head import Head, HeadConfig
+from foretell.heads.layout import Own
 from foretell.heads.modules import Attention, AttentionShape, RMSNorm, rotary, turn
-from foretell.heads.own_layout import Own
+from foretell.methods.medusa.head import norm_weight
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec
 
@@ -99,10 +100,7 @@ class KangarooHead(Head):
         head.check_target(model.spec, name="a fresh head")
         with torch.no_grad():
             nn.init.zeros_(head.layer.self_attn.o_proj.weight)
-            # A stream of +1 and -1 has mean 0 and rms 1: a norm of either kind multiplies it by its weight.
-            signs = torch.ones(1, 1, size, dtype=model.spec.dtype, device=model.spec.device)
-            signs[..., 1::2] = -1.0
-            head.norm.weight.copy_((model.normed(signs) * signs)[0, 0])
+            head.norm.weight.copy_(norm_weight(model))
         return head.to(model.spec.device)
 
     @property
@@ -137,13 +135,6 @@ class KangarooHead(Head):
         return out
 
     # -- decoding --------------------------------------------------------------------------------------------------
-
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """The adapter's own memory: slots as the target's."""
-        weight = self.norm.weight
-        return KVCache(
-            num_rows, capacity, [(self.config.num_kv_heads, self.config.head_dim)], weight.dtype, [weight.device]
-        )
 
     def step(self, hidden: Tensor, plan: Plan, cache: KVCache) -> Tensor:
         """The nodes of a plan: shallow states [B, n, H] -> [B, n, H]; keys and values go to ``plan.slots``."""

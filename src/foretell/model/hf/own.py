@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, SLIDING, MaskRecipe, SlotCache
+from foretell.model.hf.recurrent.held import forwards
+from foretell.model.hf.runner import hooked
 
 
 class OwnAttention(ABC):
@@ -83,12 +85,8 @@ class Positions(OwnAttention):
                 table = self._tables[module] = _table(module, args[0], plan.span, output.device)
             return table[plan.positions.to(output.device)].to(output.dtype)
 
-        handles = [module.register_forward_hook(put) for module in self._modules]
-        try:
+        with hooked(module.register_forward_hook(put) for module in self._modules):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _table(module: nn.Module, like: Any, count: int, device: torch.device) -> Tensor:
@@ -121,15 +119,9 @@ class _LayerArguments(OwnAttention):
 
             return hook
 
-        handles = [
-            layer.register_forward_pre_hook(put(given), with_kwargs=True)
-            for layer, given in zip(self._layers, self._arguments(plan, recipe), strict=True)
-        ]
-        try:
+        pairs = zip(self._layers, self._arguments(plan, recipe), strict=True)
+        with hooked(layer.register_forward_pre_hook(put(given), with_kwargs=True) for layer, given in pairs):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 class Alibi(_LayerArguments):
@@ -226,14 +218,5 @@ class RowBiases(OwnAttention):
 
             return forward
 
-        saved = [attention.__dict__.get("forward") for attention in self._attention]  # accelerate's hooks lie there too
-        try:
-            for attention in self._attention:
-                attention.__dict__["forward"] = by_row(attention)
+        with forwards({attention: by_row(attention) for attention in self._attention}):
             yield
-        finally:
-            for attention, forward in zip(self._attention, saved, strict=True):
-                if forward is None:
-                    del attention.__dict__["forward"]
-                else:
-                    attention.__dict__["forward"] = forward

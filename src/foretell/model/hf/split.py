@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from foretell.core.errors import ModelError
 from foretell.model.hf.recurrent.held import forwards
+from foretell.model.hf.runner import hooked
 
 
 def find_layers(module: PreTrainedModel, *, name: str) -> tuple[PreTrainedModel, nn.ModuleList]:
@@ -93,11 +94,8 @@ def answering(decoder: nn.Module, normed: Tensor) -> Iterator[None]:
         output.last_hidden_state = normed
         return output
 
-    handle = decoder.register_forward_hook(put)
-    try:
+    with hooked([decoder.register_forward_hook(put)]):
         yield
-    finally:
-        handle.remove()
 
 
 def _answer(given: Tensor | None, tuples: int) -> Callable[..., Any]:

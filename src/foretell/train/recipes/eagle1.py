@@ -2,7 +2,7 @@
 
 from foretell.heads.objective import Objective
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
+from foretell.methods.eagle.objective import Eagle1Objective
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped
 
 

@@ -3,7 +3,7 @@
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.objective import Objective
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.eagle.objective_eagle3 import Eagle3Objective
+from foretell.methods.eagle.objective import Eagle3Objective
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
+from foretell.heads.draft_vocabulary import spread
 from foretell.heads.stored_outputs import LinearHead
 from foretell.kernels.functions import check
 from foretell.kernels.pages import huge_pages
@@ -71,9 +72,7 @@ class NarrowModel(WrappedModel):
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel``; float32."""
         found = self._columns(normed.reshape(-1, normed.shape[-1]))
-        out = found.new_full((len(found), self.spec.vocab_size), -torch.inf)
-        out.index_copy_(1, self.tokens, found)
-        return out.view(*normed.shape[:-1], -1)
+        return spread(found, self.tokens, self.spec.vocab_size).view(*normed.shape[:-1], -1)
 
 
 def _columns(model: CausalModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:

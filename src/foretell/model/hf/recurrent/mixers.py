@@ -16,6 +16,7 @@ from foretell.model.hf.recurrent.held import forwards
 from foretell.model.hf.recurrent.keepers import keeper_of
 from foretell.model.hf.recurrent.known import rewind_of
 from foretell.model.hf.recurrent.rewind import Rewinding
+from foretell.model.hf.runner import hooked
 from foretell.model.recurrent import Key, MixerLayout
 
 
@@ -108,11 +109,8 @@ class StateRecorder(RecordingCache):
         for module in {id(module): module for layer in layers for module in layer.modules()}.values():
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
-        try:
+        with hooked(handles):
             yield inputs
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def mixers(self, layers: nn.ModuleList, inputs: dict[nn.Module, tuple[str, Tensor]]) -> list[ModuleMixer]:
         """The recurrent modules in the order of their layers."""

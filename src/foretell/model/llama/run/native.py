@@ -34,7 +34,7 @@ from foretell.kernels.build import loaded_files
 from foretell.kernels.functions import check, native_functions
 from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
-from foretell.kernels.race import race_library
+from foretell.kernels.small import race_library
 from foretell.model.cache import KVCache, Shared
 from foretell.model.codes import spread_of
 from foretell.model.llama import mixers, shape as llama
@@ -43,11 +43,10 @@ from foretell.model.llama.read.contents import check_contents
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
 from foretell.model.llama.read.matrices import Matrices, read_matrices
 from foretell.model.llama.read.split import split_weights
-from foretell.model.llama.run import ahead
-from foretell.model.llama.run.bound import NativeCache
+from foretell.model.llama.run import tuning as ahead
 from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_of
-from foretell.model.llama.run.states import HybridCache
-from foretell.model.llama.run.threads import fewest_threads
+from foretell.model.llama.run.states import HybridCache, NativeCache
+from foretell.model.llama.run.tuning import fewest_threads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.target import WHOLE, CausalModel, Decoded, Output, PassOptions
 from foretell.model.windows import DraftWindow
