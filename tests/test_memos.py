@@ -116,7 +116,7 @@ SEEN: dict[str, str] = {
     "learn.training.trainer.AdapterTrainer._gate:self._scores": "tests/learn/test_trainer.py",
     "heads.stored_outputs.OutputKeeper._text:self._kept": "tests/train/test_kept.py",
     "heads.native.Memory.__init__:self._matrices": "tests/methods/test_native.py",
-    "methods.hybrid.size.size_for:_known": "tests/engine/test_hybrid.py",
+    "methods.hybrid.config.size_for:_known": "tests/engine/test_hybrid.py",
     "checkpoints.gguf.file._open": "tests/checkpoints/gguf/test_load.py",
     "checkpoints.gguf.values.say": "tests/checkpoints/gguf/test_config.py::test_every_key_is_read_or_said",
     "model.hf.own.Positions.during.put:self._tables": "tests/model/hf/test_own.py",

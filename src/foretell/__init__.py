@@ -92,8 +92,7 @@ if TYPE_CHECKING:
     from foretell.engine.event import Observer as Observer, StepEvent as StepEvent
     from foretell.engine.request.request import Request as Request
     from foretell.engine.request.result import Completion as Completion, Update as Update
-    from foretell.engine.request.row import Piece as Piece
-    from foretell.engine.request.submission import Submission as Submission
+    from foretell.engine.request.row import Piece as Piece, Submission as Submission
     from foretell.learn.options import LearnOptions as LearnOptions
     from foretell.model.target import CausalModel as CausalModel, ModelSpec as ModelSpec, Target as Target
     from foretell.service.options import ServiceOptions as ServiceOptions

@@ -12,7 +12,7 @@ import torch
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
 from foretell.engine.request.request import token_ids
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.learn import adapters
 from foretell.learn.capture import CaptureState
 from foretell.learn.serving import LearnedMethod
@@ -142,7 +142,7 @@ SECRET = [3111, 402, 2718, 1618, 77, 5002, 999, 4444] * 2
 def knows(session: Session, tenant: str) -> float:
     """The mean probability that a tenant's serving drafter gives to the secret's tokens, once it has begun."""
     from foretell.core.tree import chain_tree, layout
-    from foretell.engine.request.submission import Submission
+    from foretell.engine.request.row import Submission
     from foretell.model.target import Target
 
     assert session.learner is not None
@@ -164,7 +164,7 @@ def planted(tenant: str) -> Session:
     session = Session(engine_of("draft_model"), options, max_rows=1)
     learner = session.learner
     assert learner is not None
-    from foretell.engine.request.submission import Submission
+    from foretell.engine.request.row import Submission
 
     _, state = learner.assign(session.choice, Submission("first", [1, 2], tenant=tenant))
     for number in range(72):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine
 from foretell.core.tree import TokenTree, chain_tree, layout
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
 from foretell.model.load import from_module
 from foretell.model.target import CausalModel, Target

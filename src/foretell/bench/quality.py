@@ -90,5 +90,11 @@ SAYS = re.compile(
 
 
 def says_unknown(text: str) -> bool:
-    """Whether the text says anywhere that the answer is not known: what counts as right for such a question."""
+    """Whether the text says anywhere that the answer is not known: what counts as right for such a question.
+
+    For questions whose answer nobody knows (suite ``abstention``, after "The Impossible Test", Noever and McKee
+    2024, 2411.14486) to say so is the right answer, and the only one. The rule looks for words, which anyone can
+    read and check by hand; it does not understand a text: ``benchmarks.papers.agreement`` measures how far it
+    agrees with others.
+    """
     return SAYS.search(text.replace("\u2019", "'")) is not None

@@ -16,8 +16,8 @@ from foretell.core.tree import DrawMode
 from foretell.draft.base import Capabilities, Method
 from foretell.draft.legality import check_combination, parse_draws
 from foretell.draft.shapes import Shape, parse_shape
+from foretell.heads.formats import load_kind
 from foretell.heads.head import Head
-from foretell.heads.load import load_kind
 from foretell.model.target import CausalModel
 from foretell.verify import Verifier, parse_verifier
 from foretell.verify.contract import checked

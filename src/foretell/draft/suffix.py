@@ -26,8 +26,7 @@ from foretell.draft.automaton import MAX_READ, NOWHERE, Place
 from foretell.draft.base import Capabilities, Commit, Context, Method, RowDrafter
 from foretell.draft.chances import Chances
 from foretell.draft.config import Loader, MethodConfig
-from foretell.draft.host import Node, depth_first, tree_of
-from foretell.draft.native import AnyAutomaton, NativeAutomaton, new_automaton
+from foretell.draft.native import AnyAutomaton, NativeAutomaton, Node, depth_first, new_automaton, tree_of
 from foretell.draft.shapes import OptTree, Shape
 from foretell.model.target import Target
 

@@ -30,9 +30,8 @@ from foretell.engine.recorder import Recorder
 from foretell.engine.request.conversation import render
 from foretell.engine.request.request import Prompt as Prompt, Request as Request, check_several, row_of, submission_of
 from foretell.engine.request.result import Completion
-from foretell.engine.request.row import Piece, Row
+from foretell.engine.request.row import Piece, Row, Submission
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import Tokenizer
 from foretell.engine.speculation import Speculation, check_together
 from foretell.engine.structured.format import Formats

@@ -16,8 +16,7 @@ from foretell.core.errors import EngineError, ForetellError, QueueFullError
 from foretell.draft.base import LightStep, Probe
 from foretell.engine.batch import Batch
 from foretell.engine.event import Observer, StepEvent
-from foretell.engine.failures import Failures, RaisedFailures
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import Failures, GuardedPlanner, RaisedFailures
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.job import Job, Phase, deliver, observation_of, plain_reason, view_of

@@ -10,8 +10,8 @@ from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.legality import can_stop, check_stop
 from foretell.engine.config import loaded, speculative_config
+from foretell.engine.request.request import check_sizes, check_vocabulary
 from foretell.engine.request.text import Tokenizer
-from foretell.engine.request.vocabulary import check_sizes, check_vocabulary
 from foretell.engine.speculation import Speculation, check_branching
 from foretell.model.load import load_model, load_tokenizer
 from foretell.model.target import CausalModel

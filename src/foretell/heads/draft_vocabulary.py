@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
-from foretell.heads.config_values import check_ids
+from foretell.heads.config_keys import check_ids
 
 
 def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor, Tensor]:

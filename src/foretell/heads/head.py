@@ -12,7 +12,7 @@ from torch import nn
 
 from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
-from foretell.heads.config_values import check_sizes
+from foretell.heads.config_keys import check_sizes
 from foretell.heads.modules import Attention
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec

@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.noise import token_table
-from foretell.heads.config_values import check_ids
+from foretell.heads.config_keys import check_ids
 from foretell.heads.head import Head
 from foretell.heads.modules import Attention, rotations
 from foretell.heads.pair_head import PairHead
 from foretell.kernels import heads, structures
 from foretell.kernels.build import warn_once
-from foretell.kernels.functions import check, native_functions
+from foretell.kernels.functions import check, huge_pages, native_functions
 from foretell.kernels.native import need
-from foretell.kernels.pages import huge_pages
 from foretell.model.bound import BoundCache
 from foretell.model.llama.read.matrices import read_matrices
 from foretell.model.llama.run.native import HEAD_DIMS, NativeModel, supports

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
-from foretell.heads.config_values import check_heads
+from foretell.heads.config_keys import check_heads
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm
 from foretell.heads.rope import RopeScaling

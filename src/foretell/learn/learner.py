@@ -18,12 +18,11 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
-from foretell.engine.allowance import Allowance
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
-from foretell.engine.request.row import Row
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Row, Submission
 from foretell.engine.speculation import Speculation
+from foretell.engine.threads import Allowance
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions

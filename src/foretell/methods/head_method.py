@@ -11,8 +11,8 @@ from foretell.core.errors import check_choice, require
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.shapes import SHAPES, SpecDec
+from foretell.heads.formats import load_head
 from foretell.heads.head import AnyHead, Head
-from foretell.heads.load import load_head
 from foretell.heads.native import WEIGHTS, beside, runs_as
 from foretell.heads.repacked import with_weights
 from foretell.methods.features import MOST_BYTES

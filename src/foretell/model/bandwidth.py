@@ -4,9 +4,8 @@ from time import perf_counter
 
 import torch
 
-from foretell.kernels.functions import native_functions
+from foretell.kernels.functions import huge_pages, native_functions
 from foretell.kernels.native import library
-from foretell.kernels.pages import huge_pages
 
 
 def dram_read_bandwidth(num_bytes: int = 1 << 30, *, repeats: int = 10, huge: bool = False) -> float:

@@ -20,8 +20,7 @@ from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.heads import formats
 from foretell.heads.head import Head
 from foretell.heads.layout import check_layer_ids
-from foretell.heads.objective import Objective
-from foretell.heads.teacher import Teacher
+from foretell.heads.teacher import Objective, Teacher
 from foretell.methods.draft_model.vocabulary.tli import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel

@@ -22,9 +22,8 @@ from foretell.core.errors import ConfigError, TrainError
 from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.provenance import provenance
-from foretell.heads.objective import Objective
 from foretell.heads.stored_outputs import LinearHead, OutputKeeper
-from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
+from foretell.heads.teacher import LabeledBatch, Objective, Teacher, TeacherBatch
 from foretell.methods.medusa.head import head_weight
 from foretell.train import checkpoint
 from foretell.train.checkpoint import patient

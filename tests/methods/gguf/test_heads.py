@@ -13,7 +13,7 @@ from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.write_heads import vocabulary_of
 from foretell.core.errors import ConfigError, ModelError
 from foretell.heads import formats
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
 from foretell.heads.native import Memory
 from foretell.heads.repacked import blocks_kept, by_chance, with_weights
 from foretell.heads.rope import RopeScaling

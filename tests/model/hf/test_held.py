@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.model.hf.recurrent.held import Places
+from foretell.model.hf.runner import Places
 
 
 @pytest.mark.parametrize("lag", [[0, 0], [2, 2], [3, 0], [1, 4], [0, 2]])

@@ -23,19 +23,22 @@ from foretell.engine.structured.keywords import (
     NOT_HELD,
     ONE,
     SMALL,
+    Place,
+    References,
     asks,
+    at,
     common,
     fault_of,
     is_held,
     multiple,
     normal,
+    pointer,
     states,
     types_of,
     unheld_bounds,
     values_of,
     written,
 )
-from foretell.engine.structured.references import Place, References, at, pointer
 
 Schema = Mapping[str, Any] | bool
 Reduced = tuple[dict[str, Any], tuple[str, ...]]

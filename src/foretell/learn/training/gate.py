@@ -6,8 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from foretell.learn.training.clusters import Clusters
-from foretell.learn.training.texts import Text, kinds_of
+from foretell.learn.training.texts import Clusters, Text, kinds_of
 
 MIN_GAIN = 0.005  # of held-out acceptance, for a swap
 MAX_LOSS = 0.02  # on old held-out texts, against the best that has served

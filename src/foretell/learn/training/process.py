@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from foretell.core.platform import lower_priority, num_cores
-from foretell.engine.allowance import Allowance
+from foretell.engine.threads import Allowance
 from foretell.learn.options import LearnOptions
 from foretell.learn.training.pool import Result, TrainerPool
 from foretell.learn.training.student import Origin

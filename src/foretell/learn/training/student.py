@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
-from foretell.heads.objective import LossSlot, Objective
-from foretell.heads.teacher import ComputedBatch, Teacher
+from foretell.heads.teacher import ComputedBatch, LossSlot, Objective, Teacher
 from foretell.learn.options import RECIPES, LearnOptions
 from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.texts import Text
-from foretell.methods.draft_model.objective import DraftModelObjective
+from foretell.methods.draft_model.drafter import DraftModelObjective
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.model.target import ModelSpec
 from foretell.train.losses import DIVERGENCES

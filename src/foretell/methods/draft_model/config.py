@@ -9,7 +9,7 @@ from foretell.checkpoints.names import WEIGHTS
 from foretell.core.errors import ConfigError, check_choice, require
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.tli import (

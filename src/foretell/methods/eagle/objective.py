@@ -6,9 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError
-from foretell.heads.objective import LossSlot, Objective, Outcome
 from foretell.heads.pair_head import PairHead
-from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
+from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher, TeacherBatch
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.model.target import CausalModel
 

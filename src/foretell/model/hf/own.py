@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, SLIDING, MaskRecipe, SlotCache
-from foretell.model.hf.recurrent.held import forwards
-from foretell.model.hf.runner import hooked
+from foretell.model.hf.runner import forwards, hooked
 
 
 class OwnAttention(ABC):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foretell.core.errors import ModelError
-from foretell.model.hf.recurrent.held import forwards
-from foretell.model.hf.runner import hooked
+from foretell.model.hf.runner import forwards, hooked
 
 
 def find_layers(module: PreTrainedModel, *, name: str) -> tuple[PreTrainedModel, nn.ModuleList]:

@@ -4,12 +4,10 @@ import torch
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
-from foretell.heads.objective import Objective
-from foretell.heads.teacher import Teacher
+from foretell.heads.teacher import Objective, Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretell.methods.acceptance.objective import AcceptanceObjective, calibrate
-from foretell.methods.acceptance.reading import open_reader
-from foretell.methods.draft_model.objective import check_draft
+from foretell.methods.acceptance.objective import AcceptanceObjective, calibrate, open_reader
+from foretell.methods.draft_model.drafter import check_draft
 from foretell.train.data import sequential_batches
 from foretell.train.making import Making, Options, Recipe
 from foretell.train.responses import Responses

@@ -1,7 +1,7 @@
 """DFlash, with DSpark's heads on request: a block of guesses in one pass."""
 
 from foretell.heads.draft_vocabulary import draft_vocabulary
-from foretell.heads.objective import Objective
+from foretell.heads.teacher import Objective
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 from foretell.methods.dflash.objective import DFlashObjective
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped

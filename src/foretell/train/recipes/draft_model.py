@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from foretell.heads.objective import Objective
-from foretell.methods.draft_model.objective import DraftModelObjective, check_draft
+from foretell.heads.teacher import Objective
+from foretell.methods.draft_model.drafter import DraftModelObjective, check_draft
 from foretell.model.load import load_model
 from foretell.train.making import Making, Options, Recipe
 

@@ -1,6 +1,6 @@
 """EAGLE-1: one layer that predicts the target's next feature."""
 
-from foretell.heads.objective import Objective
+from foretell.heads.teacher import Objective
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.objective import Eagle1Objective
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped

@@ -1,7 +1,7 @@
 """EAGLE-3: one layer over fused features of three target layers, with a vocabulary of its own."""
 
 from foretell.heads.draft_vocabulary import draft_vocabulary
-from foretell.heads.objective import Objective
+from foretell.heads.teacher import Objective
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.eagle.objective import Eagle3Objective
 from foretell.train.making import LAYER, SIZES, Making, Options, Recipe, shaped

@@ -3,9 +3,8 @@
 import torch
 
 from foretell.core.noise import int64_seed
-from foretell.heads.objective import Objective
-from foretell.methods.kangaroo.head import KangarooHead
-from foretell.methods.kangaroo.objective import KangarooObjective
+from foretell.heads.teacher import Objective
+from foretell.methods.kangaroo.head import KangarooHead, KangarooObjective
 from foretell.train.making import Making, Options, Recipe, shaped
 
 

@@ -1,8 +1,7 @@
 """Medusa: heads on the target's last hidden state."""
 
-from foretell.heads.objective import Objective
-from foretell.methods.medusa.head import MedusaHead
-from foretell.methods.medusa.objective import MedusaObjective
+from foretell.heads.teacher import Objective
+from foretell.methods.medusa.head import MedusaHead, MedusaObjective
 from foretell.train.making import Making, Options, Recipe
 
 

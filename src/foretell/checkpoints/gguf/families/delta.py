@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretell.checkpoints.gguf.families.architecture import Architecture, Change
 from foretell.checkpoints.gguf.families.decoders import ATTENTION, EXPERTS, MLP, QK_NORMS
-from foretell.checkpoints.gguf.families.gemmas import less_one
+from foretell.checkpoints.gguf.families.gemma4 import less_one
 from foretell.checkpoints.gguf.families.mixtures import SHARED_EXPERT
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.rope import read_rope

@@ -18,8 +18,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.heads.draft_vocabulary import spread
 from foretell.heads.stored_outputs import LinearHead
-from foretell.kernels.functions import check
-from foretell.kernels.pages import huge_pages
+from foretell.kernels.functions import check, huge_pages
 from foretell.methods.medusa.head import head_weight
 from foretell.model.cache import KVCache
 from foretell.model.llama import shape as llama

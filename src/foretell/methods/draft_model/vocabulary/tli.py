@@ -21,8 +21,7 @@ from foretell.draft.shapes import Shape
 from foretell.heads.draft_vocabulary import spread
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretell.methods.draft_model.vocabulary.spelling import Spelling
-from foretell.methods.draft_model.vocabulary.translation import Translation
+from foretell.methods.draft_model.vocabulary.spelling import Spelling, Translation
 from foretell.model.target import CausalModel, Target
 
 MARGIN = 66

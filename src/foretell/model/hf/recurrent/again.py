@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretell.model.hf.reading import HELD_LIMIT, Call, Ints, ModuleMixer, Opened, StateCache
-from foretell.model.hf.recurrent.held import Places
+from foretell.model.hf.runner import Places
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key
 
 LAG_LIMIT = 4

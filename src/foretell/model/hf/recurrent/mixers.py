@@ -12,11 +12,10 @@ from foretell.model.hf.attention import RecordingCache
 from foretell.model.hf.reading import Call, ModuleMixer, StateCache
 from foretell.model.hf.recurrent.again import ReadingAgain
 from foretell.model.hf.recurrent.branching import Branching
-from foretell.model.hf.recurrent.held import forwards
 from foretell.model.hf.recurrent.keepers import keeper_of
 from foretell.model.hf.recurrent.known import rewind_of
 from foretell.model.hf.recurrent.rewind import Rewinding
-from foretell.model.hf.runner import hooked
+from foretell.model.hf.runner import forwards, hooked
 from foretell.model.recurrent import Key, MixerLayout
 
 

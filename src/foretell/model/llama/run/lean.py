@@ -32,10 +32,9 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.read.contents import check_contents, linear_sizes
 from foretell.model.llama.read.split import split_weights
-from foretell.model.llama.run.experts import MIN_ROWS, Experts, GatedMLP
 from foretell.model.llama.run.layer import Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
-from foretell.model.llama.run.pack import Linear, bucket, make_linear, packing_unsupported
+from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.target import WHOLE, CausalModel, Output, PassOptions
 from foretell.model.windows import DraftWindow, sunk_attention

@@ -12,7 +12,7 @@ from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import TensorWeights, WeightSource
 from foretell.core.tree import Plan
 from foretell.kernels import structures
-from foretell.kernels.pages import huge_pages
+from foretell.kernels.functions import huge_pages
 from foretell.model.llama.read.contents import linear_sizes
 from foretell.model.llama.read.split import split_weights
 from foretell.model.llama.run.pack import Linear

@@ -31,12 +31,10 @@ from foretell.core.probs import Processors
 from foretell.core.tree import Plan, layout
 from foretell.kernels import structures
 from foretell.kernels.build import loaded_files
-from foretell.kernels.functions import check, native_functions
+from foretell.kernels.functions import check, huge_pages, native_functions
 from foretell.kernels.native import library
-from foretell.kernels.pages import huge_pages
 from foretell.kernels.small import race_library
-from foretell.model.cache import KVCache, Shared
-from foretell.model.codes import spread_of
+from foretell.model.cache import KVCache, Shared, spread_of
 from foretell.model.llama import mixers, shape as llama
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
 from foretell.model.llama.read.contents import check_contents
