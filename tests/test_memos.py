@@ -18,15 +18,14 @@ import pytest
 import torch
 
 from foretell import SamplingParams
-from foretell.bench.answers import AnswerCheck
-from foretell.bench.quality import Judge
+from foretell.bench.quality import AnswerCheck, Judge
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy
 from foretell.costs.table import PASS, CostTable, Surface, TextCosts
 from foretell.draft.shapes import Chain, Sequoia, Static
 from foretell.engine.request.text import TextStream
 from foretell.engine.structured.thoughts import Thoughts
-from foretell.heads.rope import RopeScaling
+from foretell.heads.modules import RopeScaling
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.corrections import Corrections
 from foretell.planner.observations import RowView

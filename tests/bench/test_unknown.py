@@ -3,8 +3,7 @@
 import pytest
 
 from foretell.bench import read_suite, run_bench, select
-from foretell.bench.answers import AnswerCheck
-from foretell.bench.quality import Judge, says_unknown
+from foretell.bench.quality import AnswerCheck, Judge, says_unknown
 
 UNKNOWN = [
     "It is not known.",

@@ -14,11 +14,10 @@ from foretell.core.errors import ConfigError
 from foretell.engine.request.request import token_ids
 from foretell.engine.request.row import Submission
 from foretell.learn import adapters
+from foretell.learn.adapters import LearnedMethod
 from foretell.learn.capture import CaptureState
-from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
-from foretell.learn.training.ends import TargetEnds, matrices_of
-from foretell.learn.training.student import RECIPES, Student
+from foretell.learn.training.student import RECIPES, Student, TargetEnds, matrices_of
 from foretell.learn.training.texts import RawText, Text
 
 HEADS = [name for name in RECIPES if name != "draft_model"]

@@ -16,14 +16,22 @@ from foretell.certify.joint import check_joint
 from foretell.certify.noise import check_noise
 from foretell.certify.plain import RoundingJudge, Tolerance, distribution_of, plain_logits
 from foretell.certify.recorder import Proposal, Visit, VisitRecorder
-from foretell.certify.report import DEFECT, NEAR_TIE, Certificate, Check, Finding, few, verdict_of
+from foretell.certify.report import (
+    DEFECT,
+    NEAR_TIE,
+    Certificate,
+    Check,
+    Finding,
+    few,
+    unquantised_of,
+    verdict_of,
+    weights_distance,
+)
 from foretell.certify.tokens import ObservedRun, check_tokens, follows_noise
-from foretell.certify.weights import unquantised_of, weights_distance
 from foretell.core.errors import ConfigError, DrafterError, ForetellError, VerifierError
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, SamplingParams
-from foretell.draft.config import MethodConfig
-from foretell.draft.legality import parse_draws, refusal
+from foretell.draft.config import MethodConfig, parse_draws, refusal
 from foretell.draft.shapes import parse_shape
 from foretell.engine.engine import Engine, Prompt, Request
 from foretell.engine.request.request import token_ids

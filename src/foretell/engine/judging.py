@@ -12,8 +12,7 @@ from foretell.core.noise import Noise
 from foretell.core.probs import History, Paths, Processors
 from foretell.core.tree import TokenTree, layout, root_tree
 from foretell.draft.base import Commit, Drafter
-from foretell.engine.state import State
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import State, Tapping
 from foretell.model.target import Output, Target
 from foretell.verify.base import Evidence, RowVerifiers, Verdict, Verifier
 from foretell.verify.drawing import draw

@@ -7,8 +7,7 @@ from typing import Any
 
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
-from foretell.draft.config import Loader, MethodConfig
-from foretell.draft.legality import can_stop, check_stop
+from foretell.draft.config import Loader, MethodConfig, can_stop, check_stop
 from foretell.engine.config import loaded, speculative_config
 from foretell.engine.request.request import check_sizes, check_vocabulary
 from foretell.engine.request.text import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ConfigError, ModelError, require
 from foretell.core.settings import settle
 
 RANGES: dict[str, tuple[int, int]] = {
@@ -41,20 +41,17 @@ def check_sizes(config: Any) -> None:
             continue
         if name in RANGES:
             least, most = RANGES[name]
-            if not least <= value <= most:
-                raise ModelError(f"{name} = {value!r} must be between {least} and {most}")
+            require(least <= value <= most, name, value, f"between {least} and {most}", ModelError)
         elif isinstance(value, float):
             low, high = SHARES.get(name, (-sys.float_info.max, sys.float_info.max))
-            if not low <= value <= high:
-                raise ModelError(f"{name} = {value!r} must be a number between {low:g} and {high:g}")
+            require(low <= value <= high, name, value, f"a number between {low:g} and {high:g}", ModelError)
         elif name in ("layer_ids", "windows"):
             _check_all(value, name, 2**16 if name == "layer_ids" else 2**40)
 
 
 def _check_all(values: Iterable[int], name: str, most: int) -> None:
     values = list(values)
-    if not all(0 <= value <= most for value in values):
-        raise ModelError(f"{name} = {values!r} must be numbers between 0 and {most}")
+    require(all(0 <= value <= most for value in values), name, values, f"numbers between 0 and {most}", ModelError)
 
 
 def check_ids(ids: Tensor, size: int, vocab_size: int, *, name: str, of: str, hint: str = "") -> None:

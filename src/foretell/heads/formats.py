@@ -34,8 +34,8 @@ from torch import Tensor
 
 from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.gguf.heads import OUTPUT_LENT
-from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.source import is_file
+from foretell.checkpoints.weights import Packed
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.core.jsontext import parse_json

@@ -10,7 +10,8 @@ from typing import Any
 from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.layout import MARKER, TargetInfo
-from foretell.heads.rope import KINDS, RopeScaling, default_attention_factor
+from foretell.heads.modules import KINDS, RopeScaling
+from foretell.model.llama.traits import default_attention_factor
 
 HARMLESS = frozenset(
     {

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foretell.checkpoints.packed import Packed
-from foretell.checkpoints.weights import TensorWeights
+from foretell.checkpoints.weights import Packed, TensorWeights
 from foretell.core.noise import token_table
 from foretell.heads.config_keys import check_ids
 from foretell.heads.head import Head
@@ -24,7 +23,7 @@ from foretell.kernels import heads, structures
 from foretell.kernels.build import warn_once
 from foretell.kernels.functions import check, huge_pages, native_functions
 from foretell.kernels.native import need
-from foretell.model.bound import BoundCache
+from foretell.model.cache import BoundCache
 from foretell.model.llama.read.matrices import read_matrices
 from foretell.model.llama.run.native import HEAD_DIMS, NativeModel, supports
 from foretell.model.target import CausalModel

@@ -26,7 +26,7 @@ from foretell.learn.options import LearnOptions
 from foretell.model.prefill import round_up
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.planner import Planner
-from foretell.train.prompts import entry_ids
+from foretell.train.responses import entry_ids
 
 MARGIN = 64
 """Cache slots of a row beyond its text."""

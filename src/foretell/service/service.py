@@ -26,7 +26,7 @@ from foretell.engine.request.result import Sink, Update
 from foretell.engine.request.row import Row, Submission
 from foretell.engine.request.scoring import Scoring
 from foretell.engine.speculation import Speculation
-from foretell.model.workers import release_workers
+from foretell.engine.threads import release_workers
 from foretell.service.choices import Choices
 from foretell.service.drift import Drifts
 from foretell.service.keeper import Keeper, Taken

@@ -4,7 +4,7 @@ long, and the learning rate along it: linear warmup, then half a cosine, by the 
 import math
 from dataclasses import dataclass
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.settings import setting, settle
 
 PRECISIONS = ("float32", "bfloat16")
@@ -43,8 +43,7 @@ class TrainBudget:
         if len(given) != 1:
             raise ConfigError(f"give one of steps, epochs and minutes, not {', '.join(given) or 'none of them'}")
         name, value = next(iter(given.items()))
-        if not value > 0 or not math.isfinite(value):
-            raise ConfigError(f"{name} = {value} must be positive")
+        require(0 < value < math.inf, name, value, "positive")
 
     def share(self, step: int, seconds: float, steps_per_epoch: float) -> float:
         """Share of training done before a step, after so many seconds: 1 or more ends it."""

@@ -11,11 +11,11 @@ from foretell.core.noise import Noise, exponentials, mix, race_top
 from foretell.core.params import SamplingParams
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, ancestors
 from foretell.draft.base import Context
+from foretell.draft.config import refusal
 from foretell.draft.growing import dynamic
 from foretell.draft.growing.children import Children, Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.growing.grow import grow
-from foretell.draft.legality import refusal
 from foretell.draft.shapes import DySpec, Eagle2Shape, OptTree
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.verify import VERIFIERS

@@ -29,7 +29,7 @@ from foretell.engine.event import StepEvent
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.methods import Methods
 from foretell.engine.request.result import StepTrace
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import Tapping
 from foretell.model.target import CausalModel
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled

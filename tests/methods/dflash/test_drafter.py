@@ -13,7 +13,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
-from foretell.draft.legality import check_stop
+from foretell.draft.config import check_stop
 from foretell.draft.shapes import parse_shape
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.teacher import Teacher, TeacherBatch

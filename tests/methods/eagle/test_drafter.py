@@ -19,8 +19,8 @@ from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.shapes import parse_shape
+from foretell.heads.modules import RopeScaling
 from foretell.heads.pair_head import PairHead
-from foretell.heads.rope import RopeScaling
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig

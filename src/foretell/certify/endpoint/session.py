@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from foretell.certify.endpoint.client import Answer, Ask, Endpoint
 from foretell.certify.endpoint.report import SKIPPED, EndpointCheck
 from foretell.certify.report import Finding, few, verdict_of
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class EndpointBudget:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "law_tokens", "samples", "law_prompts", "long_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         if self.max_tokens < 8:
             raise ConfigError(
                 f"max_tokens = {self.max_tokens} must be at least 8: speculation takes a few tokens to begin"

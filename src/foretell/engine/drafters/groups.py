@@ -18,8 +18,7 @@ from foretell.draft.shapes import MAX_DEPTH, Shape
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.drafters.lazy import WaitingDrafter, part
 from foretell.engine.request.row import Row
-from foretell.engine.state import State
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import State, Tapping
 from foretell.model.target import Target
 from foretell.verify.base import RowVerifiers
 

@@ -14,8 +14,7 @@ from foretell.core.errors import ConfigError
 from foretell.heads import formats
 from foretell.heads.head import Head
 from foretell.learn.options import MAX_TENANTS, LearnOptions
-from foretell.learn.training.ends import Matrices
-from foretell.learn.training.student import Origin, Student
+from foretell.learn.training.student import Matrices, Origin, Student
 from foretell.learn.training.texts import RawText, Text
 from foretell.learn.training.trainer import AdapterTrainer, Event, Version
 from foretell.model.load import load_tokenizer

@@ -27,8 +27,7 @@ from foretell.methods.chains import can_draw, draw_block
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.features import FeatureBuffer, FeatureDrafter
 from foretell.methods.head_method import HeadMethod, HeadMethodConfig, WindowedMethodConfig
-from foretell.model.bound import BoundCache
-from foretell.model.cache import KVCache
+from foretell.model.cache import BoundCache, KVCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.prefill import round_up
 from foretell.model.target import CausalModel, Target

@@ -30,8 +30,7 @@ from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair
 from foretell.methods.features import FeatureBuffer, FeatureDrafter
 from foretell.methods.head_method import GROWN, HeadMethod, HeadMethodConfig, WindowedMethodConfig
-from foretell.model.bound import BoundCache
-from foretell.model.cache import KVCache
+from foretell.model.cache import BoundCache, KVCache
 from foretell.model.prefill import FEW, PREFILL_CHUNK, padded_width, round_up
 from foretell.model.target import CausalModel, Target
 

@@ -18,7 +18,7 @@ from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.model.bound import BoundCache
+from foretell.model.cache import BoundCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import EMBEDDING, read_shape
 

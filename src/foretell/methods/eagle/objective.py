@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import require
 from foretell.heads.pair_head import PairHead
 from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher, TeacherBatch
 from foretell.methods.eagle.eagle1 import Eagle1Head
@@ -32,8 +32,7 @@ class Eagle3Objective(Objective):
     ) -> None:
         """num_slots is how many guesses in a line are unrolled, in training and in evaluation. Raises ConfigError."""
         require_slots(num_slots)
-        if not 0 <= alone <= 1:
-            raise ConfigError(f"alone = {alone} must be a share of training, between 0 and 1")
+        require(0 <= alone <= 1, "alone", alone, "a share of training, between 0 and 1")
         self.head, self.num_slots, self.decay, self.divergence = head, num_slots, decay, divergence
         self.alone = alone
 
@@ -64,8 +63,7 @@ class Eagle3Objective(Objective):
 
 def require_slots(num_slots: int) -> None:
     """Raise ConfigError where there is none."""
-    if num_slots < 1:
-        raise ConfigError(f"num_slots = {num_slots} must be at least 1")
+    require(num_slots >= 1, "num_slots", num_slots, "at least 1")
 
 
 def unrolled(

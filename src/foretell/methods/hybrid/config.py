@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, check_choice
+from foretell.core.errors import ConfigError, check_choice, require
 from foretell.core.measured import measured_now, of_passes
 from foretell.core.registry import load_reference
 from foretell.core.tree import DrawMode, chain_parent, layout
 from foretell.costs.table import isotonic
 from foretell.draft.base import Method
-from foretell.draft.config import Loader, MethodConfig
-from foretell.draft.legality import parse_draws, refusal
+from foretell.draft.config import Loader, MethodConfig, parse_draws, refusal
 from foretell.draft.shapes import Adaptive, Chain, Shape, Sized, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.kernels.build import loaded_files
@@ -137,8 +136,7 @@ class HybridConfig(MethodConfig):
         """Refuse invalid values."""
         super().__post_init__()
         check_choice("second", self.second, SECONDS)
-        if not 1 <= self.second_tokens <= 64:
-            raise ConfigError(f"second_tokens = {self.second_tokens} must be between 1 and 64")
+        require(1 <= self.second_tokens <= 64, "second_tokens", self.second_tokens, "between 1 and 64")
         takes: Any = load_reference(builtin.CONFIGS[self.second])
         if beyond := [name for name in self._options if name not in takes.key_names()]:
             raise ConfigError(
@@ -158,8 +156,7 @@ class HybridConfig(MethodConfig):
             )
         if reason is not None:
             raise ConfigError(reason)
-        if not 0 <= self.discount <= 2:
-            raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
+        require(0 <= self.discount <= 2, "discount", self.discount, "between 0 (suffix wherever it has a guess) and 2")
 
     @cached_property
     def second_proposal(self) -> Shape:

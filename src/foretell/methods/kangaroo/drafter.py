@@ -33,8 +33,7 @@ from foretell.kernels import structures
 from foretell.kernels.functions import check
 from foretell.methods.head_method import HeadMethod, HeadMethodConfig
 from foretell.methods.kangaroo.head import KangarooHead
-from foretell.model.bound import BoundCache
-from foretell.model.cache import KVCache
+from foretell.model.cache import BoundCache, KVCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel, Target
 

@@ -58,8 +58,19 @@ class Traits:
     attention_scale: float = 1.0  # on what attention returns
     gate_scale: float = 1.0  # on the MLP's gate
     mlp_scale: float = 1.0  # on what the MLP returns
+
     interleaved: bool = False  # values (2i, 2i + 1) of a head are a pair, and not (i, i + half)
     norm_names: tuple[str, str, str] = _SANDWICH  # after attention, before and after the MLP, where ``norms_after``
+
+    def finished(self, products: Tensor) -> Tensor:
+        """Products of the output head as logits: scaled and capped."""
+        logits = products if self.logit_scale == 1.0 else products * self.logit_scale
+        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
 
 
 LLAMA = Traits()
@@ -299,7 +310,11 @@ def scaled_frequencies(
         return 1.0 / (torch.tensor(rope["short_factor"], dtype=torch.float32) * base**exponent), scale
     if scale is None:
         one, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
-        scale = _yarn_scale(factor, one) / _yarn_scale(factor, all_dim) if one and all_dim else _yarn_scale(factor)
+        scale = (
+            default_attention_factor(factor, one) / default_attention_factor(factor, all_dim)
+            if one and all_dim
+            else default_attention_factor(factor)
+        )
     bounds = [_dimension(rope.get(key) or usual, rotated, base, original) for key, usual in _TURNS]
     low, high = (math.floor(bounds[0]), math.ceil(bounds[1])) if truncate else bounds
     low, high = max(low, 0), min(high, rotated - 1)
@@ -313,8 +328,9 @@ _TURNS = (("beta_fast", 32), ("beta_slow", 1))
 """YaRN: dimensions of more turns over the original context are kept, those of fewer are interpolated."""
 
 
-def _yarn_scale(factor: float, weight: float = 1) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+def default_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor on cosines and sines: 0.1 * scale * ln(factor) + 1, and 1 where nothing is stretched."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def _dimension(turns: float, rotated: int, base: float, original: int) -> float:

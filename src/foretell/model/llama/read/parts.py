@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.packed import Packed
-from foretell.checkpoints.weights import WeightSource
+from foretell.checkpoints.weights import Packed, WeightSource
 
 
 class Part(NamedTuple):

@@ -36,6 +36,7 @@ from foretell.model.llama.run.layer import Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
 from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.traits import capped
 from foretell.model.target import WHOLE, CausalModel, Output, PassOptions
 from foretell.model.windows import DraftWindow, sunk_attention
 
@@ -282,10 +283,7 @@ class LeanModel(CausalModel):
         return self._read_out(self._norm(x, self._final_norm))
 
     def _read_out(self, normed: Tensor) -> Tensor:
-        logits, traits = self._head(normed), self.shape.traits
-        if traits.logit_scale != 1.0:
-            logits = logits * traits.logit_scale
-        return logits if traits.logit_cap is None else _capped(logits, traits.logit_cap)
+        return self.shape.traits.finished(self._head(normed))
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
@@ -439,7 +437,7 @@ class LeanModel(CausalModel):
             mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
         else:
             scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
-            scores = _capped(scores, traits.score_cap) + mask
+            scores = capped(scores, traits.score_cap) + mask
             mixed = torch.softmax(scores.float(), -1).to(query.dtype) @ values
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, -1)
@@ -468,8 +466,3 @@ class LeanModel(CausalModel):
 def _sight_of(layer: Layer) -> int | DraftWindow | None:
     """What decides which slots a layer sees."""
     return layer.window if layer.limit is None else layer.limit
-
-
-def _capped(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap)."""
-    return torch.tanh(x / cap) * cap

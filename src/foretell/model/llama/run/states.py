@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretell.kernels import structures
 from foretell.kernels.functions import check
-from foretell.model.bound import BoundCache
+from foretell.model.cache import BoundCache
 from foretell.model.llama.mixers import CONV, STATE, TERMS
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.recurrent import BASE, READ, RecurrentCache, Saved, States

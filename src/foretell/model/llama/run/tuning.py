@@ -86,9 +86,9 @@ def faster(run: Callable[[int], object], choices: tuple[int, int], keep: Keep) -
     """The choice with which ``run`` takes less time, by the least of some interleaved rounds."""
 
     def check() -> dict[int, float]:
-        return least_seconds(run, choices[:1], rounds=1)
+        return least_seconds(run, choices[:1], clock=perf_counter, rounds=1)
 
-    least = keep(choices, partial(least_seconds, run, choices), check)
+    least = keep(choices, partial(least_seconds, run, choices, clock=perf_counter), check)
     return min(choices, key=lambda choice: least[choice])
 
 
@@ -96,9 +96,9 @@ def least_seconds(
     run: Callable[[int], object],
     choices: tuple[int, ...],
     *,
+    clock: Callable[[], float],
     rounds: int = 6,
     seconds: float = 0.15,
-    clock: Callable[[], float] = perf_counter,
 ) -> dict[int, float]:
     """Of ``run`` by choice, in interleaved rounds: for about so many seconds, or two of them where that takes longer."""
     least = dict.fromkeys(choices, float("inf"))
