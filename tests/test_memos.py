@@ -76,7 +76,7 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
 
 SEEN: dict[str, str] = {
     "bench.quality.Judge.right:self._known": "::test_answers_are_judged_by_their_own_question",
-    "certify.endpoint.session.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
+    "certify.endpoint.report.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
     "certify.recorder.VisitRecorder.__call__:self._last": "tests/certify/test_draws.py",
     "engine.loop.Loop._move:self.running": "tests/engine/test_traffic.py",
     "core.graphs.Graphs.processors:self._processors": "tests/device/test_graphs.py",
@@ -96,7 +96,7 @@ SEEN: dict[str, str] = {
     "engine.methods.Methods.choice:self._choices": "tests/engine/drafters/test_groups.py",
     "engine.methods.Methods.tokenizers:self._tokenizers": "tests/methods/draft_model/test_translation.py",
     "engine.request.text.TextStream._text_of_one:self._known": "::test_texts_of_tokens_are_their_own_tokenizers",
-    "engine.selfcheck._Reader._read:self._known": "tests/engine/test_selfcheck.py",
+    "engine.selfcheck._PassReader._read:self._known": "tests/engine/test_selfcheck.py",
     "engine.structured.compiling.CompileCheck._asked:self._refused": "tests/server/test_compiling.py",
     "engine.structured.constraint.ConstraintProcessor.__call__:self._memo": "tests/server/test_constraint.py",
     "engine.structured.constraint.Constraints._compile:self._made": "tests/server/test_constraint.py",

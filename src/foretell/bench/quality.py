@@ -23,7 +23,7 @@ TOLERANCE = 1e-6
 class AnswerCheck:
     """How an answer is judged."""
 
-    kind: str  # "number", "python", or "unknown": nobody knows, and the answer has to say so (``unknown.py``)
+    kind: str  # "number", "python", or "unknown": nobody knows, and the answer has to say so
     expected: (
         str  # the right number; the program that defines ``check(candidate)`` and raises where it is wrong; or empty
     )

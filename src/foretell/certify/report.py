@@ -212,8 +212,10 @@ class Certificate:
         }
 
 
-def verdict_of(findings: list[Finding], num_contexts: int) -> str:
-    """The verdict of a check that found these."""
+def verdict_of(findings: list[Finding], num_contexts: int, *, exact: bool = True) -> str:
+    """The verdict of a check that found these. exact: of the rule; another is measured alone."""
+    if not exact and num_contexts:
+        return LOSSY
     if any(finding.verdict == DEFECT for finding in findings):
         return DEFECT
     if not num_contexts:

@@ -22,7 +22,7 @@ from foretell.learn.options import MAX_TENANTS, RECIPES, LearnOptions, check_con
 from foretell.learn.store import VersionStore
 from foretell.learn.training.pool import TrainerPool
 from foretell.learn.training.process import TrainerProcess
-from foretell.learn.training.student import Matrices, Origin, matrices_of
+from foretell.learn.training.student import EndMatrices, Origin, matrices_of
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.model.load import parse_device
@@ -194,7 +194,7 @@ class Adapters:
         self._is_starting = True
         self._lock = threading.RLock()
         heads = any(choice.config.trained.method != "draft_model" for choice in self.able.values())
-        self._matrices: Matrices | None = matrices_of(engine.model) if heads else None
+        self._matrices: EndMatrices | None = matrices_of(engine.model) if heads else None
 
     def open_all(self) -> None:
         """Open what requests without a key use: a wrong drafter is found at the start. Raises ConfigError, ModelError."""

@@ -37,7 +37,7 @@ _NEUTRAL: dict[
 }
 
 
-class _Asked(dict[str, Any]):
+class _AskedKeys(dict[str, Any]):
     """Metadata that know which of their keys were asked for."""
 
     def __init__(self, metadata: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class _Asked(dict[str, Any]):
 def all_read(file: GGUFFile) -> Iterator[GGUFFile]:
     """The file, of which all that its architecture states is to be read inside. What was not, and could change what a model
     computes, is said in one line: a newer key, or one that models of this architecture do not have."""
-    metadata = _Asked(file.metadata)
+    metadata = _AskedKeys(file.metadata)
     yield replace(file, metadata=metadata)
     prefix = f"{file.get('general.architecture')}."
     keys = [key for key in metadata if key.startswith(prefix) and key not in metadata.asked]

@@ -17,7 +17,7 @@ from foretell.engine.request.calls import (
 )
 from foretell.engine.request.markers import Hidden, Markers
 from foretell.engine.request.request import check_text
-from foretell.engine.request.text import Tokenizer
+from foretell.engine.request.text import Tokenizer, known_of
 from foretell.model.target import ModelSpec
 
 Messages = Sequence[Mapping[str, Any]]
@@ -271,10 +271,7 @@ def _alike(turn: Mapping[str, Any], source: str, *, calls_as_text: bool) -> Mapp
 
 def _roles_of_parts(tokenizer: Tokenizer, source: str) -> frozenset[str]:
     """See ``roles_of_parts``; found once for each template."""
-    try:
-        known = _IN_PARTS.setdefault(tokenizer, {})
-    except TypeError:  # no reference to it can be kept
-        known = {}
+    known = known_of(_IN_PARTS, tokenizer)
     if source not in known:
         template: Any = tokenizer.apply_chat_template  # type: ignore[attr-defined]
         known[source] = roles_of_parts(lambda turns: str(template(turns, chat_template=source, tokenize=False)))

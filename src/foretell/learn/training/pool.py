@@ -14,7 +14,7 @@ from foretell.core.errors import ConfigError
 from foretell.heads import formats
 from foretell.heads.head import Head
 from foretell.learn.options import MAX_TENANTS, LearnOptions
-from foretell.learn.training.student import Matrices, Origin, Student
+from foretell.learn.training.student import EndMatrices, Origin, Student
 from foretell.learn.training.texts import RawText, Text
 from foretell.learn.training.trainer import AdapterTrainer, Event, Version
 from foretell.model.load import load_tokenizer
@@ -33,10 +33,10 @@ class TrainerPool:
         self.options = options
         self.trainers: dict[str, AdapterTrainer] = {}
         self.results: deque[Result] = deque()
-        self.matrices: Matrices | None = None
+        self.matrices: EndMatrices | None = None
         self._turns: deque[tuple[str, Iterator[Version | Event | None]]] = deque()
 
-    def ends(self, matrices: Matrices) -> None:
+    def ends(self, matrices: EndMatrices) -> None:
         """The target's embedding and head, which origins of heads come without: one copy for all adapters."""
         self.matrices = matrices
 

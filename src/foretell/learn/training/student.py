@@ -31,7 +31,7 @@ TOLERANCE = 2e-2
 
 
 @dataclass(frozen=True)
-class Matrices:
+class EndMatrices:
     """Float32, on the CPU."""
 
     embedding: Tensor  # [V, H]
@@ -47,7 +47,7 @@ class TargetEnds(CausalModel):
     learner beside a large target holds two matrices of it. Gradient flows through the head.
     """
 
-    def __init__(self, spec: ModelSpec, matrices: Matrices | None, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, matrices: EndMatrices | None, device: torch.device) -> None:
         """matrices: None for drafters that read tokens alone."""
         self.spec = replace(spec, dtype=torch.float32, device=device, implementation="ends")
         self._held = None if matrices is None else replace(
@@ -56,7 +56,7 @@ class TargetEnds(CausalModel):
         )  # fmt: skip
 
     @property
-    def matrices(self) -> Matrices:
+    def matrices(self) -> EndMatrices:
         """Raises ConfigError where there are none."""
         if self._held is None:
             raise ConfigError(f"{self.spec.name}: its embedding and head are not known to this learner")
@@ -89,7 +89,7 @@ class TargetEnds(CausalModel):
 
 
 @torch.no_grad()
-def matrices_of(model: CausalModel) -> Matrices:
+def matrices_of(model: CausalModel) -> EndMatrices:
     """Of a target, for every implementation: read off its functions. Raises ConfigError where its final norm is no RMS
     norm, or its head is not linear."""
     spec = model.spec
@@ -101,7 +101,7 @@ def matrices_of(model: CausalModel) -> Matrices:
     # A vector of equal numbers c comes out as c w / sqrt(c^2 + epsilon).
     shrunk = (model.normed(small.to(spec.dtype))[0, 0].float().cpu() / norm).median()
     epsilon = max(0.0, float(1e-6 / shrunk**2 - 1e-6)) if shrunk > 0 else 0.0
-    found = Matrices(embedding, head, norm, epsilon)
+    found = EndMatrices(embedding, head, norm, epsilon)
     ends = TargetEnds(spec, found, torch.device("cpu"))
     probe = torch.randn(1, 4, spec.hidden_size, generator=torch.Generator().manual_seed(0))
     asked = probe.to(spec.device, spec.dtype)
@@ -192,7 +192,7 @@ class Origin:
     method: str
     init: str  # directory, hub id or "bundled/..." of the weights
     target: ModelSpec
-    matrices: Matrices | None  # of the target, for heads
+    matrices: EndMatrices | None  # of the target, for heads
     num_slots: int  # guesses in a line
     weights: dict[str, Tensor] | None = None  # other ones than those of ``init``, named as a checkpoint has them
     tokens: Tensor | None = None  # [n] int64 the only ones that a draft model guesses; None: all

@@ -84,7 +84,7 @@ def capture(layers: nn.ModuleList, wanted: Collection[int]) -> Iterator[dict[int
         yield outputs
 
 
-class Places:
+class CallPlaces:
     """Where the inputs of one call lie: in each row those that are held, as many as its lag, then the new ones, then, where
     the row is shorter than the call, anything."""
 

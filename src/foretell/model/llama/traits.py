@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
+from foretell.checkpoints.config_defaults import ARCHITECTURES, HYBRIDS
 from foretell.model.llama import hybrids, mixture as mixtures
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from foretell.model.hf.attention import RecordingCache
-from foretell.model.hf.reading import Call, ModuleMixer, StateCache
+from foretell.model.hf.reading import Call, ModuleMixer, StateCache, keeper_of
 from foretell.model.hf.recurrent.again import ReadingAgain
 from foretell.model.hf.recurrent.branching import Branching
-from foretell.model.hf.recurrent.keepers import keeper_of
 from foretell.model.hf.recurrent.known import rewind_of
 from foretell.model.hf.recurrent.rewind import Rewinding
 from foretell.model.hf.runner import forwards, hooked

@@ -132,7 +132,7 @@ class Matrices:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Making:
     """How one matrix is made."""
 
     shape: tuple[int, int]
@@ -212,7 +212,7 @@ def _add_plain(out: Matrices, name: str, tensor: Tensor) -> None:
     out.kinds[name] = str(tensor.dtype).removeprefix("torch.")
 
 
-def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> _Plan:
+def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> _Making:
     assert weights in WEIGHTS
     rows, columns = source.shape(name)
     packed = None if weights in ("fp32", "bf16") else source.packed(name)
@@ -223,13 +223,13 @@ def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> 
     if packed is not None:
         form = FORMAT_OF[packed.kind]
         if wanted == "auto" or (wanted == "int8" and form == "Q8") or (wanted == "int4" and FORMATS[form].bits <= 4):
-            return _Plan((rows, columns), packed.kind, form, packed)
+            return _Making((rows, columns), packed.kind, form, packed)
     if wanted in ("int8", "int4"):
-        return _Plan((rows, columns), wanted, "Q8" if wanted == "int8" else "Q4")
-    return _Plan((rows, columns), str(dtype))
+        return _Making((rows, columns), wanted, "Q8" if wanted == "int8" else "Q4")
+    return _Making((rows, columns), str(dtype))
 
 
-def _fill(source: WeightSource, name: str, plan: _Plan, place: Tensor, pool: ThreadPoolExecutor) -> None:
+def _fill(source: WeightSource, name: str, plan: _Making, place: Tensor, pool: ThreadPoolExecutor) -> None:
     """place: the bytes of the tiles, zero; every thread makes some tiles at a time."""
     assert plan.format is not None
     rows, columns = plan.shape

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.checkpoints.config_defaults import HYBRIDS
 from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.lora import Lora
 from foretell.checkpoints.source import open_weights
-from foretell.checkpoints.types import HYBRIDS
 from foretell.checkpoints.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.core.errors import ConfigError
 from foretell.core.progress import tell
