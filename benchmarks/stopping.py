@@ -34,8 +34,8 @@ from torch import Tensor
 from foretell import Engine, ForetellError, SamplingParams
 from foretell.bench import encode_item, load_suite, select
 from foretell.bench.run import measure
-from foretell.bench.script import Cut, cut
 from foretell.bench.stats import PairedRuns, bootstrap, tails
+from foretell.bench.trace import Cut, cut
 from foretell.cli.output import as_json
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from foretell import SamplingParams
-from foretell.bench.quality import AnswerCheck, Judge
+from foretell.bench.answers import AnswerCheck
+from foretell.bench.quality import Judge
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy
 from foretell.costs.table import PASS, CostTable, Surface, TextCosts

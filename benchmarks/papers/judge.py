@@ -24,7 +24,8 @@ from benchmarks.papers.answers import Answers, Engines, params
 from benchmarks.papers.row import Line, Row, load, pair_options, questions
 
 from foretell.bench import Item
-from foretell.bench.quality import Judge, final_number, quality
+from foretell.bench.answers import final_number
+from foretell.bench.quality import Judge, quality
 from foretell.bench.stats import Interval, bootstrap, wilson
 
 RULES = "coupled,typical,top_n"

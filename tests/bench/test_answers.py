@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.bench.quality import AnswerCheck, final_number, number_check, program, python_check, same_number
+from foretell.bench.answers import AnswerCheck, final_number, number_check, program, python_check, same_number
 
 
 @pytest.mark.parametrize(

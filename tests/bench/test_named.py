@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from foretell.bench import named
+from foretell.bench.answers import AnswerCheck
 from foretell.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, read_suite, sample, suite_file
-from foretell.bench.quality import AnswerCheck
 from foretell.bench.suite import Item, Suite
 from foretell.core.errors import ConfigError
 

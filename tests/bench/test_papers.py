@@ -13,7 +13,7 @@ from benchmarks.papers.answers import Answers
 from benchmarks.papers.row import Line, Row
 
 from foretell.bench import Item
-from foretell.bench.quality import number_check
+from foretell.bench.answers import number_check
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from foretell.bench import quality as quality_module
-from foretell.bench.quality import Judge, number_check, python_check, quality
+from foretell.bench.answers import number_check, python_check
+from foretell.bench.quality import Judge, quality
 from foretell.bench.stats import PairedRuns, macro, mcnemar, wilson
 
 

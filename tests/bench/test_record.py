@@ -10,7 +10,7 @@ import pytest
 
 from foretell.bench.record import COLUMNS, compare, csv_of, read_report
 from foretell.bench.report import BenchReport
-from foretell.bench.script import DecodedRun
+from foretell.bench.trace import DecodedRun
 from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from tests.bench.test_report import fast_run, plain_run, report

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from foretell.bench.report import BenchReport, Session, assemble
-from foretell.bench.script import DecodedRun, cut, identical
 from foretell.bench.suite import Item
+from foretell.bench.trace import DecodedRun, cut, identical
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.recorder import StepTime

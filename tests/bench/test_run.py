@@ -10,7 +10,7 @@ import pytest
 
 from foretell.bench import BenchInterrupted, BenchReport, Item, PromptDone, parse_method, run as bench_run, run_bench
 from foretell.bench.run import measure
-from foretell.bench.script import DecodedRun
+from foretell.bench.trace import DecodedRun
 from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from foretell.bench import Item, load_suite, parse_method, run as bench_run, run_bench, with_forms
-from foretell.bench.quality import AnswerCheck, python_check
-from foretell.bench.script import DecodedRun, Script, encode_item, encode_turns
+from foretell.bench.answers import AnswerCheck, python_check
+from foretell.bench.script import Script, encode_item, encode_turns
+from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretell.bench import Item, load_suite, select
-from foretell.bench.quality import AnswerCheck
+from foretell.bench.answers import AnswerCheck
 from foretell.core.errors import ConfigError
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from foretell.bench import read_suite, run_bench, select
-from foretell.bench.quality import AnswerCheck, Judge, says_unknown
+from foretell.bench.answers import AnswerCheck
+from foretell.bench.quality import Judge, says_unknown
 
 UNKNOWN = [
     "It is not known.",

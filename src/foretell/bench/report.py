@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.bench import stats
 from foretell.bench.quality import Quality, quality
-from foretell.bench.script import Cut, DecodedRun, cut, identical
 from foretell.bench.stats import Interval, PairedRuns
 from foretell.bench.suite import Item
+from foretell.bench.trace import Cut, DecodedRun, cut, identical
 from foretell.theory.run_costs import MeanCosts, mean_costs
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import Any
 from foretell.bench.quality import Judge
 from foretell.bench.report import BenchReport, Session, assemble
 from foretell.bench.sandbox import isolation
-from foretell.bench.script import DecodedRun, Script, answer_text
+from foretell.bench.script import Script, answer_text
 from foretell.bench.suite import Item
+from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
 from foretell.core.journal import Journal
 from foretell.core.params import SamplingParams

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.quality import AnswerCheck, number_check, python_check
+from foretell.bench.answers import AnswerCheck, number_check, python_check
 from foretell.core import prompts
 from foretell.core.errors import ConfigError, nearest, require
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.checkpoints.catalogue import BUNDLED, CATALOGUE, pulled
 from foretell.checkpoints.files import SAFETENSORS, weight_files
 from foretell.checkpoints.gguf.file import is_gguf, open_gguf
-from foretell.checkpoints.weights import BLOCK_KINDS
+from foretell.checkpoints.packed import BLOCK_KINDS
 from foretell.core.errors import ModelError, nearest
 
 if TYPE_CHECKING:  # the command line resolves names before torch is imported

@@ -6,61 +6,19 @@ tensor is read straight into the memory it will live in: loading peaks at the we
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from foretell.checkpoints.files import weight_files
+from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class BlockKind(NamedTuple):
-    """The layout of one kind of block, by the names and sizes of GGUF."""
-
-    values: int  # weights of one block
-    size: int  # bytes of one block
-
-
-BLOCK_KINDS = {
-    "Q4_0": BlockKind(32, 18),
-    "Q4_1": BlockKind(32, 20),
-    "Q5_0": BlockKind(32, 22),
-    "Q5_1": BlockKind(32, 24),
-    "Q8_0": BlockKind(32, 34),
-    "Q4_K": BlockKind(256, 144),
-    "Q5_K": BlockKind(256, 176),
-    "Q6_K": BlockKind(256, 210),
-    "IQ4_NL": BlockKind(32, 18),
-    "IQ4_XS": BlockKind(256, 136),
-    "Q2_K": BlockKind(256, 84),
-    "Q3_K": BlockKind(256, 110),
-    "MXFP4": BlockKind(32, 17),
-}
-"""Block kinds that are read and decoded (GGUF specification, ``ggml-common.h``)."""
-
-
-@dataclass(frozen=True)
-class Packed:
-    """One quantised matrix [out, in], row after row, each row whole blocks along ``in``."""
-
-    kind: str  # a key of BLOCK_KINDS
-    shape: tuple[int, int]  # (out, in); in is a multiple of the block's values
-    data: "Tensor"  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
-
-    def part(self, rows: tuple[int, int] | None) -> "Packed":
-        """A range of its rows; None: all."""
-        return self if rows is None else Packed(self.kind, (rows[1] - rows[0], self.shape[1]), self.data[slice(*rows)])
-
-    def rows(self, start: int, stop: int) -> "Tensor":
-        """Rows [start, stop), contiguous."""
-        return self.data[start:stop].contiguous()
 
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}

@@ -53,7 +53,7 @@ METHODS: dict[str, Parts] = {
         ("foretell.methods.kangaroo.head:KangarooLayout",),
         "foretell.train.recipes.kangaroo:RECIPE",
     ),
-    "mtp": Parts("foretell.methods.mtp.head:MTPConfig"),  # reads the module in a target's own checkpoint
+    "mtp": Parts("foretell.methods.mtp.drafter:MTPConfig"),  # reads the module in a target's own checkpoint
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),

@@ -34,13 +34,12 @@ from torch import Tensor
 
 from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.gguf.heads import OUTPUT_LENT
+from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.source import is_file
-from foretell.checkpoints.weights import Packed
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.core.jsontext import parse_json
 from foretell.core.registry import load_reference
-from foretell.heads import formats
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.heads.head import AnyHead, Head
@@ -57,19 +56,6 @@ from foretell.heads.layout import (
 )
 from foretell.heads.repacked import OUTPUT
 from foretell.model.target import CausalModel, ModelSpec
-
-__all__ = [
-    "LAYOUTS",
-    "Layout",
-    "TargetInfo",
-    "default_layout",
-    "describe_extra",
-    "describe_target",
-    "detect",
-    "load",
-    "save",
-    "save_gguf",
-]
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout for layout in (load_reference(reference)() for reference in builtin.LAYOUTS)
@@ -297,7 +283,7 @@ def load_head(
     mode. Raises ModelError where there is none, where it is of another kind, and where it was not made for a target of this
     size. target: the model of this spec, whose rows a head may have to borrow.
     """
-    head = formats.load(resolve(name), num_layers=spec.num_layers, name=name)
+    head = load(resolve(name), num_layers=spec.num_layers, name=name)
     if not isinstance(head, kind) or head.method != kind.method:  # a kind may build on another
         raise ModelError(
             f"{name} holds {an(head.method)}, and {an(kind.method)} is needed here: choose method "
@@ -325,7 +311,7 @@ def load_kind(
 ) -> Head:
     """``load_head`` where only the kind's name is known: that of its layout. Raises ModelError, and ConfigError for a kind
     that there is no layout of."""
-    known = {layout.head.method: layout.head for layout in formats.LAYOUTS.values()}
+    known = {layout.head.method: layout.head for layout in LAYOUTS.values()}
     if kind not in known:
         raise ConfigError(f"there is no kind of head called {kind!r}{nearest(kind, known)}")
     return load_head(name, spec, known[kind], dtype=dtype, target=target)

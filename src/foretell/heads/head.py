@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from foretell.checkpoints.weights import Packed
+from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
 from foretell.heads.config_keys import check_sizes
 from foretell.heads.modules import Attention

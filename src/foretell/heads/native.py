@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foretell.checkpoints.weights import Packed, TensorWeights
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import TensorWeights
 from foretell.core.noise import token_table
 from foretell.heads.config_keys import check_ids
 from foretell.heads.head import Head

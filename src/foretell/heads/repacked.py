@@ -9,7 +9,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 from torch import Tensor
 
-from foretell.checkpoints.weights import Packed
+from foretell.checkpoints.packed import Packed
 from foretell.heads.draft_vocabulary import ReducedHead
 from foretell.heads.head import AnyHead, Head
 from foretell.kernels.dequantise import dequantise_into

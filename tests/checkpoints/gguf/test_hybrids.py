@@ -15,7 +15,7 @@ from foretell.checkpoints.gguf.config import end_ids, read_values
 from foretell.checkpoints.gguf.families.hybrids import HYBRIDS
 from foretell.checkpoints.gguf.file import GGUFFile, open_gguf
 from foretell.checkpoints.gguf.weights import GGUFWeights
-from foretell.checkpoints.weights import BLOCK_KINDS
+from foretell.checkpoints.packed import BLOCK_KINDS
 from foretell.kernels.dequantise import dequantise_into
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.load import load_config, load_model, load_tokenizer, unsupported

@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 from foretell.checkpoints.gguf.families.architectures import ARCHITECTURES
 from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.weights import GGUFWeights
-from foretell.checkpoints.weights import BLOCK_KINDS, Packed
+from foretell.checkpoints.packed import BLOCK_KINDS, Packed
 from foretell.core.errors import ModelError
 from foretell.model.llama.mixture import ExpertWeights, expert_names, mixture_of, router_names
 from tests.checkpoints.gguf.make import BLOCKS, K_BLOCKS, random_model, write

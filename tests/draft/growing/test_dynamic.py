@@ -143,7 +143,7 @@ def grow_the_heap(
 ) -> Grown:
     """As published: fill the best place and read its node at once; one pass of the drafter per node."""
     drawing = Drawing.of(draws, noise, context.processors, max(limits))
-    growth, least = dynamic.Growth(expander, context, limits), max(shape.threshold, 1.0 / shape.size)
+    growth, least = dynamic.TreeGrowth(expander, context, limits), max(shape.threshold, 1.0 / shape.size)
     taken = torch.zeros_like(growth.place, dtype=torch.bool)
     taken[:, 0] = True
     for node in range(shape.size):

@@ -11,7 +11,8 @@ from foretell import Engine
 from foretell.core.errors import ModelError
 from foretell.core.tree import chain_parent, layout
 from foretell.methods.mtp import checkpoint
-from foretell.methods.mtp.head import MTP, CheckpointMTPHead
+from foretell.methods.mtp.drafter import MTP
+from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
 from foretell.model.llama.run.lean import LeanModel
 from tests.methods.gguf.record import MODULES, WHOLE, open_data, save_module, save_whole

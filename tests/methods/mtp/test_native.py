@@ -8,7 +8,8 @@ import torch
 from foretell import Engine
 from foretell.core.tree import DrawMode
 from foretell.methods.mtp import checkpoint
-from foretell.methods.mtp.head import MTP, CheckpointMTPHead
+from foretell.methods.mtp.drafter import MTP
+from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel

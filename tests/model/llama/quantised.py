@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.checkpoints.weights import BLOCK_KINDS
+from foretell.checkpoints.packed import BLOCK_KINDS
 from foretell.model.llama.read.matrices import FORMATS, TILE
 
 BLOCK = 32  # values of k that share a scale (16 in Q8S, Q2K and Q3S)

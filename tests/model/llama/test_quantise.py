@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.weights import BLOCK_KINDS, ModuleWeights, Packed
+from foretell.checkpoints.packed import BLOCK_KINDS, Packed
+from foretell.checkpoints.weights import ModuleWeights
 from foretell.core.tree import layout
 from foretell.kernels import structures
 from foretell.kernels.functions import native_functions

@@ -21,7 +21,7 @@ from foretell.checkpoints.gguf.file import GGUFFile, open_gguf
 from foretell.checkpoints.gguf.rope import read_rope
 from foretell.checkpoints.gguf.values import decimal, refuse, whole
 from foretell.checkpoints.gguf.weights import GGUFWeights
-from foretell.checkpoints.weights import Packed
+from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError, nearest
 from foretell.kernels.dequantise import can_dequantise
 

@@ -16,7 +16,7 @@ from foretell.checkpoints.gguf.families.architectures import architecture_of
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.heads import HeadTensors
 from foretell.checkpoints.gguf.values import whole
-from foretell.checkpoints.weights import BLOCK_KINDS, Packed
+from foretell.checkpoints.packed import BLOCK_KINDS, Packed
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import can_dequantise
 

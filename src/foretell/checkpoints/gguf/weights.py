@@ -13,7 +13,8 @@ from foretell.checkpoints.gguf.families.architecture import Change
 from foretell.checkpoints.gguf.families.architectures import ARCHITECTURES, architecture_of
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.values import depth
-from foretell.checkpoints.weights import BLOCK_KINDS, Packed, WeightSource
+from foretell.checkpoints.packed import BLOCK_KINDS, Packed
+from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import can_dequantise, dequantise_into
 

@@ -19,7 +19,7 @@ from foretell.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from foretell.bench import BenchMethod, BenchReport, Item, PromptDone
-    from foretell.bench.script import DecodedRun
+    from foretell.bench.trace import DecodedRun
 
 Sample = Annotated[
     int | None,

@@ -23,8 +23,8 @@ from torch import Tensor
 from foretell.checkpoints.files import weight_files
 from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.nextn import OWN, read_nextn
+from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.source import is_file
-from foretell.checkpoints.weights import Packed
 from foretell.core.errors import ModelError
 
 

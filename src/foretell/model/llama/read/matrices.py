@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.names import WEIGHTS
-from foretell.checkpoints.weights import Packed, WeightSource
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
 from foretell.kernels import structures

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.weights import Packed, WeightSource
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import WeightSource
 
 
 class Part(NamedTuple):

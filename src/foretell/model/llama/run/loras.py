@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.checkpoints.lora import Lora, LoraError, LowRank
-from foretell.checkpoints.weights import Packed, TensorWeights, WeightSource
+from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.weights import TensorWeights, WeightSource
 from foretell.core.tree import Plan
 from foretell.kernels import structures
 from foretell.kernels.functions import huge_pages
