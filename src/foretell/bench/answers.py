@@ -23,9 +23,8 @@ class AnswerCheck:
     """How an answer is judged."""
 
     kind: str  # "number", "python", or "unknown": nobody knows, and the answer has to say so (``quality.py``)
-    expected: (
-        str  # the right number; the program that defines ``check(candidate)`` and raises where it is wrong; or empty
-    )
+    # The right number; the program that defines ``check(candidate)`` and raises where it is wrong; or empty
+    expected: str
     entry_point: str = ""  # python: the function that is asked for
     given: str = ""  # python: what the question gave of the program: imports, helpers, the function's head
 

@@ -352,9 +352,8 @@ class Seats:
     """Which row moves where. Rows of a block (a group, or those being read) count from 0, in the order that they had."""
 
     blocks: list[list[int]]  # of each block: which of its rows lies at its first place, its second, ...
-    order: list[
-        int
-    ]  # [n] the pool's row, before, of what lies at each place afterwards; rows that are not in it are free
+    # [n] the pool's row, before, of what lies at each place afterwards; rows that are not in it are free
+    order: list[int]
 
 
 def seated(blocks: Sequence[Sequence[int]]) -> Seats:

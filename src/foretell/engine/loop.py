@@ -98,9 +98,8 @@ class Loop:
         self.limits, self.prefixes = limits, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers, self._draft_logits = list(observers), draft_logits
-        self.observers_of_rows: list[
-            Observer
-        ] = []  # they read rows alone: several plain steps of one call are one to them
+        # They read rows alone: several plain steps of one call are one to them
+        self.observers_of_rows: list[Observer] = []
         self._is_single_use = single_use and prefixes is None
         # Rounding in transformers' modules depends on the number of threads: there it stays as it is.
         of_modules = model.spec.implementation == "transformers"

@@ -47,7 +47,7 @@ from foretell.heads.layout import (
     MARKER,
     FoundLayout,
     Layout,
-    TargetInfo,
+    TargetInfo as TargetInfo,
     an,
     architecture,
     check_layer_ids,

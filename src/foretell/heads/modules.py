@@ -259,9 +259,8 @@ def rotations(capacity: int, head_dim: int, theta: float, scaling: RopeScaling |
 @cache
 def _frequency(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
     """[half] float32 radians a position."""
-    with torch.inference_mode(
-        mode=False
-    ):  # cached beyond the call, which may be in inference mode, and read in training
+    # Cached beyond the call, which may be in inference mode, and read in training
+    with torch.inference_mode(mode=False):
         return frequencies(half, theta, scaling, device)
 
 

@@ -45,9 +45,8 @@ def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
     """
     drafters = [method.bytes_per_token for method in {id(method): method for method in methods}.values()]
     together = max(drafters, default=0) if model.spec.device.type == "cpu" else sum(drafters)
-    return max(
-        1, model.new_cache(0, 1).bytes_per_slot + together
-    )  # a model without attention holds nothing for a token
+    # A model without attention holds nothing for a token
+    return max(1, model.new_cache(0, 1).bytes_per_slot + together)
 
 
 def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:

@@ -199,9 +199,8 @@ class Verifier(ABC):
     """
 
     name: ClassVar[str]
-    exact: ClassVar[
-        bool
-    ]  # True: the emitted text has the target's distribution. False: lossy, and marked so in all output
+    # True: the emitted text has the target's distribution. False: lossy, and marked so in all output
+    exact: ClassVar[bool]
     reads: ClassVar[frozenset[str]] = frozenset()  # of "q", "noise", "taps"
     draws: ClassVar[DrawMode]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]

@@ -186,9 +186,8 @@ def select(tree: TokenTree, p: Tensor) -> tuple[list[Level], list[Tensor]]:
             own = tree.q[rows, node, token].double()
             outer = (Outer(under, own, power).only(uniform), *outer)
         slack = residual + (1.0 - ratio)
-        inner = torch.where(
-            slack > 0, residual / torch.where(slack > 0, slack, 1.0), ratio
-        )  # 0/0, or no distribution: P
+        # 0/0, or no distribution: P
+        inner = torch.where(slack > 0, residual / torch.where(slack > 0, slack, 1.0), ratio)
         succeed.append(torch.where(drawn | fixed, inner, ratio))
         after = torch.where(likely > 0, (ratio * p_token / torch.where(likely > 0, likely, 1.0)).clamp(max=1.0), 0.0)
         on_path = on_path & (drawn | fixed)

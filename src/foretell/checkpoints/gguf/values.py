@@ -22,9 +22,8 @@ _SIZES = (
 )  # fmt: skip
 """Keys that repeat the shapes of tensors, of which only those that the model has are read, and the epsilon of norms that
 only heads for drafts have."""
-_NEUTRAL: dict[
-    str, tuple[Any, ...]
-] = {  # beside 0, False and nothing: what llama.cpp writes where a model has no such thing
+# Beside 0, False and nothing: what llama.cpp writes where a model has no such thing
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_group_count": (1,),
     "expert_group_used_count": (1,),

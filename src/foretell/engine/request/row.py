@@ -29,9 +29,8 @@ class Submission:
     prediction_ids: Sequence[int] = ()  # the caller's guess of the output, for the method ``prediction``
     speculative: MethodConfig | None = None  # from ``Service.method``; None: the service's own choice
     always: bool = False  # guess in every step that no other request shares, whether that pays or not
-    num_prompt_logprobs: int | None = (
-        None  # ``params.logprobs`` of the prompt's tokens, in ``Completion.prompt_pieces``
-    )
+    # ``params.logprobs`` of the prompt's tokens, in ``Completion.prompt_pieces``
+    num_prompt_logprobs: int | None = None
     write: bool = True  # False: nothing is written, whatever ``params`` allow: the prompt is only scored
     prepares: bool = False  # its prompt is read for the prefix store, while nobody else is there; nothing is written
     trace: bool = False  # updates carry the tree of each step

@@ -82,9 +82,8 @@ class TrainerPool:
         elif action == "save":
             try:
                 export(trainer.student, trainer.served, Path(folder))
-            except (
-                Exception
-            ) as error:  # a full disk is another error in each library; learning goes on without the file
+            # A full disk is another error in each library; learning goes on without the file
+            except Exception as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
                 self.results.append((adapter, {"event": "save failed", "reason": reason}))
             else:

@@ -71,9 +71,8 @@ class DFlashHeadConfig(HeadConfig):
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     causal: bool = False  # rows of a block see the rows before them only (JetSpec)
-    windows: tuple[
-        int, ...
-    ] = ()  # of each layer: how many last positions a row sees; 0 is all. Empty: all layers see all
+    # Of each layer: how many last positions a row sees; 0 is all. Empty: all layers see all
+    windows: tuple[int, ...] = ()
     windows_causal: bool = True  # in layers with a window, rows of a block see the rows before them only
     sample_from_anchor: bool = False  # the anchor's row makes the first guess (DSpark); else it makes none
     markov_rank: int = 0  # > 0: logits of a guess get W1[token before it] W2 (DSpark)

@@ -44,9 +44,8 @@ class ModelDrafter(Drafter):
         self.acceptance = acceptance
         self.reads_law = acceptance is not None and acceptance.config.reads_law
         self.hidden: Tensor | None = None  # [B, W, H] after the nodes read by the last ``logits``: see Output.hidden
-        self.recent_logits: list[
-            Tensor
-        ] = []  # with reads_law: logits [B, 1, V] after the nodes read last, and before them
+        # With reads_law: logits [B, 1, V] after the nodes read last, and before them
+        self.recent_logits: list[Tensor] = []
         self.tokens: Tensor | None = None  # [B, 1] with reads_law: the nodes read last
         self.temperature: Tensor | None = None  # [B, 1] with reads_law
         self.target = Target(model, context.num_rows, capacity)

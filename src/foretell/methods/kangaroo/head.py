@@ -67,9 +67,8 @@ class KangarooHead(Head):
     def __init__(self, config: KangarooHeadConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(
-            [AdapterLayer(config)]
-        )  # the authors' module can stack several; all published ones have one
+        # The authors' module can stack several; all published ones have one
+        self.layers = nn.ModuleList([AdapterLayer(config)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     @classmethod

@@ -140,9 +140,8 @@ class Alibi(_LayerArguments):
         parameter = next(self._layers.parameters())
         device, dtype = parameter.device, parameter.dtype
         ones = torch.ones(1, plan.span, dtype=torch.int64, device=device)
-        table: Tensor = self._biases(ones, self._num_heads, dtype)[
-            :, 0
-        ]  # [heads, positions], rounded as the model does
+        # [heads, positions], rounded as the model does
+        table: Tensor = self._biases(ones, self._num_heads, dtype)[:, 0]
         keys = plan.key_positions.to(device).clamp(min=0)
         alibi = table[:, keys].transpose(0, 1)[:, :, None]  # [B, heads, 1, S]
         lowest = torch.finfo(dtype).min

@@ -446,9 +446,8 @@ class LeanModel(CausalModel):
         self, layer: Layer, limit: DraftWindow, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shared: _Pass
     ) -> Tensor:
         assert shared.back is not None
-        angles = (
-            shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
-        )  # [B, 1, G * n, d]
+        # [B, 1, G * n, d]
+        angles = shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
         half = query.shape[-1] // 2
         swapped = torch.cat((-query[..., half:], query[..., :half]), -1)
         sunk = (query * angles.cos() + swapped * angles.sin()).to(query.dtype)
