@@ -10,7 +10,7 @@ from torch import nn
 from foretell.core.errors import ConfigError
 from foretell.heads.teacher import Outcome
 from foretell.train.config import TrainConfig
-from foretell.train.losses import hidden_matrices, optimizers_of
+from foretell.train.optimizers import hidden_matrices, optimizers_of
 from foretell.train.trainer import Report, train
 from tests.model.tiny import VOCAB
 from tests.train.harness import HIDDEN, Linear, teacher, texts

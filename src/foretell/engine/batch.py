@@ -1,6 +1,6 @@
 """The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
 
-The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps; ``seats.py`` says
+The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps; ``Seats`` says
 which row moves where.
 """
 

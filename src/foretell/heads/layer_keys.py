@@ -52,7 +52,7 @@ def refuse_unknown(keys: Keys, harmless: Iterable[str] = HARMLESS) -> None:
 def rope(keys: Keys) -> tuple[float, RopeScaling | None]:
     """(base, scaling) of either spelling: rope_theta and rope_scaling, or rope_parameters as transformers 5 writes them.
 
-    Raises ModelError for frequencies that are not implemented (see ``heads.rope``), naming the key.
+    Raises ModelError for frequencies that are not implemented (see ``heads.modules``), naming the key.
     """
     parts = [keys.inner(key) for key in ("rope_scaling", "rope_parameters")]
     for part in parts:

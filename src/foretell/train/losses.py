@@ -1,4 +1,4 @@
-"""Divergences of a draft distribution q from the target's distribution p, pure functions of logits; and the optimizers.
+"""Divergences of a draft distribution q from the target's distribution p, place by place: pure functions of logits.
 
 Each takes logits of p and of q, [M, V], and returns [M] in nats (or a share of 1). p may be given on the draft's own
 columns alone (``LossSlot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both distributions are
@@ -8,16 +8,15 @@ based on acceptance are better.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError, nearest
-from foretell.train.config import TrainConfig
 
 Divergence = Callable[..., Tensor]
 """(p logits [M, V], q logits [M, V], *, temperature) -> [M]."""
@@ -118,41 +117,3 @@ def parse_divergence(text: str) -> Divergence:
     if key != "eta" or not 0.0 < eta < math.inf:
         raise ConfigError(f"divergence {text!r}: expected lk_hybrid/eta=NUMBER above 0")
     return partial(lk_hybrid, eta=eta)
-
-
-def optimizers_of(head: nn.Module, config: TrainConfig, vocab_sizes: Iterable[int]) -> list[torch.optim.Optimizer]:
-    """The optimizers of a head's trainable parameters; each parameter is in one of them. vocab_sizes: what tells a table
-    over tokens from a hidden matrix. Raises ConfigError for "muon" where there is no hidden matrix.
-
-    Muon (Jordan and others 2024, "Muon: An optimizer for hidden layers in neural networks") replaces the momentum of
-    a matrix by the nearest orthogonal one. Its steps are scaled as in Liu and others 2025 (2502.16982, equation 4):
-    their entries are as large as AdamW's at the same rate, so one rate serves both.
-    """
-    if config.optimizer == "adamw":
-        return [_adamw([p for p in head.parameters() if p.requires_grad], config)]
-    hidden = hidden_matrices(head, vocab_sizes)
-    if not hidden:
-        raise ConfigError(
-            "optimizer = 'muon' updates hidden matrices, and nothing that is trained here is one: leave it at 'adamw'"
-        )
-    known = {id(p) for p in hidden}
-    others = [p for p in head.parameters() if p.requires_grad and id(p) not in known]
-    muon = torch.optim.Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, _adamw(others, config)] if others else [muon]
-
-
-def hidden_matrices(head: nn.Module, vocab_sizes: Iterable[int]) -> list[nn.Parameter]:
-    """The trainable matrices of a head that lead from hidden numbers to hidden numbers: no embedding, and none with a row
-    or column for each token of a vocabulary, or for one number alone."""
-    tables = {id(module.weight) for module in head.modules() if isinstance(module, nn.Embedding)}
-    not_hidden = {1, *vocab_sizes}
-    return [
-        p
-        for p in head.parameters()
-        if p.requires_grad and p.ndim == 2 and id(p) not in tables and not not_hidden.intersection(p.shape)
-    ]
-
-
-def _adamw(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(parameters, lr=config.lr, betas=betas, weight_decay=config.weight_decay)

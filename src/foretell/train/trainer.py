@@ -29,8 +29,9 @@ from foretell.train import checkpoint
 from foretell.train.checkpoint import patient
 from foretell.train.config import TrainConfig, rate
 from foretell.train.data import Batches
-from foretell.train.losses import optimizers_of, parse_divergence
+from foretell.train.losses import parse_divergence
 from foretell.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
+from foretell.train.optimizers import optimizers_of
 from foretell.train.responses import Responses
 
 LOG, RECORD = "log.jsonl", "record.json"

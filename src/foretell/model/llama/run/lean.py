@@ -3,7 +3,7 @@
 Against the module: QKV and gate-up are one product each, linears are prepacked on the CPU, keys and values live in
 preallocated slots, attention reads ``plan.span`` of them, queries of one key-value head share a product (so keys are
 never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph. Mixtures of experts are
-the exception, and run on the CPU alone: ``experts.py``.
+the exception, and run on the CPU alone: ``pack.py``.
 """
 
 from collections.abc import Callable, Mapping
