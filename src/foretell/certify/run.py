@@ -333,17 +333,5 @@ def certify_distributions(
 
 def broken(verify: str, shape: str, where: str, error: ForetellError) -> Check:
     """The check of a part that breaks its contract: nothing else can be said of it."""
-    finding = Finding(DEFECT, where, str(error))
-    return Check(
-        "contract",
-        verify,
-        shape,
-        DEFECT,
-        0,
-        "steps",
-        None,
-        None,
-        "what the part does against its contract",
-        where,
-        (finding,),
-    )
+    finding, measure = Finding(DEFECT, where, str(error)), "what the part does against its contract"
+    return Check("contract", verify, shape, DEFECT, 0, "steps", None, None, measure, where, (finding,))

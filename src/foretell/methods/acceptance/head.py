@@ -57,7 +57,7 @@ class AcceptanceHead(Head):
     def __init__(self, config: AcceptanceHeadConfig) -> None:
         super().__init__()
         self.config = config
-        # The blocks and ``out`` by other means: see ``heads/native.py``.
+        # The blocks and ``out`` by other means: see ``speed_up``.
         self.native: Callable[[Tensor], Tensor] | None = None
         self.blocks = nn.ModuleList(ResBlock(config.width) for _ in range(config.num_layers))
         self.out = nn.Linear(config.width, 1)
