@@ -134,7 +134,7 @@ Build = Callable[[Making, Options], Objective]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one method is trained on the target's probabilities: the attribute RECIPE of its file."""
+    """How one method is trained on the target's probabilities: see ``recipes.py``."""
 
     build: Build
     options: Options  # its own settings; None: the target's own size, or decided by ``build``

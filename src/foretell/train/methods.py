@@ -1,8 +1,8 @@
 """Resolve a method's name and settings to the inputs of ``Trainer``.
 
 Settings are flat: a method's own (sizes of the head, its loss), those of ``TrainConfig``, and ``save_dtype``. Sizes that
-are not given are the target's own. Each method's own part is in its file of ``train.recipes``, which is imported when
-it is used.
+are not given are the target's own. Each method's own part is its recipe in ``recipes.py``, which is imported when it is
+used.
 """
 
 import copy
