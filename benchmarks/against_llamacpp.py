@@ -21,7 +21,7 @@ import torch
 from foretell import Engine
 from foretell.core.params import SamplingParams
 from foretell.core.tree import layout
-from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.kernels.functions import dram_read_bandwidth
 from foretell.model.prefill import feed, round_up
 from foretell.model.target import Target
 

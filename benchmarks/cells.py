@@ -32,7 +32,7 @@ from typing import Any
 import foretell
 from foretell.engine import loop as loops
 from foretell.engine.request.result import Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.model.trained import default_speculation
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service

@@ -36,11 +36,16 @@ from foretell import Engine, Request, SamplingParams
 from foretell.bench import encode_item, load_suite, select
 from foretell.cli.output import as_json
 from foretell.core.noise import Stream, derive_seed, race, stream_keys
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
 from foretell.heads.teacher import Teacher
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
-from foretell.methods.acceptance.objective import area_under_curve, calibration_error, distribution_of, parts_of
-from foretell.methods.acceptance.reading import ModelReader
+from foretell.methods.acceptance.objective import (
+    ModelReader,
+    area_under_curve,
+    calibration_error,
+    distribution_of,
+    parts_of,
+)
 from foretell.model.load import load_model
 from foretell.train.data import sequential_batches
 from foretell.train.responses import Responses, pack

@@ -25,7 +25,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Config, Qwen3MoeConfig
 
 from foretell.core.tree import layout
-from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.kernels.functions import dram_read_bandwidth
 from foretell.model.llama.run import lean, native
 from foretell.model.target import CausalModel, PassOptions
 

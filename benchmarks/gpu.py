@@ -38,9 +38,9 @@ from foretell.core.noise import Noise, exponentials, race
 from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.core.tree import layout
 from foretell.engine.event import StepEvent
-from foretell.kernels.cdf import invert_cdf
 from foretell.kernels.gpu import ops as operators
 from foretell.kernels.gpu.ops import ops
+from foretell.kernels.small import invert_cdf
 
 SIZES = {  # hidden, layers, intermediate, heads, key-value heads, vocabulary
     "tiny": (64, 2, 128, 4, 2, 512),

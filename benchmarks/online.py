@@ -37,12 +37,12 @@ from benchmarks.domains import DOMAINS, prompts
 from benchmarks.figures import said
 
 from foretell import Engine, SamplingParams
-from foretell.engine.allowance import Allowance
 from foretell.engine.request.result import Completion
+from foretell.engine.threads import Allowance
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
-from foretell.learn.training.export import export
+from foretell.learn.training.pool import export
 from foretell.learn.training.student import Origin, Student
 from foretell.learn.training.texts import Text
 

@@ -31,7 +31,7 @@ from benchmarks.figures import interval
 
 from foretell import Engine, SamplingParams
 from foretell.engine.request.result import Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.learn.options import LearnOptions
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service

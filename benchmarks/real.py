@@ -53,7 +53,7 @@ from foretell.checkpoints.directories import resolve
 from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
 from foretell.kernels.cpu import cpu_flags
-from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.kernels.functions import dram_read_bandwidth
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 AUTO_BARS = (0.98, 0.95)

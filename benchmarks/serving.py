@@ -30,10 +30,10 @@ from torch import Tensor
 import foretell
 from foretell.bench import load_suite
 from foretell.engine.request.result import Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
+from foretell.engine.threads import release_workers
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import CausalModel
-from foretell.model.workers import release_workers
 from foretell.service.options import ServiceOptions
 from foretell.service.service import Service
 

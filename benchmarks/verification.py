@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise, race_top
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from foretell.verify import VERIFIERS, Evidence, Verifier, draw
 from foretell.verify.base import follow
 

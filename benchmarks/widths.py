@@ -19,8 +19,8 @@ import torch
 
 from foretell.core.tree import layout
 from foretell.kernels import build
+from foretell.kernels.functions import dram_read_bandwidth
 from foretell.kernels.native import variant
-from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import PassOptions
 

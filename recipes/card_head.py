@@ -32,7 +32,7 @@ from foretell.methods.medusa.head import head_weight
 from foretell.model.identity import target_hash
 from foretell.train.methods import prepare
 from foretell.train.own_prompts import own_questions
-from foretell.train.recipes.eagle3 import three_layers
+from foretell.train.recipes import three_layers
 from foretell.train.responses import pack, read_prompts
 from foretell.train.trainer import Report, Trainer
 from recipes.chat_prompts import passage_questions

@@ -26,7 +26,7 @@ from foretell.costs.table import PASS, CostTable, Surface, TextCosts
 from foretell.draft.shapes import Chain, Sequoia, Static
 from foretell.engine.request.text import TextStream
 from foretell.engine.structured.thoughts import Thoughts
-from foretell.heads.rope import RopeScaling
+from foretell.heads.modules import RopeScaling
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.corrections import Corrections
 from foretell.planner.observations import RowView
@@ -77,7 +77,7 @@ ASKED: dict[str, Sequence[tuple[Any, ...]]] = {
 
 SEEN: dict[str, str] = {
     "bench.quality.Judge.right:self._known": "::test_answers_are_judged_by_their_own_question",
-    "certify.endpoint.session.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
+    "certify.endpoint.report.Session.greedy:self._greedy": "tests/certify/test_endpoint.py",
     "certify.recorder.VisitRecorder.__call__:self._last": "tests/certify/test_draws.py",
     "engine.loop.Loop._move:self.running": "tests/engine/test_traffic.py",
     "core.graphs.Graphs.processors:self._processors": "tests/device/test_graphs.py",
@@ -97,7 +97,7 @@ SEEN: dict[str, str] = {
     "engine.methods.Methods.choice:self._choices": "tests/engine/drafters/test_groups.py",
     "engine.methods.Methods.tokenizers:self._tokenizers": "tests/methods/draft_model/test_translation.py",
     "engine.request.text.TextStream._text_of_one:self._known": "::test_texts_of_tokens_are_their_own_tokenizers",
-    "engine.selfcheck._Reader._read:self._known": "tests/engine/test_selfcheck.py",
+    "engine.selfcheck._PassReader._read:self._known": "tests/engine/test_selfcheck.py",
     "engine.structured.compiling.CompileCheck._asked:self._refused": "tests/server/test_compiling.py",
     "engine.structured.constraint.ConstraintProcessor.__call__:self._memo": "tests/server/test_constraint.py",
     "engine.structured.constraint.Constraints._compile:self._made": "tests/server/test_constraint.py",
@@ -116,7 +116,7 @@ SEEN: dict[str, str] = {
     "learn.training.trainer.AdapterTrainer._gate:self._scores": "tests/learn/test_trainer.py",
     "heads.stored_outputs.OutputKeeper._text:self._kept": "tests/train/test_kept.py",
     "heads.native.Memory.__init__:self._matrices": "tests/methods/test_native.py",
-    "methods.hybrid.size.size_for:_known": "tests/engine/test_hybrid.py",
+    "methods.hybrid.config.size_for:_known": "tests/engine/test_hybrid.py",
     "checkpoints.gguf.file._open": "tests/checkpoints/gguf/test_load.py",
     "checkpoints.gguf.values.say": "tests/checkpoints/gguf/test_config.py::test_every_key_is_read_or_said",
     "model.hf.own.Positions.during.put:self._tables": "tests/model/hf/test_own.py",

@@ -3,7 +3,7 @@
     python -m benchmarks.papers abstention --target T --draft D --answers build/abstention.jsonl [--seeds 1]
 
 Suite ``abstention`` (72 open problems: 8 categories, 3 levels) is answered plainly and under each rule, with the same
-seeds. An answer counts as right where it says that the answer is not known (``foretell.bench.unknown``). Answers are kept
+seeds. An answer counts as right where it says that the answer is not known (``foretell.bench.quality``). Answers are kept
 in a file, a line each: what is there is not answered again, and row ``agreement`` reads it. ``--method`` chooses another
 drafter than a draft model. The report has shares with 95 % intervals (Wilson) by category and level, and pairs with plain
 decoding (McNemar's exact test); under ``coupled`` every answer must be plain decoding's, token for token.
@@ -20,9 +20,8 @@ from benchmarks.papers.row import Line, Row, dtype_of
 
 from foretell import Engine
 from foretell.bench import read_suite
-from foretell.bench.quality import Quality, quality
+from foretell.bench.quality import Quality, quality, says_unknown
 from foretell.bench.stats import wilson
-from foretell.bench.unknown import says_unknown
 
 RULES = "coupled,rejection,typical,top_n"
 BEST, GPT4_HARD, GPT4_EASY = 0.68, 0.358, 0.200

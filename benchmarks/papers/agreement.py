@@ -3,7 +3,7 @@
     python -m benchmarks.papers agreement --answers build/abstention.jsonl [--judges T1,T2]
 
 Theirs ("AI Predicts AGI", 2412.09385, abstract): language models that review each other's forecasts, ICC 0.79. Ours:
-answers of row ``abstention``, scored by three rules (``foretell.bench.unknown`` says it anywhere; says it first; share
+answers of row ``abstention``, scored by three rules (``foretell.bench.quality`` says it anywhere; says it first; share
 of sentences) and, with --judges, by models: the probability of "Yes" against "No" to the question whether the answer says
 that nobody knows. ICC(2,1) counts a difference in strictness as disagreement, ICC(3,1) does not; 95 % intervals by F.
 """
@@ -22,8 +22,8 @@ from benchmarks.papers.row import Line, Row, dtype_of
 from benchmarks.theory.pairs import logits_at
 
 from foretell import Engine
+from foretell.bench.quality import SAYS, says_unknown
 from foretell.bench.stats import Interval, f_quantile
-from foretell.bench.unknown import SAYS, says_unknown
 
 ASK = 'Here is an answer to a question:\n"{}"\nDoes the answer say that the truth is not known? Reply with Yes or No.'
 THEIRS = 0.79

@@ -22,7 +22,7 @@ from benchmarks.theory.trees import choose_tree, pass_seconds
 
 from foretell import Engine
 from foretell.bench import encode_item
-from foretell.draft.legality import parse_draws
+from foretell.draft.config import parse_draws
 from foretell.verify import parse_verifier
 
 

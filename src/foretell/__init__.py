@@ -32,8 +32,7 @@ _NAMES = {
     "engine.event": "Observer StepEvent",
     "engine.request.request": "Request",
     "engine.request.result": "Completion Update",
-    "engine.request.row": "Piece",
-    "engine.request.submission": "Submission",
+    "engine.request.row": "Piece Submission",
     "learn.options": "LearnOptions",
     "model.target": "CausalModel ModelSpec Target",
     "service.options": "ServiceOptions",
@@ -92,8 +91,7 @@ if TYPE_CHECKING:
     from foretell.engine.event import Observer as Observer, StepEvent as StepEvent
     from foretell.engine.request.request import Request as Request
     from foretell.engine.request.result import Completion as Completion, Update as Update
-    from foretell.engine.request.row import Piece as Piece
-    from foretell.engine.request.submission import Submission as Submission
+    from foretell.engine.request.row import Piece as Piece, Submission as Submission
     from foretell.learn.options import LearnOptions as LearnOptions
     from foretell.model.target import CausalModel as CausalModel, ModelSpec as ModelSpec, Target as Target
     from foretell.service.options import ServiceOptions as ServiceOptions

@@ -8,8 +8,8 @@ from benchmarks.papers.agreement import agreement, opens_unknown, sentences, sha
 from benchmarks.papers.judge import paired_difference
 from scipy import stats as scipy_stats
 
+from foretell.bench.quality import says_unknown
 from foretell.bench.stats import f_quantile
-from foretell.bench.unknown import says_unknown
 
 
 def test_the_strict_and_the_graded_rule() -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from foretell.bench import read_suite, run_bench, select
 from foretell.bench.answers import AnswerCheck
-from foretell.bench.quality import Judge
-from foretell.bench.unknown import says_unknown
+from foretell.bench.quality import Judge, says_unknown
 
 UNKNOWN = [
     "It is not known.",

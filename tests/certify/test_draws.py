@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.certify.conditions import requests
 from foretell.certify.draws import DrawChecks, freedman_bound, kolmogorov, kolmogorov_bound
 from foretell.certify.recorder import VisitRecorder
 from foretell.certify.report import Check
+from foretell.certify.run import requests
 from foretell.engine.config import speculative_config
 from foretell.methods.draft_model.drafter import ModelDrafter
 from tests.certify import harness as h

@@ -10,7 +10,7 @@ from torch import Tensor
 from foretell.certify.plain import RoundingJudge, Tolerance, after, distribution_of
 from foretell.certify.recorder import Proposal, Text, Visit
 from foretell.certify.report import DEFECT, NEAR_TIE, Certificate
-from foretell.certify.window import deviations
+from foretell.certify.run import deviations
 from foretell.core.params import SamplingParams
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import Output

@@ -9,7 +9,7 @@ import torch
 from foretell import Engine
 from foretell.certify import certify, weights_distance
 from foretell.certify.plain import reference
-from foretell.certify.weights import log_probs, unquantised_of
+from foretell.certify.report import log_probs, unquantised_of
 from foretell.core.errors import ConfigError
 from foretell.model.llama.run import native
 from foretell.model.load import load_model

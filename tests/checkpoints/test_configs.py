@@ -13,8 +13,8 @@ from foretell import bundled
 from foretell.checkpoints.config_defaults import DEFAULTS
 from foretell.checkpoints.configs import plain_config, read_plain
 from foretell.checkpoints.source import read_config, read_generation, read_plain as read_both
-from foretell.model.llama.rope import scaled_frequencies
 from foretell.model.llama.shape import read_shape
+from foretell.model.llama.traits import scaled_frequencies
 
 SMALL: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,

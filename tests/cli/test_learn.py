@@ -98,7 +98,7 @@ def test_options_that_would_be_ignored_or_fail_later_are_refused_at_the_start(op
 def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     """They were left out without a word."""
     from foretell import Engine, SamplingParams
-    from foretell.learn.files import learn_from
+    from foretell.learn.session import learn_from
 
     data = tmp_path / "prompts.jsonl"
     data.write_text(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.engine.request.result import Sink
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.model.load import load_tokenizer
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions

@@ -82,7 +82,7 @@ def test_a_kernel_is_built_there_once(tmp_path: Path) -> None:
     file.write_text("")
     code = (
         "import logging; logging.basicConfig(level='INFO', format='%(message)s')\n"
-        "from foretell.kernels import cdf; print(cdf._cdf_library() is not None)"
+        "from foretell.kernels import small; print(small._cdf_library() is not None)"
     )
     env = {**os.environ, "FORETELL_CACHE": str(file / "below"), "TMPDIR": str(tmp_path)}
     for said in (True, False):

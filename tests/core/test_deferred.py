@@ -15,7 +15,7 @@ from foretell.core.params import SamplingParams
 from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.core.tree import layout
 from foretell.kernels.build import BuildError, load_library, typed, variants_of
-from foretell.kernels.race import FUNCTIONS
+from foretell.kernels.small import FUNCTIONS
 
 V, CPU, INF = 1311, torch.device("cpu"), math.inf  # two whole blocks of the kernel and a part
 PARENT = [-1, 0, 0, 1, 1, 3]

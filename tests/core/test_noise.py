@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretell.core import noise as module_noise
 from foretell.core.noise import Noise, Stream, derive_seed, exponentials, mix, mix_int, race, stream_keys, uniforms
-from foretell.kernels import build, race as module
+from foretell.kernels import build, small as module
 from foretell.kernels.build import BuildError
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -11,7 +11,7 @@ from foretell import METHODS, Engine, Request, SamplingParams, ServiceOptions
 from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.places import OTHERS, PLACES, tells_places
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from tests.engine.harness import ToyTokenizer, table
 
 

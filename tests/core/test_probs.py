@@ -32,7 +32,7 @@ from foretell.core.probs import (
     one_hot_argmax_reference,
 )
 from foretell.core.tree import chain_tree, layout
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from foretell.verify import Coupled, Evidence, Exact, Rejection, draw
 
 V = 11

@@ -16,8 +16,7 @@ from foretell.kernels.gpu import ops as operators
 from foretell.model import blocks
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import SPARE, KVCache
-from foretell.service.memory import bytes_per_token
-from foretell.service.sizes import sizes_of
+from foretell.service.memory import bytes_per_token, sizes_of
 from tests.device.counting import Run, engine_on, model, requests, run
 from tests.device.pretend import METER, NAME, PretendRecorder
 from tests.device.test_tokens import DRAFT, FAST, SLOW

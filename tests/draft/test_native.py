@@ -11,7 +11,7 @@ from foretell.draft import native
 from foretell.draft.automaton import NOWHERE, Automaton
 from foretell.draft.native import NativeAutomaton, new_automaton
 from foretell.draft.suffix import MAX_MATCH, Library, SuffixOptions, SuffixRow, best_first, best_of_sources
-from foretell.kernels.suffix import suffix_library
+from foretell.kernels.small import suffix_library
 
 Texts = list[list[int]]
 LIBRARY = suffix_library()

@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 
 from foretell.core.errors import ConfigError
 from foretell.draft.automaton import NOWHERE, Automaton, Place
-from foretell.draft.host import depth_first
-from foretell.draft.native import AnyAutomaton
+from foretell.draft.native import AnyAutomaton, depth_first
 from foretell.draft.suffix import Library, SuffixOptions, SuffixReader, best_first
 
 Texts = list[list[int]]

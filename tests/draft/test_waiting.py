@@ -11,8 +11,8 @@ from foretell.core.tree import DrawMode, layout, root_tree
 from foretell.draft.base import Commit, Drafter, Method
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
-from foretell.engine.drafters import waiting
-from foretell.engine.drafters.waiting import WaitingDrafter
+from foretell.engine.drafters import lazy as waiting
+from foretell.engine.drafters.lazy import WaitingDrafter
 from foretell.methods import features
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.features import FeatureBuffer

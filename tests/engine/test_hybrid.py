@@ -28,9 +28,9 @@ from foretell.engine.speculation import check_branching
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
-from foretell.methods.hybrid import config as hybrid_config, size
+from foretell.methods.hybrid import config as hybrid_config, config as size
+from foretell.methods.hybrid.config import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_size, pass_seconds, tree_size
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, SHARED_SIZE, Hybrid, Worth, _by_row, shape_of
-from foretell.methods.hybrid.size import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner

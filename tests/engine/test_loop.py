@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context, Drafter, Method
-from foretell.draft.host import tree_of
+from foretell.draft.native import tree_of
 from foretell.draft.ngram import Ngram
 from foretell.draft.shapes import Shape
 from foretell.engine.batch import Batch

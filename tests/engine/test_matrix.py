@@ -15,7 +15,7 @@ from scipy.stats import chi2, ncx2
 
 from foretell import METHODS, SHAPES, VERIFIERS, ConfigError, DrawMode, Engine, Request, SamplingParams
 from foretell.draft.base import Method
-from foretell.draft.legality import refusal
+from foretell.draft.config import refusal
 from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy

@@ -14,7 +14,7 @@ from foretell.draft.base import Method
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix
 from foretell.engine.event import StepEvent
-from foretell.learn.serving import LearnedMethod
+from foretell.learn.adapters import LearnedMethod
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from foretell.engine.seats import Seats, seated
+from foretell.engine.batch import Seats, seated
 
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["comes", "joins", "leaves"]), st.integers(0, 11)), min_size=12, max_size=60

@@ -21,8 +21,8 @@ from foretell.engine import selfcheck
 from foretell.engine.prefix import Prefix
 from foretell.engine.selfcheck import SelfCheck, check_passes, self_check
 from foretell.model.cache import KVCache
-from foretell.model.llama.run.bound import NativeCache
 from foretell.model.llama.run.native import NativeModel
+from foretell.model.llama.run.states import NativeCache
 from foretell.model.load import load_model
 from foretell.model.target import WHOLE, Output, PassOptions, WrappedModel
 from tests.model.adapters import write_adapter

@@ -8,7 +8,7 @@ import torch
 
 from foretell import Completion, Engine, Request, SamplingParams
 from foretell.core.tree import DrawMode
-from foretell.draft.legality import refusal
+from foretell.draft.config import refusal
 from foretell.draft.shapes import SHAPES, parse_shape
 from foretell.engine.batch import Batch
 from foretell.methods.draft_model.drafter import DraftModel

@@ -13,7 +13,7 @@ import torch
 
 from foretell import Completion, ConfigError, Engine, ModelError, Request, SamplingParams, Service, ServiceOptions
 from foretell.engine.request.result import Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.engine.structured.format import Formats
 
 pytest.importorskip("llguidance")

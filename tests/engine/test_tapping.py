@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretell import Engine
 from foretell.draft.base import Commit, Context, Drafter, PromptChunk
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import Tapping
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.prefill import feed
 from foretell.model.target import Target

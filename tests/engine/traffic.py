@@ -19,9 +19,8 @@ from foretell.engine.loop import Limits, Loop
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.job import Job
 from foretell.engine.request.result import Update
-from foretell.engine.request.row import Row
+from foretell.engine.request.row import Row, Submission
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache

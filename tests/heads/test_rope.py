@@ -10,8 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.layer_keys import describe_rope, rope
-from foretell.heads.modules import rotary
-from foretell.heads.rope import RopeScaling, frequencies
+from foretell.heads.modules import RopeScaling, frequencies, rotary
 
 CPU = torch.device("cpu")
 LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError, ForetellError, ModelError, Vocabul
 from foretell.core.noise import Noise, Stream, race, race_top, stream_keys, top
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.kernels import bounds
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from foretell.verify import VERIFIERS, Evidence, Rejection, draw
 from foretell.verify.base import RowVerifiers
 from foretell.verify.greedy_block import GreedyBlock

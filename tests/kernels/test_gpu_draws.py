@@ -12,9 +12,9 @@ from torch import Tensor
 from foretell.core.noise import Noise, Stream, exponentials, race, stream_keys
 from foretell.core.probs import process_logits
 from foretell.core.tree import DrawnBy, TokenTree, depths
-from foretell.kernels.cdf import invert_cdf
 from foretell.kernels.gpu import ops
 from foretell.kernels.gpu.ops import register
+from foretell.kernels.small import invert_cdf
 from foretell.verify import Coupled, Evidence, draw
 from foretell.verify.exact import has_distribution, target_draws
 from tests.core.test_deferred import PARAMS, made

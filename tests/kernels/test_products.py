@@ -108,7 +108,7 @@ def test_settings_reach_the_products_loaded_before_and_after(monkeypatch: pytest
 
 def test_every_format_has_its_products_by_its_number() -> None:
     from foretell.kernels.structures import FORMATS as PLAIN
-    from foretell.model.llama.read.quantise import FORMATS
+    from foretell.model.llama.read.matrices import FORMATS
 
     numbers = {f"product_{name.lower()}": form.number for name, form in FORMATS.items()}
     assert {**numbers, "product_f32": 0, "product_bf16": 1} == {name: PRODUCTS.index(name) for name in PRODUCTS}

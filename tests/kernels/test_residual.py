@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawnBy, TokenTree
-from foretell.kernels import cdf as sampling, residual as module
+from foretell.kernels import residual as module, small as sampling
 from foretell.verify import Evidence, Rejection, Verifier
 from foretell.verify.block import Block
 from foretell.verify.traversal import Traversal

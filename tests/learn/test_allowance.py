@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from foretell.engine.allowance import Allowance
+from foretell.engine.threads import Allowance
 from foretell.learn.options import LearnOptions
 from foretell.planner.allocation import Allocation
 from foretell.planner.budget import BUDGET, LEARN_SHARE, PROMISE, Budget, Trial

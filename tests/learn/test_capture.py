@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from foretell import Engine, SamplingParams
-from foretell.engine.allowance import Allowance
 from foretell.engine.event import StepEvent
+from foretell.engine.threads import Allowance
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.training.texts import RawText
 from foretell.methods.draft_model.drafter import DraftModel

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from foretell.learn.training.clusters import Clusters, sketch
 from foretell.learn.training.gate import HeldOut
-from foretell.learn.training.texts import ReplayBuffer, Text
+from foretell.learn.training.texts import Clusters, ReplayBuffer, Text, sketch
 
 
 def prompt(kind: int, r: random.Random) -> list[int]:

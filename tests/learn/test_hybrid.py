@@ -10,8 +10,8 @@ import torch
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
 from foretell.cli import settings
 from foretell.engine.event import StepEvent
+from foretell.learn.adapters import LearnedMethod
 from foretell.learn.learner import Learner
-from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
 from foretell.methods.hybrid.drafter import Hybrid
 from tests.engine.integrity import check_service

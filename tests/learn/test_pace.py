@@ -11,8 +11,7 @@ import torch
 from foretell.core.platform import num_cores
 from foretell.learn.options import LearnOptions
 from foretell.learn.training import process as trainer_process
-from foretell.learn.training.pace import MOST_S, Pace, spare_cores
-from foretell.learn.training.process import MOST_WAITING, TrainerProcess, share_of
+from foretell.learn.training.process import MOST_S, MOST_WAITING, Pace, TrainerProcess, share_of, spare_cores
 from foretell.learn.training.texts import RawText
 
 

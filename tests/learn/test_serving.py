@@ -17,7 +17,7 @@ from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context, Drafter
 from foretell.draft.shapes import Shape
 from foretell.engine.event import StepEvent
-from foretell.learn.serving import LearnedDrafter, LearnedMethod
+from foretell.learn.adapters import LearnedDrafter, LearnedMethod
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, prompts, table

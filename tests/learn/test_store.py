@@ -12,7 +12,7 @@ from foretell.learn import store
 from foretell.learn.adapters import ServedAdapter
 from foretell.learn.learner import Learner
 from foretell.learn.store import UNUSABLE, WEIGHTS
-from foretell.learn.training import export
+from foretell.learn.training import pool as export
 from foretell.learn.training.pool import TrainerPool
 from tests.learn.test_revert import first, publish, session_of
 

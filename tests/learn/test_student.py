@@ -12,12 +12,11 @@ import torch
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
 from foretell.engine.request.request import token_ids
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.learn import adapters
-from foretell.learn.serving import LearnedMethod
+from foretell.learn.adapters import LearnedMethod
 from foretell.learn.session import Session
-from foretell.learn.training.ends import TargetEnds, matrices_of
-from foretell.learn.training.student import RECIPES, Student
+from foretell.learn.training.student import RECIPES, Student, TargetEnds, matrices_of
 from foretell.learn.training.texts import RawText, Text
 
 HEADS = [name for name in RECIPES if name != "draft_model"]
@@ -140,7 +139,7 @@ SECRET = [3111, 402, 2718, 1618, 77, 5002, 999, 4444] * 2
 def knows(session: Session, tenant: str) -> float:
     """The mean probability that a tenant's serving drafter gives to the secret's tokens, once it has begun."""
     from foretell.core.tree import chain_tree, layout
-    from foretell.engine.request.submission import Submission
+    from foretell.engine.request.row import Submission
     from foretell.model.target import Target
 
     choice, _ = session.learner.assign(session.choice, Submission("x", [1, 2], tenant=tenant))
@@ -160,7 +159,7 @@ def planted(tenant: str) -> Session:
     options = LearnOptions(where="inline", learn_lr=3e-3)
     session = Session(engine_of("draft_model"), options, max_rows=1)
     learner = session.learner
-    from foretell.engine.request.submission import Submission
+    from foretell.engine.request.row import Submission
 
     _, state = learner.assign(session.choice, Submission("first", [1, 2], tenant=tenant))
     for number in range(72):

@@ -36,7 +36,7 @@ def test_a_draft_of_fewer_tokens_learns_on_those_alone() -> None:
 
 
 def test_a_draft_of_another_vocabulary_is_refused_with_the_reason() -> None:
-    from foretell.methods.draft_model.vocabulary.translated import TranslatedDraft
+    from foretell.methods.draft_model.vocabulary.tli import TranslatedDraft
 
     engine = Engine.load("bundled", speculative={"method": "draft_model", "num_speculative_tokens": 4})
     method = TranslatedDraft.__new__(TranslatedDraft)

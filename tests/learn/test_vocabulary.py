@@ -9,9 +9,8 @@ from torch import Tensor
 
 from foretell import Engine, LearnOptions, SamplingParams
 from foretell.heads import formats
-from foretell.learn.training.ends import matrices_of
-from foretell.learn.training.export import export
-from foretell.learn.training.student import Origin, Student
+from foretell.learn.training.pool import export
+from foretell.learn.training.student import Origin, Student, matrices_of
 from foretell.learn.training.texts import RawText, Text
 
 SHOWN = {"method": "eagle3", "num_speculative_tokens": 3, "shape": "chain"}

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.heads import formats
+from foretell.heads.formats import load_head
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.load import load_head
+from foretell.heads.modules import RopeScaling
 from foretell.heads.native import Memory, Vocabulary
-from foretell.heads.rope import RopeScaling
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights

@@ -19,10 +19,10 @@ from torch import Tensor
 from foretell.core.errors import ConfigError, ModelError
 from foretell.heads import directories, formats
 from foretell.heads.draft_vocabulary import draft_vocabulary
+from foretell.heads.formats import load_head
 from foretell.heads.head import Head
 from foretell.heads.layout import TargetInfo
-from foretell.heads.load import load_head
-from foretell.heads.rope import RopeScaling
+from foretell.heads.modules import RopeScaling
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig

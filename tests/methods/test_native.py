@@ -18,18 +18,16 @@ from foretell.core.tree import TokenTree, chain_parent, layout
 from foretell.draft.base import Method
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.head import Head
+from foretell.heads.native import beside
 from foretell.kernels import build
-from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
-from foretell.methods.acceptance.native import speed_up
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted, speed_up
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
-from foretell.methods.kangaroo.drafter import Kangaroo
+from foretell.methods.kangaroo.drafter import Kangaroo, NativeAdapter
 from foretell.methods.kangaroo.head import KangarooHead
-from foretell.methods.kangaroo.native import native_adapter
-from foretell.methods.medusa.drafter import Medusa
+from foretell.methods.medusa.drafter import MOST_HEADS, Medusa, NativeMedusa, native_medusa
 from foretell.methods.medusa.head import MedusaHead
-from foretell.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medusa
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
@@ -195,7 +193,7 @@ def test_no_prompt_is_read_by_torch_beside_a_native_adapter(monkeypatch: pytest.
 def test_a_prompt_is_remembered_as_it_is_read_node_by_node(dtype: torch.dtype) -> None:
     """Keys and values of Kangaroo's adapter: those of a pass, on every number of threads."""
     head = kangaroo().to(dtype)
-    fast, _ = native_adapter(head, target(dtype))
+    fast, _ = beside(NativeAdapter, head, target(dtype))
     hidden = torch.randn(2, 61, 32, generator=torch.Generator().manual_seed(8))
     slots = torch.arange(61).expand(2, 61)
     read = fast.new_cache(2, 64)

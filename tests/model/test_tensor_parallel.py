@@ -21,7 +21,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.result import Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.model.load import load_model
 from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.target import CausalModel

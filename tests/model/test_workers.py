@@ -11,8 +11,8 @@ import torch
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update
 from foretell.core import platform
-from foretell.model import workers
-from foretell.model.workers import release_workers
+from foretell.engine import threads as workers
+from foretell.engine.threads import release_workers
 
 TASKS = Path("/proc/self/task")
 

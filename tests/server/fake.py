@@ -13,8 +13,7 @@ from foretell.core.errors import ConfigError, ForetellError
 from foretell.draft.config import MethodConfig
 from foretell.engine.request.request import ends_of
 from foretell.engine.request.result import Completion, Sink, StepTrace, Update
-from foretell.engine.request.row import Piece, Row
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Piece, Row, Submission
 from foretell.engine.request.text import TextStream
 from foretell.model.target import ModelSpec
 from foretell.service.options import ServiceOptions

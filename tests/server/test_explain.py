@@ -9,7 +9,7 @@ import pytest
 from foretell import Engine, Service
 from foretell.analysis.explain import explain
 from foretell.core.params import SamplingParams
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.server.replies.explain import ExplainReply
 from foretell.server.routes.explain import MOST_STEPS, MOST_TOKENS
 from tests.engine.integrity import check_service

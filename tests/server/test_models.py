@@ -341,7 +341,7 @@ def test_what_was_read_is_given_to_the_next_load_of_the_same_files(start: Start,
 def test_what_is_kept_of_models_that_are_not_loaded_has_a_bound(start: Start, farm: Farm) -> None:
     import torch
 
-    from foretell.engine.prefix import Piece, Prefix, PrefixStore
+    from foretell.engine.prefix import KVPiece as Piece, Prefix, PrefixStore
 
     def filled() -> PrefixStore:
         store = PrefixStore(1000)

@@ -28,7 +28,7 @@ from foretell.cli.commands import serve as of_serve
 from foretell.cli.errors import explain
 from foretell.core.errors import EngineError, ModelError
 from foretell.costs.table import CostTable
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import GuardedPlanner
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.planner import Planner
 from foretell.server import run

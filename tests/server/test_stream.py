@@ -17,7 +17,7 @@ from starlette.types import Message
 
 from foretell import Engine
 from foretell.engine.request.result import Sink, Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.replies.completions import ChatChunk, TextReply

@@ -7,8 +7,8 @@ import pytest
 
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.params import SamplingParams
-from foretell.engine.request.submission import Submission
-from foretell.service.admission import check_submission
+from foretell.engine.request.row import Submission
+from foretell.service.memory import check_submission
 
 
 def check(

@@ -9,7 +9,7 @@ import pytest
 
 from foretell import Submission
 from foretell.core.platform import own_function
-from foretell.service.heap import BUSY_S, HeapKeeper, collect, trim_heap
+from foretell.service.memory import BUSY_S, HeapKeeper, collect, trim_heap
 from tests.service.test_memory import resident
 from tests.service.test_service import ENDLESS, Mailbox, service
 

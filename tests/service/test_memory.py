@@ -14,8 +14,7 @@ from foretell.engine.state import State
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.model.target import Target
-from foretell.service.memory import SHARE, TooLittleMemoryError, bytes_per_row, bytes_per_token, kv_budget
-from foretell.service.sizes import sizes_of
+from foretell.service.memory import SHARE, TooLittleMemoryError, bytes_per_row, bytes_per_token, kv_budget, sizes_of
 from tests.engine.harness import started, table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")

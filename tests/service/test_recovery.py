@@ -14,8 +14,7 @@ from foretell.core.errors import EngineError, ForetellError, ServiceClosedError
 from foretell.costs.table import CostTable
 from foretell.engine import batch as passes, failures as policy
 from foretell.engine.batch import Batch
-from foretell.engine.failures import PLANNER, Failures, RaisedFailures
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import PLANNER, Failures, GuardedPlanner, RaisedFailures
 from foretell.engine.prompts import PromptReader
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.scoring import Scoring

@@ -27,8 +27,7 @@ from foretell.costs.table import CostTable
 from foretell.draft.ngram import NgramDrafter
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
-from foretell.engine.failures import PASSES
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import PASSES, GuardedPlanner
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prefix_files import PrefixFiles
 from foretell.engine.recorder import Recorder

@@ -7,8 +7,7 @@ import pytest
 
 from foretell.engine.batch import Batch
 from foretell.engine.drafters.guarded import GuardedDrafter
-from foretell.engine.failures import Failures
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import Failures, GuardedPlanner
 from tests.stress import faults, size
 
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher
 from foretell.model.load import from_module
 from foretell.train.responses import Responses, pack
 from tests.model.tiny import VOCAB, tiny_module

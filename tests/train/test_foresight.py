@@ -8,8 +8,7 @@ from benchmarks.foresight import Area, Guesses, along, answers, area, guess, res
 
 from foretell import Engine, SamplingParams
 from foretell.heads.teacher import Teacher
-from foretell.methods.acceptance.objective import area_under_curve
-from foretell.methods.acceptance.reading import ModelReader
+from foretell.methods.acceptance.objective import ModelReader, area_under_curve
 from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import foresight, prompts, table
 

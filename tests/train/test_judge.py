@@ -12,12 +12,13 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine
 from foretell.core.tree import TokenTree, chain_tree, layout
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
+from foretell.methods.acceptance.objective import area_under_curve as roc_auc
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
 from foretell.model.load import from_module
 from foretell.model.target import CausalModel, Target
 from foretell.train import judge as training
-from foretell.train.judge import collect, cut_of, fit_logistic, fold, held_out, roc_auc, standardised, train_judge
+from foretell.train.judge import collect, cut_of, fit_logistic, fold, held_out, standardised, train_judge
 from foretell.train.mining import Mined, Swap, mine, read_labels
 from foretell.verify import Judge
 from tests.model.table import TableLM

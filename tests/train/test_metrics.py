@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.heads.objective import LossSlot, Outcome
-from foretell.heads.teacher import ComputedBatch, TeacherBatch
+from foretell.heads.teacher import ComputedBatch, LossSlot, Outcome, TeacherBatch
 from foretell.train.losses import DIVERGENCES, forward_kl
 from foretell.train.metrics import (
     Meter,

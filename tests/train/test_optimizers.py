@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from foretell.core.errors import ConfigError
-from foretell.heads.objective import Outcome
+from foretell.heads.teacher import Outcome
 from foretell.train.config import TrainConfig
 from foretell.train.optimizers import hidden_matrices, optimizers_of
 from foretell.train.trainer import Report, train

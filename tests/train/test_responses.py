@@ -17,7 +17,7 @@ from foretell import Engine, Request
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.journal import read_journal
 from foretell.engine.request.conversation import is_instruct
-from foretell.learn.files import read_prompts as read_learned
+from foretell.learn.session import read_prompts as read_learned
 from foretell.model.identity import target_hash
 from foretell.train.answering import SURE, ShortAnswers
 from foretell.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate

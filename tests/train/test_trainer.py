@@ -13,9 +13,8 @@ import torch
 
 from foretell.core.errors import ConfigError, TrainError
 from foretell.train import checkpoint
-from foretell.train.config import TrainConfig
+from foretell.train.config import TrainBudget, TrainConfig, rate
 from foretell.train.data import Batches, epoch_batches
-from foretell.train.schedule import TrainBudget, rate
 from foretell.train.trainer import LOG, RECORD, Report, Trainer, train
 from tests.train.harness import Linear, teacher, texts
 

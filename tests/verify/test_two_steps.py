@@ -22,7 +22,7 @@ from foretell.core.noise import Noise, Stream, stream_keys, uniforms
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft import base as draft_module
 from foretell.draft.base import choose
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from foretell.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw, drawing
 from tests.verify.enumerate import Case, Tables, draw_probs, tables, target_joint
 from tests.verify.test_exact import cells

@@ -15,7 +15,7 @@ from foretell.core.params import SamplingParams
 from foretell.core.probs import History, Paths, Processors
 from foretell.core.tree import TokenTree, chain_tree, layout
 from foretell.kernels.build import BuildError, load_library, typed, variants_of
-from foretell.kernels.race import FUNCTIONS
+from foretell.kernels.small import FUNCTIONS
 from foretell.verify.base import Evidence, Verdict
 from foretell.verify.drawing import draw
 from foretell.verify.exact import Coupled, Exact, follow_draws

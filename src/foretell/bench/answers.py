@@ -1,5 +1,5 @@
 """Is an answer right? Numbers of word problems are compared; programs are run against their tests (``sandbox.py``); where
-nobody knows the answer, one that says so is right (``unknown.py``).
+nobody knows the answer, one that says so is right (``quality.py``).
 
 The rule for numbers, in this order: what follows the last "####"; what is in the last \\boxed{}; the first number after the
 last "answer is", "answer:" or "answer ="; the last number of the text. Currency signs, thousands separators and a full
@@ -22,10 +22,9 @@ TOLERANCE = 1e-6
 class AnswerCheck:
     """How an answer is judged."""
 
-    kind: str  # "number", "python", or "unknown": nobody knows, and the answer has to say so (``unknown.py``)
-    expected: (
-        str  # the right number; the program that defines ``check(candidate)`` and raises where it is wrong; or empty
-    )
+    kind: str  # "number", "python", or "unknown": nobody knows, and the answer has to say so (``quality.py``)
+    # The right number; the program that defines ``check(candidate)`` and raises where it is wrong; or empty
+    expected: str
     entry_point: str = ""  # python: the function that is asked for
     given: str = ""  # python: what the question gave of the program: imports, helpers, the function's head
 

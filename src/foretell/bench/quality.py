@@ -4,13 +4,13 @@ The same questions with the same seeds are answered plainly and by the method. W
 a pair says nothing; of the others, an exact rule gives each side as many on average (McNemar 1947, by the binomial law).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foretell.bench import sandbox
 from foretell.bench.answers import AnswerCheck, program, same_number
 from foretell.bench.stats import Interval, mcnemar, wilson
-from foretell.bench.unknown import says_unknown
 
 
 @dataclass(frozen=True)
@@ -69,3 +69,32 @@ def _quality(name: str, pairs: Sequence[tuple[bool, bool]]) -> Quality:
         name, len(pairs), right, wilson(right, len(pairs)), plain, plain_only, method_only,
         mcnemar(plain_only, method_only),
     )  # fmt: skip
+
+
+SAYS = re.compile(
+    r"(?:\b|(?=n't))(?:un(?:known|knowable|solved|proven|proved|decided|resolved|answered|answerable|certain|clear|determined|deciphered"
+    r"|identified|explained)"
+    r"|(?:not|never|n't)\s+(?:yet\s+|currently\s+|been\s+|be\s+|fully\s+|completely\s+|well\s+|definitively\s+"
+    r"|conclusively\s+|entirely\s+|precisely\s+|exactly\s+|really\s+|yet\s+been\s+|possible\s+to\s+)*(?:known?|solved|proven"
+    r"|proved|decided|resolved|answered|certain|clear|determined?|deciphered|identified|established|understood|explained"
+    r"|settled|agreed|predict(?:ed)?|say|sure|found)"
+    r"|(?:nobody|no\s+one|no-one|none\s+of\s+us)\s+(?:really\s+|yet\s+|currently\s+|truly\s+)?knows"
+    r"|(?:open|unsettled)\s+(?:question|problem|conjecture)|no\s+(?:(?:definit(?:e|ive)|known|clear|single|conclusive|agreed"
+    r"|accepted|certain|scientific|universal(?:ly\s+accepted)?|generally\s+accepted)\s+)+(?:answer|proof|evidence|explanation"
+    r"|consensus|theory|way)|no\s+consensus"
+    r"|(?:remains?|is\s+still|is)\s+(?:a\s+|an\s+)?(?:mystery|debated|disputed|open|subject\s+of\s+debate|matter\s+of\s+debate)"
+    r"|there\s+is\s+no\s+answer|no\s+answer\s+yet"
+    r"|impossible\s+to\s+(?:know|say|predict|determine|answer))\b",
+    re.IGNORECASE,
+)
+
+
+def says_unknown(text: str) -> bool:
+    """Whether the text says anywhere that the answer is not known: what counts as right for such a question.
+
+    For questions whose answer nobody knows (suite ``abstention``, after "The Impossible Test", Noever and McKee
+    2024, 2411.14486) to say so is the right answer, and the only one. The rule looks for words, which anyone can
+    read and check by hand; it does not understand a text: ``benchmarks.papers.agreement`` measures how far it
+    agrees with others.
+    """
+    return SAYS.search(text.replace("\u2019", "'")) is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
@@ -9,6 +10,9 @@ from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.engine import Engine
 from foretell.engine.request.conversation import takes_messages, template_of
 from foretell.engine.request.request import check_text, token_ids
+
+if TYPE_CHECKING:
+    pass
 
 
 class Script:

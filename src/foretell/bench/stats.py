@@ -1,6 +1,7 @@
 """The arithmetic of the figures: pure functions of numbers, without models or clocks."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -29,11 +30,8 @@ def first_loop(token_ids: Sequence[int], *, ngram: int = LOOP_NGRAM, times: int 
 
 def median(values: Iterable[float]) -> float | None:
     """The median; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    known = list(values)
+    return statistics.median(known) if known else None
 
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from foretell.bench.answers import AnswerCheck, number_check, python_check
 from foretell.core import prompts
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, nearest, require
 
 NUMBER_CATEGORIES = ("math_reasoning", "gsm8k")
 """Categories whose ``reference`` ends in the right number, with or without MARK. MT-bench's ``math`` is none: its
@@ -138,8 +138,7 @@ def select(items: Sequence[Item], *, categories: Sequence[str] | None = None, li
     for category in categories or ():
         if category not in known:
             raise ConfigError(f"unknown category {category!r}{nearest(category, known)}")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit = {limit} must be at least 1")
+    require(limit is None or limit >= 1, "limit", limit, "at least 1")
     taken: dict[str, int] = {}
     chosen = []
     for item in items:

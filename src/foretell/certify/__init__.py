@@ -6,8 +6,7 @@ distribution), ``draws`` (tokens come from the q that is reported), ``law`` and 
 covered.
 """
 
-from foretell.certify.report import Certificate, Check, Finding
+from foretell.certify.report import Certificate, Check, Finding, WeightsDistance, weights_distance
 from foretell.certify.run import CertifyBudget, certify
-from foretell.certify.weights import WeightsDistance, weights_distance
 
 __all__ = ["Certificate", "CertifyBudget", "Check", "Finding", "WeightsDistance", "certify", "weights_distance"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.certify.recorder import Visit
-from foretell.certify.report import DEFECT, LOSSY, Check, Finding, few, verdict_of
+from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
 from foretell.verify.contract import checked
@@ -117,9 +117,7 @@ def check_distribution(verifier: Verifier, spec: str, contexts: Sequence[Visited
             words = f"token {token}: emitted {float(emitted[token]):.6f}, p {float(context.p[token]):.6f}"
             findings.append(Finding(DEFECT, context.where, words, {"probability": gap, "total_variation": variation}))
     count = len(contexts)
-    verdict = verdict_of(findings, count)
-    if not verifier.exact and count:
-        verdict = LOSSY
+    verdict = verdict_of(findings, count, exact=verifier.exact)
     figures = {"largest_total_variation": worst_tv, "largest_mass_cut": largest_cut}
     if count:
         figures["mean_total_variation"] = sum_tv / count

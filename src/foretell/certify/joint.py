@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.certify.distribution import VisitedContext
-from foretell.certify.report import DEFECT, LOSSY, Check, Finding, few, verdict_of
+from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
 from foretell.verify.contract import checked
@@ -162,9 +162,7 @@ def check_joint(verifier: Verifier, spec: str, contexts: Sequence[VisitedContext
                 if verifier.exact and not gap <= TOLERANCE:
                     words = f"joint probability {gap:.2e}, total variation {variation:.2e}"
                     findings.append(Finding(DEFECT, here, words, {"probability": gap, "total_variation": variation}))
-    verdict = verdict_of(findings, done)
-    if not verifier.exact and done:
-        verdict = LOSSY
+    verdict = verdict_of(findings, done, exact=verifier.exact)
     return Check(
         "joint", spec, "chains" if verifier.chains_only else "small trees", verdict, done, "joint laws",
         worst if done else None, TOLERANCE if done and verifier.exact else None,

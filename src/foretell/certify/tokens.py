@@ -13,7 +13,7 @@ import torch
 
 from foretell.certify.plain import ROUNDING, RoundingJudge, after, distribution_of, unfiltered
 from foretell.certify.recorder import Text, VisitRecorder
-from foretell.certify.report import DEFECT, LOSSY, NEAR_TIE, Check, Finding, few, verdict_of
+from foretell.certify.report import DEFECT, NEAR_TIE, Check, Finding, few, verdict_of
 from foretell.core.noise import Noise, derive_seed, exponentials
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.result import Completion
@@ -58,9 +58,7 @@ def check_tokens(
         findings.append(finding)
         if finding.figures["gap"] >= worst:
             worst, where = finding.figures["gap"], finding.where
-    verdict = verdict_of(findings, num_tokens)
-    if not verifier.exact and num_tokens:
-        verdict = LOSSY
+    verdict = verdict_of(findings, num_tokens, exact=verifier.exact)
     temperatures = sorted({run.request.params.temperature for run in runs})
     return Check(
         "tokens", engine.speculative.verify, shape, verdict, num_tokens, "tokens",

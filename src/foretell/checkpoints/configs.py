@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from foretell.checkpoints.config_defaults import DEFAULTS, PARTIAL, THETAS
-from foretell.checkpoints.types import ARCHITECTURES
+from foretell.checkpoints.config_defaults import ARCHITECTURES, DEFAULTS, PARTIAL, THETAS
 from foretell.core.jsontext import parse_json
 
 _OPTIONAL = {

@@ -30,9 +30,8 @@ class WeightFiles:
     """The files that hold the weights of a directory."""
 
     files: tuple[Path, ...]  # in the order in which transformers reads them
-    shard_of: Mapping[str, str] = field(
-        default_factory=dict
-    )  # tensor -> name of its file, by the index; {} without one
+    # Tensor -> name of its file, by the index; {} without one
+    shard_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_safetensors(self) -> bool:

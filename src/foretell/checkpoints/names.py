@@ -1,6 +1,6 @@
 """Names of implementations, dtypes and weights, checked without torch: the command line refuses a wrong one at once."""
 
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, nearest, require
 from foretell.core.jsontext import JSONDecodeError, parse_json
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
@@ -49,8 +49,7 @@ def check_implementation(name: str) -> None:
 
 def check_cuda_graphs(value: str) -> None:
     """Raise ConfigError for another value than "auto" and "off"."""
-    if value not in CUDA_GRAPHS:
-        raise ConfigError(f"cuda_graphs = {value!r} must be 'auto' or 'off'")
+    require(value in CUDA_GRAPHS, "cuda_graphs", value, "'auto' or 'off'")
 
 
 def check_weights(name: str, option: str = "weights") -> None:

@@ -20,47 +20,47 @@ METHODS: dict[str, Parts] = {
     "none": Parts("foretell.draft.none:NoneConfig"),
     "draft_model": Parts(
         "foretell.methods.draft_model.config:DraftModelConfig",
-        training="foretell.train.recipes.draft_model:RECIPE",
+        training="foretell.train.recipes:DRAFT_MODEL",
     ),
     "eagle3": Parts(
-        "foretell.methods.eagle.config:Eagle3Config",
+        "foretell.methods.eagle.drafter:Eagle3Config",
         ("foretell.methods.eagle.formats:Eagle3Native", "foretell.methods.eagle.formats:Eagle3Speculators"),
-        "foretell.train.recipes.eagle3:RECIPE",
+        "foretell.train.recipes:EAGLE3",
     ),
     "eagle1": Parts(
-        "foretell.methods.eagle.config:Eagle1Config",
+        "foretell.methods.eagle.drafter:Eagle1Config",
         ("foretell.methods.eagle.formats:Eagle1Native",),
-        "foretell.train.recipes.eagle1:RECIPE",
+        "foretell.train.recipes:EAGLE1",
     ),
-    "eagle2": Parts("foretell.methods.eagle.config:Eagle2Config"),  # reads EAGLE-1's head
+    "eagle2": Parts("foretell.methods.eagle.drafter:Eagle2Config"),  # reads EAGLE-1's head
     "medusa": Parts(
-        "foretell.methods.medusa.config:MedusaConfig",
+        "foretell.methods.medusa.drafter:MedusaConfig",
         ("foretell.methods.medusa.formats:MedusaAuthors", "foretell.methods.medusa.formats:MedusaVLLM"),
-        "foretell.train.recipes.medusa:RECIPE",
+        "foretell.train.recipes:MEDUSA",
     ),
     "dflash": Parts(
-        "foretell.methods.dflash.config:DFlashConfig",
+        "foretell.methods.dflash.drafter:DFlashConfig",
         (
             "foretell.methods.dflash.formats:DFlashLayout",
             "foretell.methods.dflash.formats:DSparkLayout",
             "foretell.methods.dflash.formats:DFlashSpeculators",
             "foretell.methods.dflash.formats:DSparkSpeculators",
         ),
-        "foretell.train.recipes.dflash:RECIPE",
+        "foretell.train.recipes:DFLASH",
     ),
     "kangaroo": Parts(
-        "foretell.methods.kangaroo.config:KangarooConfig",
+        "foretell.methods.kangaroo.drafter:KangarooConfig",
         ("foretell.methods.kangaroo.head:KangarooLayout",),
-        "foretell.train.recipes.kangaroo:RECIPE",
+        "foretell.train.recipes:KANGAROO",
     ),
-    "mtp": Parts("foretell.methods.mtp.config:MTPConfig"),  # reads the module in a target's own checkpoint
+    "mtp": Parts("foretell.methods.mtp.drafter:MTPConfig"),  # reads the module in a target's own checkpoint
     "ngram": Parts("foretell.draft.ngram:NgramConfig"),
     "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),
     "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
         layouts=("foretell.methods.acceptance.head:AcceptanceLayout",),
-        training="foretell.train.recipes.acceptance:RECIPE",
+        training="foretell.train.recipes:ACCEPTANCE",
     ),
     "judge": Parts(layouts=("foretell.methods.judge.head:JudgeLayout",), training="foretell.train.judge:train_judge"),
 }
@@ -108,7 +108,7 @@ VERIFIERS = {
     "importance": "foretell.verify.selection:Importance",
     "transport": "foretell.verify.selection:Transport",
     # lossy
-    "typical": "foretell.verify.lossy.typical:Typical",
-    "top_n": "foretell.verify.lossy.top_n:TopN",
+    "typical": "foretell.verify.lossy.base:Typical",
+    "top_n": "foretell.verify.lossy.base:TopN",
     "judge": "foretell.verify.lossy.judge:Judge",
 }

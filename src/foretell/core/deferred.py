@@ -16,7 +16,7 @@ from foretell.core.noise import Noise, Stream, race, token_table
 from foretell.core.probs import History, Paths, Processors, logits_to_probs, process_logits
 from foretell.core.tree import TokenTree
 from foretell.kernels.gpu.ops import ops
-from foretell.kernels.race import race_library
+from foretell.kernels.small import race_library
 
 
 class Deferred:

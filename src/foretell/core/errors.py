@@ -83,10 +83,15 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
+def require(good: bool, name: str, value: object, expected: str, kind: type[ForetellError] = ConfigError) -> None:
+    """Raise an error of this kind unless good."""
+    if not good:
+        raise kind(f"{name} = {value!r} must be {expected}")
+
+
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise ConfigError where a setting is none of its choices."""
-    if value not in choices:
-        raise ConfigError(f"{name} = {value!r} must be one of {', '.join(choices)}{nearest(value, choices)}")
+    require(value in choices, name, value, f"one of {', '.join(choices)}{nearest(value, choices)}")
 
 
 def first_line(error: Exception) -> str:

@@ -85,9 +85,8 @@ class _Kind:
         self.buffers = [feed.tensor.new_full(feed.shape, feed.fill) for feed in feeds]
         self._held: list[Tensor | None] = [None] * len(feeds)  # constants that the buffers hold
         self._shapes = [feed.tensor.shape for feed in feeds]  # of what was copied last
-        self.function: Callable[..., Any] | None = (
-            None  # what is captured: all that it names stays alive, and its key true
-        )
+        # What is captured: all that it names stays alive, and its key true
+        self.function: Callable[..., Any] | None = None
         self.launch: Callable[[], None] | None = None
         self.out: Any = None
         self.refused = ""

@@ -27,7 +27,7 @@ from torch import Tensor
 from foretell.core.errors import ConfigError
 from foretell.core.upload import tensor_on
 from foretell.kernels.gpu.ops import ops
-from foretell.kernels.race import race_library
+from foretell.kernels.small import race_library
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.places import keyed
 from foretell.core.settings import fitted, setting, settle
@@ -189,6 +189,5 @@ def params_of(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def _require(good: bool, name: str, value: object, expected: str) -> None:
-    if not good:
-        finite = isinstance(value, float) and not math.isfinite(value) and expected != "finite"
-        raise ConfigError(f"{name} = {value!r} must be {'finite and ' if finite else ''}{expected}")
+    finite = isinstance(value, float) and not math.isfinite(value) and expected != "finite"
+    require(good, name, value, f"{'finite and ' if finite else ''}{expected}")

@@ -19,7 +19,7 @@ from torch.nn import functional
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, coming_of
 from foretell.core.upload import sent, tensor_on
-from foretell.kernels.race import Warp, race_library
+from foretell.kernels.small import Warp, race_library
 
 _LARGEST = torch.finfo(torch.float32).max
 _COLUMNS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "bias")

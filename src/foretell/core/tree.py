@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from foretell.kernels.tree import ancestors_and_depths
+from foretell.kernels.small import ancestors_and_depths
 
 
 class DrawnBy(IntEnum):
@@ -68,9 +68,8 @@ class TokenTree:
     hidden_layer: int = 0  # ... [0, hidden_layer) of the target
     # An upper bound, known from growing: saves a read from the device. 1: every row is a chain, padding behind it.
     max_children: int | None = None
-    notes: Tensor | None = (
-        None  # [B, K] int64 on a device: what the drafter wants to know of its tree on the host, read
-    )
+    # [B, K] int64 on a device: what the drafter wants to know of its tree on the host, read
+    notes: Tensor | None = None
     # with the verdict (``Commit.notes``)
 
     @property

@@ -12,7 +12,7 @@ from foretell.core.errors import ForetellError
 from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
 from foretell.heads import formats
-from foretell.methods.draft_model.vocabulary.translated import differences
+from foretell.methods.draft_model.vocabulary.tli import differences
 from foretell.methods.hybrid.config import SECONDS
 from foretell.model.load import load_tokenizer
 from foretell.model.target import ModelSpec

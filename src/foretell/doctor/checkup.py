@@ -22,7 +22,7 @@ from foretell.doctor.machine import Machine, look
 from foretell.doctor.recommend import command_of, recommend, undecided
 from foretell.doctor.warn import Warned, about_choice, about_method, about_run
 from foretell.engine.engine import Engine, Request
-from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.kernels.functions import dram_read_bandwidth
 
 TIME_LIMIT_S = 60.0
 JUDGED = (FEW, FEW + 2)

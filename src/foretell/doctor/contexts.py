@@ -10,18 +10,14 @@ from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
 from foretell.heads.head import Head
-from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import ComputedBatch, Teacher
+from foretell.heads.teacher import ComputedBatch, LossSlot, Objective, Outcome, Teacher
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.objective import DFlashObjective
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
-from foretell.methods.eagle.objective_eagle3 import Eagle3Objective
-from foretell.methods.kangaroo.head import KangarooHead
-from foretell.methods.kangaroo.objective import KangarooObjective
-from foretell.methods.medusa.head import MedusaHead
-from foretell.methods.medusa.objective import MedusaObjective
+from foretell.methods.eagle.objective import Eagle1Objective, Eagle3Objective
+from foretell.methods.kangaroo.head import KangarooHead, KangarooObjective
+from foretell.methods.medusa.head import MedusaHead, MedusaObjective
 from foretell.train.metrics import Meter, SlotFigures, compare, expected_length
 from foretell.train.responses import Responses, pack
 

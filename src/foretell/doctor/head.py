@@ -19,8 +19,8 @@ from foretell.doctor.remap import remapped
 from foretell.doctor.variants import KINDS, HeadVariant, variants
 from foretell.engine.engine import Engine
 from foretell.heads import formats
+from foretell.heads.formats import load_kind
 from foretell.heads.head import Head
-from foretell.heads.load import load_kind
 from foretell.heads.teacher import Teacher
 from foretell.model.identity import target_hash
 from foretell.train.metrics import expected_length

@@ -22,7 +22,7 @@ from foretell.core.noise import Noise, race
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.draft.shapes import Shape
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from foretell.model.target import Target
 
 

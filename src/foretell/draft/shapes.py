@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.registry import Registry, part_of
 from foretell.core.settings import settle
 from foretell.core.spec import parse_spec, spec_of
@@ -57,12 +57,6 @@ class Shape:
     def spec(self) -> str:
         """The text that ``parse_shape`` reads as this shape."""
         return spec_of(self, self.name)
-
-
-def require(good: bool, name: str, value: object, expected: str) -> None:
-    """Raise ConfigError unless good."""
-    if not good:
-        raise ConfigError(f"{name} = {value!r} must be {expected}")
 
 
 def _max_read(size: int, width: int, depth: int) -> int:

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.noise import Noise
 from foretell.core.params import heat_of
 from foretell.core.settings import settle
@@ -26,8 +26,7 @@ from foretell.draft.automaton import MAX_READ, NOWHERE, Place
 from foretell.draft.base import Capabilities, Commit, Context, Method, RowDrafter
 from foretell.draft.chances import Chances
 from foretell.draft.config import Loader, MethodConfig
-from foretell.draft.host import Node, depth_first, tree_of
-from foretell.draft.native import AnyAutomaton, NativeAutomaton, new_automaton
+from foretell.draft.native import AnyAutomaton, NativeAutomaton, Node, depth_first, new_automaton, tree_of
 from foretell.draft.shapes import OptTree, Shape
 from foretell.model.target import Target
 
@@ -53,16 +52,10 @@ class SuffixOptions:
             settle(self)
         except ConfigError as error:
             raise ConfigError(f"suffix_decoding_{error}") from None
-        for good, name, expected in (
-            (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
-            (
-                self.max_cached_tokens == 0 or 2 <= self.max_cached_tokens <= MAX_CACHED,
-                "max_cached_tokens",
-                f"0 (nothing is remembered) or between 2 and {MAX_CACHED}",
-            ),
-        ):
-            if not good:
-                raise ConfigError(f"suffix_decoding_{name} = {getattr(self, name)!r} must be {expected}")
+        least, most = self.min_token_prob, self.max_cached_tokens
+        require(0 <= least <= 1, "suffix_decoding_min_token_prob", least, "between 0 and 1")
+        expected = f"0 (nothing is remembered) or between 2 and {MAX_CACHED}"
+        require(most == 0 or 2 <= most <= MAX_CACHED, "suffix_decoding_max_cached_tokens", most, expected)
 
 
 class Library:

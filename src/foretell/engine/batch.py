@@ -1,12 +1,12 @@
 """The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
 
-The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps; ``seats.py`` says
+The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps; ``Seats`` says
 which row moves where.
 """
 
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -27,7 +27,6 @@ from foretell.engine.failures import Failures, RaisedFailures
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.prompts import Arrival, PromptReader
 from foretell.engine.request.row import Row
-from foretell.engine.seats import seated
 from foretell.engine.state import State
 from foretell.engine.step import step
 from foretell.model.cache import KVCache
@@ -354,3 +353,27 @@ class Batch:
 
 def _failed(method: str, error: str) -> str:
     return f"{method} failed ({error})"
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Which row moves where. Rows of a block (a group, or those being read) count from 0, in the order that they had."""
+
+    blocks: list[list[int]]  # of each block: which of its rows lies at its first place, its second, ...
+    # [n] the pool's row, before, of what lies at each place afterwards; rows that are not in it are free
+    order: list[int]
+
+
+def seated(blocks: Sequence[Sequence[int]]) -> Seats:
+    """Seats of blocks that lie one after the other. blocks: where the rows of each lie now, in any order. A row that lies
+    in its block's range already stays where it is, so few rows are copied."""
+    found, order = [], list[int]()
+    for old in blocks:
+        start = len(order)
+        stop = start + len(old)
+        staying = {place: row for row, place in enumerate(old) if start <= place < stop}
+        moving = iter([row for row, place in enumerate(old) if not start <= place < stop])
+        rows = [staying[place] if place in staying else next(moving) for place in range(start, stop)]
+        found.append(rows)
+        order += [old[row] for row in rows]
+    return Seats(found, order)

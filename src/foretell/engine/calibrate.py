@@ -18,8 +18,7 @@ from foretell.costs.files import discard, identity, load, save
 from foretell.costs.measure import PLAIN, StepSeconds, grid, measure, measure_texts
 from foretell.costs.table import CostTable, TextCosts
 from foretell.engine.batch import Batch
-from foretell.engine.request.row import Row
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Row, Submission
 from foretell.engine.request.text import TextStream
 from foretell.engine.speculation import Speculation
 from foretell.model.target import CausalModel

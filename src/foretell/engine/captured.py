@@ -12,8 +12,7 @@ from foretell.core.graphs import RECORDERS, Feed, Graphs, bucket
 from foretell.core.noise import Noise
 from foretell.core.tree import TokenTree, layout
 from foretell.engine.judging import Judged, evidence_of
-from foretell.engine.state import State, moves_of, pack
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import State, Tapping, moves_of, pack
 from foretell.model.cache import SPARE, KVCache
 from foretell.model.target import CausalModel, Target
 from foretell.verify.base import RowVerifiers, Verdict, Verifier

@@ -10,7 +10,7 @@ import torch
 from foretell.checkpoints.ends import with_tokenizer
 from foretell.checkpoints.lora import read_loras
 from foretell.checkpoints.names import check_cuda_graphs
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.params import SamplingParams, check_speculation, params_of
 from foretell.core.places import tells_places
 from foretell.core.progress import Lines, Listener, listening
@@ -30,9 +30,8 @@ from foretell.engine.recorder import Recorder
 from foretell.engine.request.conversation import render
 from foretell.engine.request.request import Prompt as Prompt, Request as Request, check_several, row_of, submission_of
 from foretell.engine.request.result import Completion
-from foretell.engine.request.row import Piece, Row
+from foretell.engine.request.row import Piece, Row, Submission
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Submission
 from foretell.engine.request.text import Tokenizer
 from foretell.engine.speculation import Speculation, check_together
 from foretell.engine.structured.format import Formats
@@ -96,8 +95,7 @@ class Engine:
         given = None if draft is None else as_model(draft)
         self._methods = Methods(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
         check_speculation(speculation)
-        if drafter_errors not in DRAFTER_ERRORS:
-            raise ConfigError(f"drafter_errors = {drafter_errors!r} must be 'plain' or 'raise'")
+        require(drafter_errors in DRAFTER_ERRORS, "drafter_errors", drafter_errors, "'plain' or 'raise'")
         if speculation == "auto" and model.is_shared:
             raise ConfigError(
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
@@ -286,8 +284,7 @@ class Engine:
         """Yield (index, completion) of each request as it ends. At most batch_size are decoded together; when one ends,
         the next takes its row. params and options are of prompts that are no Request, as in ``generate``. Raises
         ConfigError, PromptError before anything is decoded, ModelError where a request's probabilities are not finite."""
-        if value_of(batch_size, int, "batch_size") < 1:
-            raise ConfigError(f"batch_size = {batch_size} must be at least 1")
+        require(value_of(batch_size, int, "batch_size") >= 1, "batch_size", batch_size, "at least 1")
         check_several(requests)
         shared = _params(params, options)
         whole = [request if isinstance(request, Request) else Request(request, shared) for request in requests]
@@ -316,8 +313,7 @@ class Engine:
         Raises PromptError, ConfigError.
         """
         check_several(prompts)
-        if value_of(num_logprobs, int, "num_logprobs") < 0:
-            raise ConfigError(f"num_logprobs = {num_logprobs} must be at least 0")
+        require(value_of(num_logprobs, int, "num_logprobs") >= 0, "num_logprobs", num_logprobs, "at least 0")
         made = [Request(prompt, lora=lora) for prompt in prompts]
         rows = [self.make_row(index, request, write=False) for index, request in enumerate(made)]
         return self._scores(rows, num_logprobs)

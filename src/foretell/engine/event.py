@@ -40,7 +40,7 @@ class StepEvent:
     seconds_draft_model: float  # the draft model's passes alone, where an observer or the recorder asks for them
     seconds_target: float  # the target's pass
     seconds_rest: float  # layout, probabilities, verification, commit, bookkeeping
-    # More where plain steps were made in one call, of which this is the last (``engine/run.py``) ...
+    # More where plain steps were made in one call, of which this is the last (``judging.run``) ...
     num_passes: int = 1
     num_before: int = 0  # ... and the tokens that those before it emitted; seconds are of all
     # What the loop adds for observers.

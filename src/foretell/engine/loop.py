@@ -16,8 +16,7 @@ from foretell.core.errors import EngineError, ForetellError, QueueFullError
 from foretell.draft.base import LightStep, Probe
 from foretell.engine.batch import Batch
 from foretell.engine.event import Observer, StepEvent
-from foretell.engine.failures import Failures, RaisedFailures
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import Failures, GuardedPlanner, RaisedFailures
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request.job import Job, Phase, deliver, expects, observation_of, plain_reason, view_of
@@ -99,9 +98,8 @@ class Loop:
         self.limits, self.prefixes = limits, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers, self._draft_logits = list(observers), draft_logits
-        self.observers_of_rows: list[
-            Observer
-        ] = []  # they read rows alone: several plain steps of one call are one to them
+        # They read rows alone: several plain steps of one call are one to them
+        self.observers_of_rows: list[Observer] = []
         self._is_single_use = single_use and prefixes is None
         # Rounding in transformers' modules depends on the number of threads: there it stays as it is.
         of_modules = model.spec.implementation == "transformers"

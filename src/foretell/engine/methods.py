@@ -7,12 +7,11 @@ from typing import Any
 
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
-from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.config import Loader, MethodConfig, can_stop, check_stop
 from foretell.engine.config import loaded, speculative_config
+from foretell.engine.request.request import check_sizes, check_vocabulary
 from foretell.engine.request.text import Tokenizer
-from foretell.engine.request.vocabulary import check_sizes, check_vocabulary
 from foretell.engine.speculation import Speculation, check_branching
-from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import load_model, load_tokenizer
 from foretell.model.target import CausalModel
 

@@ -8,12 +8,11 @@ from time import monotonic, perf_counter
 from foretell.costs.measure import grid
 from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
-from foretell.engine.allowance import Allowance
 from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.config import speculative_config
 from foretell.engine.speculation import Speculation
+from foretell.engine.threads import Allowance, release_workers
 from foretell.model.target import CausalModel
-from foretell.model.workers import release_workers
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.budget import BUDGET, PROMISE
 from foretell.planner.planner import Planner

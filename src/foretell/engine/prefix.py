@@ -2,7 +2,7 @@
 
 A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
 begins with it; so it is copied instead of computed again. Texts that begin alike share the memory of what they have in
-common (``Piece``): of a conversation only what a turn adds is copied. Recurrent states are sums of a whole text, and are
+common (``KVPiece``): of a conversation only what a turn adds is copied. Recurrent states are sums of a whole text, and are
 kept at some of its positions: such a text can be taken up at those alone. Only the tenant that sent a text can match it:
 clients see the number of matched tokens (``cached_tokens``), which would reveal what others have sent. And only by the
 adapter that it was read with, whose keys and values they are.
@@ -37,7 +37,7 @@ MERGED = 512
 
 
 @dataclass(eq=False)
-class Piece:
+class KVPiece:
     """Memory of some tokens of a text, one after the other. It does not change."""
 
     keys: list[Tensor]  # of each layer [heads, n, head_dim]
@@ -51,14 +51,14 @@ class Piece:
         taps = [] if self.taps is None else [self.taps]
         return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps))
 
-    def and_then(self, count: int, other: "Piece") -> "Piece":
+    def and_then(self, count: int, other: "KVPiece") -> "KVPiece":
         """Its first count tokens, and another one's after them, in one."""
         taps = None if self.taps is None or other.taps is None else torch.cat((self.taps[:, :count], other.taps), 1)
         keys, values = (
             [torch.cat((mine[:, :count], more), 1) for mine, more in zip(own, theirs, strict=True)]
             for own, theirs in ((self.keys, other.keys), (self.values, other.values))
         )
-        return Piece(keys, values, taps)
+        return KVPiece(keys, values, taps)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Prefix:
     """One text and its memory."""
 
     ids: list[int]
-    pieces: list[tuple[Piece, int]]  # and how many of its tokens, the first ones, are this text's
+    pieces: list[tuple[KVPiece, int]]  # and how many of its tokens, the first ones, are this text's
     layers: tuple[int, ...]  # tapped when the text was read: all pieces have taps, where there are any
     owner: Owner = None
     states: dict[int, Saved] | None = None  # recurrent ones, by position; None: the model has none
@@ -82,7 +82,7 @@ class Prefix:
         """Bytes that it takes, those that it shares too."""
         return sum(piece.num_bytes for piece, _ in self.pieces) + _num_bytes(self.states or {})
 
-    def parts(self, count: int) -> Iterator[tuple[Piece, int, int]]:
+    def parts(self, count: int) -> Iterator[tuple[KVPiece, int, int]]:
         """Pieces of the first count tokens: each, where it begins, and how many of its tokens are among them."""
         start = 0
         for piece, used in self.pieces:
@@ -90,7 +90,7 @@ class Prefix:
                 yield piece, start, min(used, count - start)
             start += used
 
-    def whole(self) -> Piece:
+    def whole(self) -> KVPiece:
         """All of it in one piece: a copy."""
         first, *others = self.pieces
         made, count = first
@@ -223,7 +223,7 @@ class PrefixStore:
                 self._drop(older)
         pieces = [] if base is None else _clipped(base, common, mixed=not layers)
         if common < count:
-            new = Piece(*row.saved(count, common), None if taps is None else taps[:, common - first :].clone())
+            new = KVPiece(*row.saved(count, common), None if taps is None else taps[:, common - first :].clone())
             if pieces and pieces[-1][1] + count - common <= MERGED:
                 last, used = pieces.pop()
                 pieces.append((last.and_then(used, new), used + count - common))
@@ -283,7 +283,7 @@ class PrefixStore:
                 # A block shared with another prefix is indexed again when that prefix is next added.
 
 
-def _clipped(base: Prefix, count: int, *, mixed: bool) -> list[tuple[Piece, int]]:
+def _clipped(base: Prefix, count: int, *, mixed: bool) -> list[tuple[KVPiece, int]]:
     """Pieces of the first count tokens of a text. One that is little used is copied: a text does not hold memory of others
     that have gone. mixed: pieces may lack taps."""
     made = []
@@ -292,7 +292,7 @@ def _clipped(base: Prefix, count: int, *, mixed: bool) -> list[tuple[Piece, int]
         if 2 * used < whole:
             keys, values = ([each[:, :used].clone() for each in memory] for memory in (piece.keys, piece.values))
             taps = None if mixed or piece.taps is None else piece.taps[:, :used].clone()
-            piece = Piece(keys, values, taps)
+            piece = KVPiece(keys, values, taps)
         made.append((piece, used))
     return made
 

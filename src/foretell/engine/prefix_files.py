@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.shelf import Shelf
-from foretell.engine.prefix import Owner, Piece, Prefix, adapter_of, block_hashes, reach, shared
+from foretell.engine.prefix import KVPiece, Owner, Prefix, adapter_of, block_hashes, reach, shared
 from foretell.model.recurrent import Saved
 
 log = logging.getLogger(__name__)
@@ -166,5 +166,5 @@ def _prefix(text: _Text, found: Mapping[str, Tensor], owner: Owner) -> Prefix:
         tensors = (states or {})[int(at)].tensors
         tensors.extend({} for _ in range(int(mixer) + 1 - len(tensors)))
         tensors[int(mixer)][kind, int(number)] = found[key]
-    pieces = [(Piece(of("keys"), of("values"), found.get("taps")), len(text.ids))]
+    pieces = [(KVPiece(of("keys"), of("values"), found.get("taps")), len(text.ids))]
     return Prefix(list(text.ids), pieces, text.layers, owner, states, settled=True)

@@ -11,10 +11,8 @@ from torch import Tensor
 from foretell.draft.base import Drafter, PromptChunk
 from foretell.engine.failures import Failures
 from foretell.engine.prefix import PrefixStore
-from foretell.engine.request.row import Row
-from foretell.engine.request.submission import Submission
-from foretell.engine.state import State
-from foretell.engine.tapping import Tapping
+from foretell.engine.request.row import Row, Submission
+from foretell.engine.state import State, Tapping
 from foretell.model.cache import KVCache
 from foretell.model.prefill import PREFILL_CHUNK, feed
 from foretell.model.recurrent import RecurrentCache, Saved

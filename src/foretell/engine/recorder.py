@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from foretell.engine.event import StepEvent
@@ -46,32 +46,19 @@ class StepTime:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class MethodFigures:
     """Speculation by one method, summed over all requests since the start."""
 
     num_drafts: int = 0  # (row, step) pairs that proposed anything
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    drafted_per_pos: tuple[int, ...] = ()
-    accepted_per_pos: tuple[int, ...] = ()
+    drafted_per_pos: list[int] = field(default_factory=list)
+    accepted_per_pos: list[int] = field(default_factory=list)
 
-
-@dataclass
-class _Method:
-    """Sums of one method, as ``MethodFigures`` has them."""
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-
-    def figures(self) -> MethodFigures:
-        """As a snapshot holds them."""
-        return MethodFigures(
-            self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, tuple(self.drafted), tuple(self.accepted)
-        )
+    def figures(self) -> "MethodFigures":
+        """A copy, as a snapshot holds it."""
+        return replace(self, drafted_per_pos=[*self.drafted_per_pos], accepted_per_pos=[*self.accepted_per_pos])
 
 
 @dataclass
@@ -93,7 +80,7 @@ class Recorder:
     seconds_per_request: float = 0.0  # from submission to the end, running mean
     planned: float = 0.0  # guesses allowed a row in the last step, mean
     guessed: bool = False  # whether it guessed
-    methods: dict[str, _Method] = field(default_factory=dict)
+    methods: dict[str, MethodFigures] = field(default_factory=dict)
     steps: list[StepTime] | None = None  # every single step, while ``timing`` is active
 
     @contextmanager
@@ -124,11 +111,11 @@ class Recorder:
 
     def _add_row(self, method: str, drafted: int, accepted: int, nodes: int) -> None:
         """One row of one step that guessed: the depth of its proposal, how many were kept, and its guesses in all."""
-        sums = self.methods.setdefault(method, _Method())
+        sums = self.methods.setdefault(method, MethodFigures())
         sums.num_drafts += 1
         sums.num_draft_tokens += nodes
         sums.num_accepted_tokens += accepted
-        for counts, reached in ((sums.drafted, drafted), (sums.accepted, accepted)):
+        for counts, reached in ((sums.drafted_per_pos, drafted), (sums.accepted_per_pos, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for position in range(reached):
                 counts[position] += 1

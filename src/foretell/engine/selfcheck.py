@@ -153,7 +153,7 @@ def _share(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp(min=1e-9))
 
 
-class _Reader:
+class _PassReader:
     """Texts of one model, read as decoding reads them."""
 
     def __init__(self, model: CausalModel, taps: Sequence[int]) -> None:
@@ -232,7 +232,7 @@ def _moved(length: int, path: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def _comparisons(model: CausalModel, taps: Sequence[int]) -> Iterator[tuple[str, Read, Read]]:
     """(name, a way of reading, plain decoding) of the same tokens."""
-    reader, room = _Reader(model, taps), model.spec.max_positions
+    reader, room = _PassReader(model, taps), model.spec.max_positions
     prompt = reader.some(0, max(2, min(PROMPT, room // 4)))
     length = len(prompt)
     first = reader.line(prompt, reader.some(1, 3))
@@ -258,7 +258,7 @@ def _comparisons(model: CausalModel, taps: Sequence[int]) -> Iterator[tuple[str,
 
 
 def _trees(
-    reader: _Reader, prompt: list[int], nodes: list[int], after: list[int], second: Read
+    reader: _PassReader, prompt: list[int], nodes: list[int], after: list[int], second: Read
 ) -> Iterator[tuple[str, Read, Read]]:
     length = len(prompt)
     target = reader.open(prompt)
@@ -272,7 +272,7 @@ def _trees(
     yield "a kept branch", kept, _of(second, range(len(SECOND), len(SECOND) + len(after)))
 
 
-def _lines(reader: _Reader, prompt: list[int], tokens: list[int], plain: Read) -> Iterator[tuple[str, Read, Read]]:
+def _lines(reader: _PassReader, prompt: list[int], tokens: list[int], plain: Read) -> Iterator[tuple[str, Read, Read]]:
     length, target = len(prompt), reader.open(prompt)
     count = min(4, len(tokens) - 2)
     wrong = reader.some(6, count)
@@ -282,7 +282,7 @@ def _lines(reader: _Reader, prompt: list[int], tokens: list[int], plain: Read) -
 
 
 def _batches(
-    reader: _Reader, prompt: list[int], nodes: list[int], after: list[int], second: Read, *, has_trees: bool
+    reader: _PassReader, prompt: list[int], nodes: list[int], after: list[int], second: Read, *, has_trees: bool
 ) -> Iterator[tuple[str, Read, Read]]:
     """Rows of several lengths and trees, some with adapters where there are any; two stay, in another order."""
     # Five nodes with an adapter: native passes take its term of four at once.
@@ -309,7 +309,7 @@ def _batches(
     yield "rows that move", rest[0], _of(reader.line(others[1], one, loras[2]), (1, 2))
 
 
-def _prefixes(reader: _Reader, prompt: list[int]) -> Iterator[tuple[str, Read, Read]]:
+def _prefixes(reader: _PassReader, prompt: list[int]) -> Iterator[tuple[str, Read, Read]]:
     """A text that begins as one that was kept."""
     if len(prompt) < PROMPT:
         return
@@ -328,7 +328,7 @@ def _prefixes(reader: _Reader, prompt: list[int]) -> Iterator[tuple[str, Read, R
     yield "a kept prefix", reader.read(target, [tokens], [len(text)])[0], reader.line(text, tokens)
 
 
-def _long(reader: _Reader, nodes: list[int], *, has_trees: bool) -> Iterator[tuple[str, Read, Read]]:
+def _long(reader: _PassReader, nodes: list[int], *, has_trees: bool) -> Iterator[tuple[str, Read, Read]]:
     """After a long text, where it is read in time."""
     begun = perf_counter()
     reader.open(reader.some(11, LONG // 8))

@@ -5,6 +5,7 @@ Invariant: the cache holds KV of ``tokens[:, :length]``, slot equal to position;
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,34 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Commit, Context
 from foretell.engine.request.row import Row
 from foretell.model.prefill import round_up
-from foretell.verify.base import Verdict
+from foretell.verify.base import Verdict, pick_layers
+
+
+@dataclass(frozen=True)
+class Tapping:
+    """Layers tapped in every step: the drafter's and the verifier's, each layer once."""
+
+    drafter: tuple[int, ...] = ()
+    verifier: tuple[int, ...] = ()
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers passed to ``Target.forward``."""
+        return tuple(dict.fromkeys((*self.drafter, *self.verifier)))
+
+    def for_drafter(self, taps: Tensor | None) -> Tensor | None:
+        """[B, N, T * H] of the drafter's layers, in its order."""
+        return pick_layers(taps, self.layers, self.drafter)
+
+    def for_verifier(self, taps: Tensor | None) -> Tensor | None:
+        """[B, N, T * H] of the verifier's layers, in its order."""
+        return pick_layers(taps, self.layers, self.verifier)
+
+    def pick(self, taps: Tensor, wanted: Sequence[int]) -> Tensor:
+        """[B, N, T * H] of some of ``layers``, from the outputs of all."""
+        picked = pick_layers(taps, self.layers, wanted)
+        assert picked is not None
+        return picked
 
 
 @dataclass

@@ -12,10 +12,8 @@ from foretell.draft.base import Drafter
 from foretell.draft.shapes import Shape
 from foretell.engine.captured import CapturedSteps
 from foretell.engine.event import StepEvent
-from foretell.engine.judging import judge
-from foretell.engine.run import most_passes, run
-from foretell.engine.state import State
-from foretell.engine.tapping import Tapping
+from foretell.engine.judging import judge, most_passes, run
+from foretell.engine.state import State, Tapping
 from foretell.kernels.bounds import check_tree
 from foretell.model.target import Target
 from foretell.verify.base import RowVerifiers, Verifier

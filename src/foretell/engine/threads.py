@@ -8,12 +8,13 @@ and did not run (/proc/self/task/<thread>/schedstat); where there is no such fil
 import logging
 import threading
 from collections.abc import Callable
+from functools import cache
 from time import perf_counter
 from types import TracebackType
 
 import torch
 
-from foretell.core.platform import thread_times
+from foretell.core.platform import own_function, thread_times
 
 logger = logging.getLogger(__name__)
 
@@ -119,3 +120,58 @@ def thread_limit() -> ThreadLimit:
         _OF_THREAD.limit = ThreadLimit()
     limit: ThreadLimit = _OF_THREAD.limit
     return limit
+
+
+class Allowance:
+    """A share of the serving time for work that is not decoding: earned as steps end, charged with what was measured.
+
+    It may be overdrawn by one charge, after which nothing is covered until it is earned back. Not thread-safe.
+    """
+
+    def __init__(self, share: float, *, most: float = 0.25) -> None:
+        """share: of the seconds of steps; most: seconds that it holds at most."""
+        self.share, self.most = share, most
+        self.credit = most / 10
+        self.seconds = 0.0  # charged so far
+
+    def earn(self, seconds: float) -> None:
+        """A step took so long."""
+        self.credit = min(self.most, self.credit + self.share * seconds)
+
+    def covers(self, seconds: float) -> bool:
+        """Whether work that takes this many seconds may begin; where ``most`` is less than that, whether it is full."""
+        return self.credit >= min(seconds, self.most)
+
+    def charge(self, seconds: float) -> None:
+        """Work has taken so long."""
+        self.credit -= seconds
+        self.seconds += seconds
+
+
+_SOFT = 1  # omp_pause_soft: everything but the threads themselves is kept
+
+
+@cache
+def _pause() -> Callable[[], object]:
+    """libgomp's way to end the calling thread's pool; nothing where another runtime is loaded, or none."""
+    if own_function("__kmpc_fork_call") is not None:  # LLVM's and Intel's: one pool for all threads
+        return lambda: None
+    pause, initial = own_function("omp_pause_resource"), own_function("omp_get_initial_device")
+    if pause is None or initial is None:
+        return lambda: None
+    host = initial()
+    return lambda: pause(_SOFT, host)
+
+
+def release_workers() -> None:
+    """End the calling thread's workers, until it computes again (which starts new ones, in a tenth of a millisecond).
+
+    To be called by a thread that stops computing: after loading a model, or while it waits for work.
+
+    Under libgomp (PyTorch's wheels for Linux) every thread that computes has a pool of its own. Between two parallel
+    regions workers spin for the next one, but only while all pools of the process together have no more threads than
+    there are processors; beyond that they go to sleep at once, and waking them for each of the hundreds of regions of
+    a pass takes longer than the pass: on two processors a thread beside one that had computed *before* took twice as
+    long, 15 ms instead of 7.
+    """
+    _pause()()

@@ -6,10 +6,10 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
-from foretell.heads.config_values import check_ids
+from foretell.heads.config_keys import check_ids
 
 
 def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor, Tensor]:
@@ -25,6 +25,34 @@ def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor,
     t2d = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
     t2d[chosen] = True
     return chosen - torch.arange(size, device=counts.device), t2d
+
+
+def spread(logits: Tensor, ids: Tensor, size: int) -> Tensor:
+    """[..., size] of logits [..., DV] of the tokens ids [DV]: -inf at all others."""
+    return logits.new_full((*logits.shape[:-1], size), -torch.inf).index_copy_(-1, ids, logits)
+
+
+class ReducedHead(nn.Module):
+    """A head with the two maps, which begin as the first ids."""
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def add_maps(self, size: int, total: int) -> None:
+        """Of ``size`` of ``total`` ids."""
+        self.register_buffer("d2t", torch.zeros(size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.arange(total) < size)
+
+    def take_maps(self, vocabulary: tuple[Tensor, Tensor] | None) -> None:
+        """Those that ``draft_vocabulary`` returned, where there are some."""
+        if vocabulary is not None:
+            self.d2t.copy_(vocabulary[0])
+            self.t2d.copy_(vocabulary[1])
+
+    @property
+    def target_ids(self) -> Tensor:
+        """[DV] int64 the target's id of each output."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
 def complete_vocabulary(tensors: dict[str, Tensor], size: int, total: int, *, name: str) -> None:

@@ -24,6 +24,7 @@ other tools' files lack are filled in only where all engines use the same defaul
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.gguf.heads import OUTPUT_LENT
 from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.source import is_file
@@ -40,23 +42,20 @@ from foretell.core.jsontext import parse_json
 from foretell.core.registry import load_reference
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
-from foretell.heads.head import Head
-from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, fill, marker
+from foretell.heads.head import AnyHead, Head
+from foretell.heads.layout import (
+    MARKER,
+    FoundLayout,
+    Layout,
+    TargetInfo as TargetInfo,
+    an,
+    architecture,
+    check_layer_ids,
+    fill,
+    marker,
+)
 from foretell.heads.repacked import OUTPUT
-from foretell.model.target import ModelSpec
-
-__all__ = [
-    "LAYOUTS",
-    "Layout",
-    "TargetInfo",
-    "default_layout",
-    "describe_extra",
-    "describe_target",
-    "detect",
-    "load",
-    "save",
-    "save_gguf",
-]
+from foretell.model.target import CausalModel, ModelSpec
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout for layout in (load_reference(reference)() for reference in builtin.LAYOUTS)
@@ -101,7 +100,8 @@ def save(
     about = _about(target, target_name)
     config = chosen.describe(head, about)
     dtype = str(head.dtype).removeprefix("torch.")
-    said = {"layout": chosen.name, "method": head.method, "target": _known(about), **config.get(MARKER, {})}
+    known = {key: value for key, value in asdict(about).items() if value is not None}
+    said = {"layout": chosen.name, "method": head.method, "target": known, **config.get(MARKER, {})}
     config |= {"dtype": dtype, "torch_dtype": dtype, MARKER: {**said, **({"extra": dict(extra)} if extra else {})}}
     tensors = {
         chosen.outward(name, head.config): tensor.detach().cpu().contiguous().clone()  # stacked ones share memory
@@ -264,18 +264,54 @@ def _check_whole(head: Head) -> None:
 
 
 def _about(target: ModelSpec | TargetInfo | None, name: str | None) -> TargetInfo:
-    if isinstance(target, ModelSpec):
-        return TargetInfo(name or target.name, target.architecture, target.num_layers, target.max_positions)
     if target is None:
         return TargetInfo(name)
     return TargetInfo(name or target.name, target.architecture, target.num_layers, target.max_positions)
 
 
-def _known(target: TargetInfo) -> dict[str, Any]:
-    found = {
-        "name": target.name,
-        "architecture": target.architecture,
-        "num_layers": target.num_layers,
-        "max_positions": target.max_positions,
-    }
-    return {key: value for key, value in found.items() if value is not None}
+def load_head(
+    name: str,
+    spec: ModelSpec,
+    kind: type[AnyHead],
+    *,
+    dtype: torch.dtype | None = None,
+    target: CausalModel | None = None,
+) -> AnyHead:
+    """The head of this name: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
+
+    It lies on the target's device, its parameters in dtype (None: the target's, and ``packed`` is kept), frozen, in eval
+    mode. Raises ModelError where there is none, where it is of another kind, and where it was not made for a target of this
+    size. target: the model of this spec, whose rows a head may have to borrow.
+    """
+    head = load(resolve(name), num_layers=spec.num_layers, name=name)
+    if not isinstance(head, kind) or head.method != kind.method:  # a kind may build on another
+        raise ModelError(
+            f"{name} holds {an(head.method)}, and {an(kind.method)} is needed here: choose method "
+            f"{head.method!r}, or give {an(kind.method)}"
+        )
+    head.check_target(spec, name=name)
+    if dtype is not None:
+        head.packed = {}  # values of its own: it may be trained
+    if head.lent:
+        if target is None:
+            raise ModelError(
+                f"{name}: its output head is the target's own rows, which only a loaded target can lend it"
+            )
+        head.borrow(target)
+    head.to(spec.device).eval().requires_grad_(requires_grad=False)
+    for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32
+        parameter.data = parameter.data.to(dtype or spec.dtype)
+        if parameter.dtype == torch.float16 and not bool(parameter.data.isfinite().all()):
+            raise ModelError(f"{name}: float16 has no room for the largest of its weights: load the target in bfloat16")
+    return head
+
+
+def load_kind(
+    name: str, spec: ModelSpec, kind: str, *, dtype: torch.dtype | None = None, target: CausalModel | None = None
+) -> Head:
+    """``load_head`` where only the kind's name is known: that of its layout. Raises ModelError, and ConfigError for a kind
+    that there is no layout of."""
+    known = {layout.head.method: layout.head for layout in LAYOUTS.values()}
+    if kind not in known:
+        raise ConfigError(f"there is no kind of head called {kind!r}{nearest(kind, known)}")
+    return load_head(name, spec, known[kind], dtype=dtype, target=target)

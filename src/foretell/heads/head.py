@@ -1,7 +1,7 @@
 """The base class of learned heads."""
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -12,8 +12,9 @@ from torch import nn
 
 from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
-from foretell.heads.config_values import check_sizes
+from foretell.heads.config_keys import check_sizes
 from foretell.heads.modules import Attention
+from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec
 from foretell.model.windows import DraftWindow
 
@@ -72,10 +73,17 @@ class Head(nn.Module, ABC):
         """What a drafter holds of each token of a row: keys and values, a feature that it has not read; 0: nothing."""
         return 0
 
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache of its layers, of a head that has attention: slot is position, tree nodes follow."""
+        config: Any = self.config
+        shapes = [(config.num_kv_heads, config.head_dim)] * getattr(config, "num_layers", 1)
+        device = next(self.parameters()).device
+        return KVCache(num_rows, capacity, shapes, self.dtype, [device] * len(shapes))
+
     @property
-    @abstractmethod
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs the head reads, in the order in which they are concatenated."""
+        return ()
 
     def check_target(self, spec: ModelSpec, *, name: str) -> None:
         """Raise ModelError where the head was not made for a target of this size."""

@@ -9,8 +9,9 @@ from typing import Any
 
 from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys
-from foretell.heads.layout import MARKER
-from foretell.heads.rope import KINDS, RopeScaling, default_attention_factor
+from foretell.heads.layout import MARKER, TargetInfo
+from foretell.heads.modules import KINDS, RopeScaling
+from foretell.model.llama.traits import default_attention_factor
 
 HARMLESS = frozenset(
     {
@@ -51,7 +52,7 @@ def refuse_unknown(keys: Keys, harmless: Iterable[str] = HARMLESS) -> None:
 def rope(keys: Keys) -> tuple[float, RopeScaling | None]:
     """(base, scaling) of either spelling: rope_theta and rope_scaling, or rope_parameters as transformers 5 writes them.
 
-    Raises ModelError for frequencies that are not implemented (see ``heads.rope``), naming the key.
+    Raises ModelError for frequencies that are not implemented (see ``heads.modules``), naming the key.
     """
     parts = [keys.inner(key) for key in ("rope_scaling", "rope_parameters")]
     for part in parts:
@@ -192,3 +193,36 @@ def describe_windows(sizes: tuple[int, ...]) -> dict[str, Any]:
         return {}
     types = ["sliding_attention" if size else "full_attention" for size in sizes]
     return {"layer_types": types, "sliding_window": max(sizes), "use_sliding_window": True}
+
+
+def describe_layers(config: Any, target: TargetInfo) -> dict[str, Any]:
+    """The sizes of decoder layers, as transformers' configurations have them."""
+    out = {
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": False,
+        "vocab_size": config.vocab_size,
+        **describe_windows(config.windows),
+    }
+    return out if target.max_positions is None else {**out, "max_position_embeddings": target.max_positions}
+
+
+def layer_sizes(keys: Keys, head_dim: int | None = None) -> dict[str, Any]:
+    """What ``describe_layers`` wrote, but for windows and the number of layers, by the names that heads have for it.
+    head_dim: where none is named; None: as many as share the hidden size."""
+    hidden, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    return {
+        "hidden_size": hidden,
+        "vocab_size": keys.size("vocab_size"),
+        "intermediate_size": keys.size("intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": keys.size("num_key_value_heads", num_heads),
+        "head_dim": keys.size("head_dim", head_dim or hidden // num_heads),
+        "rms_norm_eps": keys.number("rms_norm_eps", 1e-6),
+    }

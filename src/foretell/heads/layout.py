@@ -1,5 +1,7 @@
 """The interface of checkpoint layouts, and the checks that they share."""
 
+import dataclasses
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import WEIGHTS
 from foretell.heads.head import Head, HeadConfig
@@ -71,7 +73,9 @@ class Layout(ABC):
     """Tensors of the target's own that some trainers store too: frozen copies, never read."""
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-        """Whether a directory is in this layout."""
+        """Whether a directory is in this layout: of the speculators library the type decides, not the architecture."""
+        if self.speculators is not None:
+            return config.get("speculators_model_type") == self.speculators
         return architecture(config) in self.architectures
 
     def suits(self, head: Head) -> str | None:
@@ -131,6 +135,23 @@ def architecture(config: Mapping[str, Any]) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
+def describe_speculators(kind: str, proposal: Mapping[str, Any], target: TargetInfo) -> dict[str, Any]:
+    """What speculators writes of every kind of head."""
+    verifier = {"name_or_path": target.name, "architectures": [target.architecture] if target.architecture else []}
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", **proposal}],
+            "verifier": verifier,
+        },
+    }
+
+
 def fill(head: Head, tensors: Mapping[str, Tensor], *, name: str) -> None:
     """Put tensors into a head, in the dtypes that they have. Raises ModelError naming those that do not belong."""
     own = head.state_dict()
@@ -181,3 +202,57 @@ def some(names: Iterable[str], most: int = 4) -> str:
 def an(word: str) -> str:
     """With its article."""
     return f"{'an' if word[:1] in 'aeiou' else 'a'} {word} head"
+
+
+OURS = ("architectures", "dtype", "torch_dtype", MARKER)
+"""Keys of config.json that are not the head's configuration."""
+
+
+class Own(Layout):
+    """A flat config.json."""
+
+    config: ClassVar[type[HeadConfig]]
+
+    def __init_subclass__(cls) -> None:
+        """Name the layout after its heads."""
+        cls.name = cls.head.method
+        cls.architectures = (f"Foretell{cls.name.capitalize()}",)
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """Every field of the configuration."""
+        return {"architectures": [self.architectures[0]], **head.config.as_dict()}
+
+    def parse(self, found: FoundLayout) -> HeadConfig:
+        """Every field, of its type; fields that have defaults may be absent."""
+        fields = {field.name: field for field in dataclasses.fields(self.config)}
+        unknown = found.keys.values.keys() - fields.keys() - set(OURS)
+        if unknown:
+            raise ModelError(
+                f"{found.name}: config.json has {some(unknown)}, which no {self.head.method} head knows; it may be of a "
+                "later version of foretell"
+            )
+        types = typing.get_type_hints(self.config)
+        values = {
+            key: _read(found.keys, key, types[key])
+            for key, field in fields.items()
+            if key in found.keys
+            or (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+        }
+        try:
+            return self.config(**values)
+        except ConfigError as error:
+            raise ModelError(f"{found.name}: {error}") from error
+
+
+def _read(keys: Keys, key: str, kind: Any) -> Any:
+    if kind is bool:
+        return keys.flag(key)
+    if kind is int:
+        return keys.integer(key)
+    if kind is float:
+        return keys.number(key)
+    if kind is str:
+        return keys.text(key)
+    if typing.get_origin(kind) is dict:
+        return dict(keys.inner(key).values)
+    return keys.integers(key)

@@ -7,8 +7,8 @@ rounding: sums have another order, and numbers between two matrices are not roun
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,32 +16,39 @@ from torch import Tensor, nn
 from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.noise import token_table
-from foretell.heads.config_values import check_ids
+from foretell.heads.config_keys import check_ids
 from foretell.heads.head import Head
-from foretell.heads.modules import Attention
+from foretell.heads.modules import Attention, rotations
+from foretell.heads.pair_head import PairHead
 from foretell.kernels import heads, structures
 from foretell.kernels.build import warn_once
-from foretell.kernels.functions import check, native_functions
+from foretell.kernels.functions import check, huge_pages, native_functions
 from foretell.kernels.native import need
-from foretell.kernels.pages import huge_pages
+from foretell.model.cache import BoundCache
 from foretell.model.llama.read.matrices import read_matrices
 from foretell.model.llama.run.native import HEAD_DIMS, NativeModel, supports
 from foretell.model.target import CausalModel
 
+_Made = TypeVar("_Made")
 WEIGHTS = ("auto", "same", "int8")
 """How a native head holds its matrices: as the checkpoint has them, or rounded to 8 bits; "auto" rounds those in bfloat16.
 Guesses from rounded weights are as sound: the distribution that is reported is the one that they were drawn from."""
 
 
-def refusal(head: Head, model: CausalModel, family: Any = None) -> str | None:
-    """Why a head cannot run through the native kernels beside this target; None where it can. Beside a native target, which
-    could be guessed for faster, it is said once. family: the configuration of a decoder layer of a target's family."""
+def beside(
+    kind: Callable[[Any, NativeModel, str], _Made], head: Head, model: CausalModel, weights: str = "auto"
+) -> tuple[_Made | None, str | None]:
+    """A head as ``kind``, which runs it through the native kernels beside this target, or None and why not. Beside a native
+    target, which could be guessed for faster, that is said once. weights: one of ``WEIGHTS``."""
     reason = _refusal(head, model)
-    if reason is None and family is not None:
-        reason = supports(family, head.dtype, model.spec.device)
+    if reason is None and isinstance(head, PairHead) and (own := head.family_layer()) is not None:
+        reason = supports(own.config, head.dtype, model.spec.device)
     if reason is not None and isinstance(model, NativeModel):
         warn_once(f"the drafter's head runs by torch, which is slower: {reason}", reason)
-    return reason
+    if reason is not None:
+        return None, reason
+    assert isinstance(model, NativeModel)
+    return kind(head, model, rounding(weights, model)), None
 
 
 def _refusal(head: Head, model: CausalModel) -> str | None:
@@ -147,6 +154,20 @@ class Memory:
         return address + -address % 64
 
 
+class NativeHead:
+    """A head with attention beside a native target. What it computes is float32 whatever the weights are."""
+
+    def __init__(self, head: Any, model: NativeModel) -> None:
+        self.head, self.model = head, model
+
+    def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
+        """See ``Head.new_cache``."""
+        config: Any = self.head.config
+        shapes = [(config.num_kv_heads, config.head_dim)] * getattr(config, "num_layers", 1)
+        rope = rotations(capacity, config.head_dim, config.rope_theta, getattr(config, "rope_scaling", None))
+        return BoundCache(num_rows, capacity, shapes, self.head.dtype, rope)
+
+
 class InBlocks(TensorWeights):
     """Parameters, some of which a file has in blocks."""
 
@@ -208,3 +229,42 @@ def address(tensor: Tensor | None) -> int | None:
 def addresses(matrices: Sequence[structures.Matrix]) -> "ctypes.Array[structures.Matrix]":
     """An array of structures."""
     return (structures.Matrix * len(matrices))(*matrices)
+
+
+class NativeBlocks:
+    """Heads side by side: of each some blocks, and a linear layer or none. Outputs are float32."""
+
+    def __init__(
+        self, memory: Memory, blocks: Sequence[Sequence[nn.Linear]], outs: Sequence[nn.Linear], size: int,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:  # fmt: skip
+        """blocks[k]: the linear layers [size, size] of head k; outs[k]: its last one, or none at all. vocabulary: the
+        tokens of the outputs; None: they are no tokens."""
+        self.memory, self.size = memory, size
+        linears = [linear for head in blocks for linear in head]
+        self._blocks = addresses([memory.matrix(linear) for linear in linears])
+        self._outs = addresses([memory.matrix(linear) for linear in outs])
+        self._biases = _pointers([memory.vector(linear.bias) for linear in linears])
+        self._out_biases = _pointers([memory.vector(linear.bias) for linear in outs])
+        num_outputs = outs[0].out_features if outs else 0
+        self.width = size if not outs else num_outputs if vocabulary is None else vocabulary.size
+        self.view = heads.Blocks(
+            len(blocks), len(blocks[0]), size, num_outputs, self._blocks, self._biases,
+            self._outs if outs else None, self._out_biases, None if vocabulary is None else vocabulary.address,
+        )  # fmt: skip
+        self.address = ctypes.addressof(self.view)
+
+    def __call__(self, x: Tensor, num_heads: int = 1) -> Tensor:
+        """x [B, size] -> outputs [B, num_heads, width] of the first heads; -inf at tokens that no output has."""
+        x, threads, functions = x.float().contiguous(), torch.get_num_threads(), self.memory.functions
+        out = torch.empty(len(x), num_heads, self.width)
+        with self.memory.lock:
+            scratch = self.memory.scratch(functions.blocks_scratch(self.address, len(x), num_heads, threads))
+            functions.blocks(
+                self.address, threads, len(x), num_heads, x.data_ptr(), out.data_ptr(), self.width, scratch
+            )
+        return out
+
+
+def _pointers(places: Sequence[int | None]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(places))(*places)

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foretell.checkpoints.weights import WeightSource
-from foretell.core.errors import ModelError
+from foretell.core.errors import ModelError, require
 from foretell.core.tree import Plan
-from foretell.heads.config_values import check_heads
+from foretell.heads.config_keys import check_heads
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm
-from foretell.heads.rope import RopeScaling
+from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm, RopeScaling
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 
@@ -47,8 +46,7 @@ class PairConfig(HeadConfig):
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
         super().__post_init__()
-        if self.num_layers < 1:
-            raise ModelError(f"num_layers = {self.num_layers} must be at least 1")
+        require(self.num_layers >= 1, "num_layers", self.num_layers, "at least 1", ModelError)
         check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
         if self.windows and (len(self.windows) != self.num_layers or min(self.windows) < 0):
             raise ModelError(f"windows = {list(self.windows)} must be one size of at least 0 for each layer")
@@ -150,12 +148,6 @@ class PairHead(Head):
     def bytes_per_token(self) -> int:
         """Of a row's memory: keys and values of the layers, and a feature."""
         return self.new_cache(0, 1).bytes_per_slot + self.config.hidden_size * self.dtype.itemsize
-
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """An empty cache of the layers: slot i holds pair i, tree nodes follow."""
-        config, device = self.config, self.decoder[0].self_attn.q_proj.weight.device
-        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        return KVCache(num_rows, capacity, shapes, self.dtype, [device] * config.num_layers)
 
     def advance(self, embeds: Tensor, features: Tensor, plan: Plan, cache: KVCache) -> tuple[Tensor, Tensor]:
         """The pairs of a plan, embeds and features [B, n, H]: what ``leave`` returns. Writes their keys and values."""

@@ -10,6 +10,7 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from foretell.checkpoints.packed import Packed
+from foretell.heads.draft_vocabulary import ReducedHead
 from foretell.heads.head import AnyHead, Head
 from foretell.kernels.dequantise import dequantise_into
 
@@ -77,17 +78,12 @@ def values_of(blocks: Packed, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _ids(head: "Head") -> list[int]:
-    offsets = head.get_buffer("d2t").cpu()
-    return (offsets + torch.arange(len(offsets))).tolist()
-
-
 def _joined(head: Head, made: Head, blocks: Packed) -> Packed | None:
-    if "d2t" not in dict(head.named_buffers()):
+    if not isinstance(head, ReducedHead) or not isinstance(made, ReducedHead):
         return None
     old, new = head.get_parameter(OUTPUT), made.get_parameter(OUTPUT)
-    place = {token: row for row, token in enumerate(_ids(head))}
-    rows = [place.get(token, -1) for token in _ids(made)]
+    place = {token: row for row, token in enumerate(head.target_ids.tolist())}
+    rows = [place.get(token, -1) for token in made.target_ids.tolist()]
     at = torch.tensor(rows)
     known, further = (at >= 0).nonzero()[:, 0], (at < 0).nonzero()[:, 0]
     if not torch.equal(old[at[known]], new[known]):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
-from foretell.model.codes import from_codes, to_codes
+from foretell.model.cache import from_codes, to_codes
 from foretell.model.target import CausalModel
 
 PART = 512

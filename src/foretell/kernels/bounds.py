@@ -30,9 +30,8 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
     Raises VocabularyMismatchError for a token, ModelError for all else. Values are not read on an accelerator.
     """
     known = vars(tree)
-    if (
-        known.get("_checked") == vocab_size
-    ):  # the step checks before the pass, ``draw`` before its kernels: once is enough
+    # The step checks before the pass, ``draw`` before its kernels: once is enough
+    if known.get("_checked") == vocab_size:
         return
     tokens, parent, shape = tree.tokens, tree.parent, tree.tokens.shape
     for name, given in (("tokens", tokens), ("parent", parent), ("drawn_by", tree.drawn_by)):

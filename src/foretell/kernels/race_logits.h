@@ -23,7 +23,7 @@
 #define MOST_TOP_K 256    /* above this the caller does it */
 #define LOG_LEAST_E -23.0f /* below the logarithm of the least E */
 
-/* How one row's distribution is made of its logits; laid out as Warp in kernels/race.py. */
+/* How one row's distribution is made of its logits; laid out as Warp in kernels/small.py. */
 typedef struct {
     float inverse, top_p, min_p; /* inverse temperature, 0: greedy; top_p 1 or more: none; min_p 0: none */
     int32_t top_k;               /* 0: none */

@@ -63,6 +63,13 @@ def kernel_of(function: str, p: Tensor, q: Tensor | None) -> "ctypes._NamedFuncP
     return None if library is None else getattr(library, f"foretell_{function}_{_TYPES[p.dtype]}")
 
 
+def call(kernel: "ctypes._NamedFuncPointer", *given: int | Tensor | None) -> int:
+    """What a kernel returns that is given numbers, and tensors by their addresses. What it writes to is contiguous."""
+    held = [x.contiguous() if isinstance(x, Tensor) else x for x in given]  # alive until it returns
+    failed: int = kernel(*(x.data_ptr() if isinstance(x, Tensor) else x for x in held))
+    return failed
+
+
 def try_tree(tree: TokenTree, p: Tensor, *, ahead: bool) -> tuple[Tensor, Tried] | None:
     """(stops [B, N] in the dtype of p, what residual needs) of recursive rejection (ahead=False: a node before its
     children) or traversal (ahead=True: a node after its subtree). None where the kernel cannot serve.
@@ -75,24 +82,10 @@ def try_tree(tree: TokenTree, p: Tensor, *, ahead: bool) -> tuple[Tensor, Tried]
     kernel = kernel_of("try_tree", p, tree.q)
     if kernel is None:
         return None
-    num_rows, num_nodes, vocab_size = p.shape
-    tokens, parent, label, p = (x.contiguous() for x in (tree.tokens, tree.parent, tree.drawn_by, p))
-    q = None if tree.q is None else tree.q.contiguous()
-    out = torch.empty(6, num_rows, num_nodes, dtype=torch.float64)
-    start, end, keep, take, kept, stops = out.unbind(0)
-    failed = kernel(
-        num_rows,
-        num_nodes,
-        vocab_size,
-        int(ahead),
-        tokens.data_ptr(),
-        parent.data_ptr(),
-        label.data_ptr(),
-        p.data_ptr(),
-        None if q is None else q.data_ptr(),
-        *(x.data_ptr() for x in (start, end, keep, take, kept, stops)),
-    )
-    return None if failed else (stops.to(p.dtype), Tried(start, end, keep, take, kept))
+    out = torch.empty(6, *p.shape[:2], dtype=torch.float64)
+    if call(kernel, *p.shape, int(ahead), tree.tokens, tree.parent, tree.drawn_by, p, tree.q, *out):
+        return None
+    return out[5].to(p.dtype), Tried(*out[:5])
 
 
 def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
@@ -104,22 +97,10 @@ def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
     kernel = kernel_of("rest", p, tree.q)
     assert kernel is not None, "try_tree ran"
     check_distributions(tree, p)
-    num_rows, num_nodes, vocab_size = p.shape
-    check_nodes(at, num_rows, num_nodes)
+    check_nodes(at, *tree.tokens.shape)
     assert tried.keep.shape == tree.tokens.shape, "tried is of another tree"
-    tokens, parent, at, p = (x.contiguous() for x in (tree.tokens, tree.parent, at, p))
-    q = None if tree.q is None else tree.q.contiguous()
-    out = torch.empty(num_rows, vocab_size, dtype=p.dtype)
-    kernel(
-        num_rows,
-        num_nodes,
-        vocab_size,
-        tokens.data_ptr(),
-        parent.data_ptr(),
-        p.data_ptr(),
-        None if q is None else q.data_ptr(),
-        *(x.data_ptr() for x in (tried.keep, tried.take, tried.kept, at, out)),
-    )
+    out = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype)
+    call(kernel, *p.shape, tree.tokens, tree.parent, p, tree.q, tried.keep, tried.take, tried.kept, at, out)
     return out
 
 

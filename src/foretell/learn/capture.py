@@ -12,10 +12,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foretell.engine.allowance import Allowance
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import Tapping
+from foretell.engine.threads import Allowance
 from foretell.learn.training.texts import RawText
 
 

@@ -18,18 +18,16 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
-from foretell.engine.allowance import Allowance
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
-from foretell.engine.request.row import Row
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Row, Submission
 from foretell.engine.speculation import Speculation
+from foretell.engine.threads import Allowance
 from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
-from foretell.learn.training.pace import spare_cores
 from foretell.learn.training.pool import Result, TrainerPool
-from foretell.learn.training.process import TrainerProcess
+from foretell.learn.training.process import TrainerProcess, spare_cores
 from foretell.learn.training.texts import RawText
 from foretell.learn.training.trainer import Event, Version
 from foretell.service.drift import ends_piece

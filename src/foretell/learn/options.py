@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretell.core.errors import ConfigError, check_choice
+from foretell.core.errors import ConfigError, check_choice, require
 from foretell.core.settings import setting, settle
 from foretell.planner.budget import LEARN_SHARE
 
@@ -68,13 +68,10 @@ class LearnOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {0 if name == 'replay' else 1}")
         if self.held_out < 2:
             raise ConfigError("held_out = 1 would leave no text to learn from: one in so many is kept for the gate")
-        if not 0 < self.learn_memory_mib < math.inf:
-            raise ConfigError(f"learn_memory_mib = {self.learn_memory_mib} must be positive and finite")
+        require(0 < self.learn_memory_mib < math.inf, "learn_memory_mib", self.learn_memory_mib, "positive and finite")
         for name in ("learn_share", "learn_busy_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be in (0, 1]")
-        if self.learn_lr is not None and not 0 < self.learn_lr <= 1:
-            raise ConfigError(f"learn_lr = {self.learn_lr} must be in (0, 1]; 0.001 is large")
+            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
+        require(self.learn_lr is None or 0 < self.learn_lr <= 1, "learn_lr", self.learn_lr, "in (0, 1]; 0.001 is large")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must have at most 64 bits")
         check_choice("where", self.where, WHERE)

@@ -1,5 +1,6 @@
 """The KV memory of some rows: written by slot, compacted by slot, never grown inside a step."""
 
+import ctypes
 from collections.abc import Sequence
 from itertools import count
 from math import prod
@@ -10,7 +11,47 @@ from torch import Tensor
 from foretell.core.errors import CapacityError
 from foretell.core.platform import anonymous_memory, discard
 from foretell.core.upload import sent
-from foretell.model.codes import SCALE_BYTES, from_codes, to_codes
+from foretell.kernels import structures
+
+SCALE_BYTES = 4
+_TINY = 1e-30
+
+
+def spread_of(bias: Tensor, heads: int) -> Tensor:
+    """[heads, d] float32: what queries are multiplied by, and keys divided, before the latter are rounded.
+
+    A bias makes some numbers of all keys hundreds of times as large as others, which one scale would round away (Qwen2.5:
+    up to 158). Rotation mixes number i with i + d / 2, so both have one factor: the root of the mean square of their
+    biases and of 1, what a normed stream's products come to. bias [heads * d] of the keys' matrix. Sums are float64 and the
+    factors bf16, so that they are the same on every machine.
+    """
+    squares = bias.double().view(heads, 2, -1).square().mean(1, keepdim=True) + 1.0
+    return squares.sqrt().expand(-1, 2, -1).reshape(heads, -1).bfloat16().float()
+
+
+def to_codes(x: Tensor) -> Tensor:
+    """x [..., d] as [..., d + SCALE_BYTES] int8: scale = largest / 127, ties to even. Where x is not finite the scale is
+    not either.
+
+    The slow twin of ``code_slot`` and ``open_slot`` in ``native/slots.h``. A slot of a head is ``head_dim`` codes
+    and behind them the bytes of a float32, the scale: number i is scale * code i. The scale stands in the slot so
+    that whatever moves, copies or keeps slots carries it along.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(-1, keepdim=True)
+    empty = largest <= _TINY
+    # Not "127.0 / largest": torch makes that a reciprocal and a product, rounded twice.
+    inverse = torch.where(empty, torch.zeros_like(largest), torch.full_like(largest, 127.0) / largest)
+    codes = torch.round(wide * inverse).nan_to_num(0.0).clamp(-127, 127).to(torch.int8)
+    scale = torch.where(empty, torch.zeros_like(largest), largest / 127.0)
+    return torch.cat((codes, scale.contiguous().view(torch.int8)), -1)
+
+
+def from_codes(slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., d] of slots [..., d + SCALE_BYTES] int8: scales and codes are multiplied in float32."""
+    scale = slots[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    return (slots[..., :-SCALE_BYTES].float() * scale).to(dtype)
+
 
 _WORTH = 1 << 18  # bytes
 SPARE = 64
@@ -244,3 +285,47 @@ def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor
         return torch.zeros(*shape, dtype=dtype, device=device)
     memory = anonymous_memory(max(1, count * dtype.itemsize), huge=False)  # huge, one written slot would claim 2 MiB
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)  # keeps the mapping alive
+
+
+class BoundCache(KVCache):
+    """Keys and values on the CPU, with ``structures.Cache`` over them: ``address``, read again whenever they move."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        capacity: int,
+        shapes: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+        rope: tuple[Tensor, Tensor],
+    ) -> None:
+        """shapes: (kv heads, head dimension) of each layer; rope: float32 cosines and sines [capacity, d / 2]."""
+        super().__init__(num_rows, capacity, shapes, dtype, [torch.device("cpu")] * len(shapes))
+        self._rope = rope
+        self._bind()
+
+    def _bind(self) -> None:
+        """Read the addresses again; needed after anything that replaces the tensors."""
+        pointers = ctypes.c_void_p * len(self.keys)
+        cos, sin = self._rope
+        self._keys = pointers(*(key.data_ptr() for key in self.keys))
+        self._values = pointers(*(value.data_ptr() for value in self.values))
+        self.view = structures.Cache(
+            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr(),
+            coded=self._dtype == torch.int8,
+        )  # fmt: skip
+        self.address = ctypes.addressof(self.view)
+
+    def _show(self) -> None:
+        """See ``KVCache._show``; the rows in use begin where the reserve does, so their addresses are its."""
+        super()._show()
+        if hasattr(self, "_rope"):
+            self._bind()
+
+    def rows(self, start: int, stop: int) -> "BoundCache":
+        """See ``KVCache.rows``."""
+        view = super().rows(start, stop)
+        view.__class__ = type(self)
+        assert isinstance(view, BoundCache)
+        view._rope = self._rope
+        view._bind()
+        return view

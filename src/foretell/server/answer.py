@@ -20,8 +20,7 @@ from structlog.contextvars import bind_contextvars
 from foretell import __version__
 from foretell.core.errors import ConfigError
 from foretell.engine.request.result import Completion, StepTrace, Update
-from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Piece, Submission
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import LATEST, Backend
 from foretell.server.entries import Entry

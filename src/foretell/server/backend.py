@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ConfigError, PromptError
-from foretell.engine.request.conversation import content_ids, render, template_of
+from foretell.engine.request.conversation import Messages, content_ids, render, template_of
 from foretell.engine.request.request import token_ids
-from foretell.engine.request.told import Messages
 from foretell.engine.structured.format import Formats
 from foretell.engine.structured.thoughts import Family, Thoughts, family_named, family_of
 from foretell.server.errors import ApiError, bad, of_engine

@@ -11,7 +11,7 @@ from structlog.contextvars import get_contextvars
 
 from foretell.core.errors import ForetellError, ModelError
 from foretell.engine.request.result import Completion, Sink, StepTrace, Update
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log, log_request

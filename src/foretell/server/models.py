@@ -25,8 +25,7 @@ from foretell.server.errors import ApiError, bad, internal, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import render_several
 from foretell.server.options import GGUF, ModelsOptions, ServerOptions
-from foretell.service.heap import collect
-from foretell.service.memory import TooLittleMemoryError
+from foretell.service.memory import TooLittleMemoryError, collect
 from foretell.service.service import STATES, Service
 from foretell.service.snapshot import Snapshot
 

@@ -11,7 +11,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams, fresh_seed
 from foretell.draft.config import MethodConfig
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine

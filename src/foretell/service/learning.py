@@ -6,8 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from foretell.engine.event import StepEvent
-from foretell.engine.request.row import Row
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Row, Submission
 from foretell.engine.speculation import Speculation
 
 ACTIONS = ("pause", "resume", "revert", "save")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretell.core.errors import ConfigError, check_choice
+from foretell.core.errors import ConfigError, check_choice, require
 from foretell.core.places import keyed
 from foretell.core.settings import setting, settle
 
@@ -56,14 +56,11 @@ class ServiceOptions:
         """Refuse invalid values."""
         settle(self)
         for name in ("max_num_seqs", "max_queue", "models_at_once"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len = {self.max_model_len} must be at least 2: a prompt and an output")
-        if self.kv_memory_gib is not None and not self.kv_memory_gib > 0:
-            raise ConfigError(f"kv_memory_gib = {self.kv_memory_gib} must be positive")
-        if not self.stall_target_s > 0:
-            raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
+        require(self.kv_memory_gib is None or self.kv_memory_gib > 0, "kv_memory_gib", self.kv_memory_gib, "positive")
+        require(self.stall_target_s > 0, "stall_target_s", self.stall_target_s, "positive")
         check_choice("speculation", self.speculation, MODES)
         check_shared(self.shared_drafts)
         if self.state_dir is not None and self.speculation == "off":

@@ -23,20 +23,17 @@ from foretell.engine.loop import Limits, Loop
 from foretell.engine.planning import ServicePlanning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.request.result import Sink, Update
-from foretell.engine.request.row import Row
+from foretell.engine.request.row import Row, Submission
 from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.submission import Submission
 from foretell.engine.speculation import Speculation
-from foretell.model.workers import release_workers
-from foretell.service.admission import check_submission
+from foretell.engine.threads import release_workers
 from foretell.service.choices import Choices
 from foretell.service.drift import Drifts
-from foretell.service.heap import IDLE_S, HeapKeeper
 from foretell.service.keeper import Keeper, Taken
 from foretell.service.learning import Learning, LearnOptions
+from foretell.service.memory import IDLE_S, HeapKeeper, check_submission, sizes_of
 from foretell.service.options import ServiceOptions as ServiceOptions
 from foretell.service.processors import GuardedProcessor, StepBudget
-from foretell.service.sizes import sizes_of
 from foretell.service.snapshot import Snapshot, snapshot_of
 from foretell.service.tenants import Tenants
 

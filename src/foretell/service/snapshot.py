@@ -45,9 +45,8 @@ class Snapshot:
     recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
     drafter_failures: dict[str, int] = field(default_factory=dict)  # drafters that raised, by method
     internal_errors: dict[str, int] = field(default_factory=dict)  # of other parts, by place
-    drafter_rests: dict[str, float] = field(
-        default_factory=dict
-    )  # gauge: seconds for which it rests for that; 0: it works
+    # Gauge: seconds for which it rests for that; 0: it works
+    drafter_rests: dict[str, float] = field(default_factory=dict)
     learn: LearnFigures | None = None  # None: nothing learns
 
 

@@ -86,11 +86,6 @@ class Tenants:
         return replace(choice, method=_separate(method, made))
 
     @property
-    def num_stores(self) -> int:
-        """Stores that are held."""
-        return len(self._stores)
-
-    @property
     def learned_bytes(self) -> int:
         """Bytes that all stores take."""
         with self._lock:

@@ -3,7 +3,10 @@
 import io
 import json
 import shutil
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +89,25 @@ def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _trained(options: Any) -> Any:
     """A method's options but for those that say how the result is stored: they may change when a run goes on."""
     return {k: v for k, v in options.items() if k != "save_dtype"} if isinstance(options, Mapping) else options
+
+
+@contextmanager
+def patient(tell: Callable[[], None]) -> Iterator[threading.Event]:
+    """While inside, the first Ctrl-C sets an event (the step is finished first) and calls tell; the second interrupts."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+        tell()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)

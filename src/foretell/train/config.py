@@ -1,10 +1,11 @@
-"""How to train: one dataclass, whose fields are the keys of ``--config`` and, with their help, options of the command."""
+"""How to train: one dataclass, whose fields are the keys of ``--config`` and, with their help, options of the command; how
+long, and the learning rate along it: linear warmup, then half a cosine, by the share done."""
 
+import math
 from dataclasses import dataclass
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.settings import setting, settle
-from foretell.train.schedule import TrainBudget
 
 PRECISIONS = ("float32", "bfloat16")
 OPTIMIZERS = ("adamw", "muon")
@@ -25,6 +26,36 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         least = "above 0" if low == TINY else f"at least {low:.12g}"
         most = "below 1" if high == BELOW_ONE else f"at most {high:.12g}"
         raise ConfigError(f"{name} = {value!r} must be {least} and {most}")
+
+
+@dataclass(frozen=True)
+class TrainBudget:
+    """Exactly one of the three. By minutes the rate follows the clock, so two runs differ; every step's rate is
+    logged."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse none, several, and values that are not positive."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            raise ConfigError(f"give one of steps, epochs and minutes, not {', '.join(given) or 'none of them'}")
+        name, value = next(iter(given.items()))
+        require(0 < value < math.inf, name, value, "positive")
+
+    def share(self, step: int, seconds: float, steps_per_epoch: float) -> float:
+        """Share of training done before a step, after so many seconds: 1 or more ends it."""
+        if self.minutes is not None:
+            return seconds / (60.0 * self.minutes)
+        return step / self.num_steps(steps_per_epoch)
+
+    def num_steps(self, steps_per_epoch: float) -> int:
+        """Steps in all; 0 where the clock decides."""
+        if self.steps is not None:
+            return self.steps
+        return 0 if self.epochs is None else max(1, round(self.epochs * steps_per_epoch))
 
 
 @dataclass(frozen=True)
@@ -97,3 +128,11 @@ class TrainConfig:
         """How long, in steps; give one of steps, epochs and minutes."""
         none = self.steps is None and self.epochs is None and self.minutes is None
         return TrainBudget(self.steps, 1.0 if none else self.epochs, self.minutes)
+
+
+def rate(share: float, *, warmup: float, final: float) -> float:
+    """Factor of the learning rate when ``share`` of training is done; warmup, final: share of it, last factor."""
+    if share < warmup:
+        return max(share, 1e-3) / warmup
+    along = min(1.0, (share - warmup) / max(1e-9, 1.0 - warmup))
+    return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * along))

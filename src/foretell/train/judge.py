@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.core.noise import derive_seed
 from foretell.core.settings import value_of
 from foretell.core.tree import TokenTree, layout
 from foretell.heads import formats
+from foretell.methods.acceptance.objective import area_under_curve
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
 from foretell.model.target import CausalModel, Target
 from foretell.train.mining import Mined, read_labels
@@ -130,15 +131,6 @@ def fold(weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor) -> tuple[Ten
     return folded, bias - folded @ mean
 
 
-def roc_auc(score: Tensor, y: Tensor) -> float:
-    """P(a positive scores above a negative), ties counted half; NaN where a class is empty."""
-    good, bad = score[y], score[~y].sort().values
-    if not len(good) or not len(bad):
-        return math.nan
-    below, upto = torch.searchsorted(bad, good), torch.searchsorted(bad, good, right=True)
-    return float((below + upto).double().mean() / (2 * len(bad)))
-
-
 def cut_of(score: Tensor, important: Tensor, recall: float) -> float:
     """The least cut such that of the important tokens at least a share ``recall`` scores no higher; -inf for 0."""
     mine = score[important].sort().values
@@ -199,8 +191,7 @@ def train_judge(
     layer = spec.num_layers - 1 if layer is None else layer
     if not 0 <= layer < spec.num_layers:
         raise ConfigError(f"layer = {layer} must be between 0 and {spec.num_layers - 1}: {spec.name!r} has no other")
-    if not 0 <= recall <= 1:
-        raise ConfigError(f"recall = {recall} must be between 0 and 1")
+    require(0 <= recall <= 1, "recall", recall, "between 0 and 1")
     config = JudgeHeadConfig(spec.hidden_size, spec.vocab_size, layer, columns or spec.hidden_size)
     examples = collect(model, read_labels(labels_path), config, batch_size=batch_size)
     out_of_training = held_out(examples.prompt, seed)
@@ -217,7 +208,7 @@ def train_judge(
     grid = []
     for strength in STRENGTHS:
         weight, bias = fold(*fit_logistic(z, ~seen.important, strength), mean, scale)
-        auc = roc_auc(unseen.x.double() @ weight + bias, ~unseen.important)
+        auc = area_under_curve(unseen.x.double() @ weight + bias, ~unseen.important)
         grid.append({"strength": strength, "auc": round(auc, 4)})
         if best is None or auc > best[0]:
             best = (auc, strength, weight, bias)
@@ -234,7 +225,7 @@ def train_judge(
         "held_out_labels": len(unseen.important),
         "held_out_important": int(unseen.important.sum()),
         "auc": round(auc, 4),
-        "auc_training": round(roc_auc(seen.x.double() @ weight + bias, ~seen.important), 4),
+        "auc_training": round(area_under_curve(seen.x.double() @ weight + bias, ~seen.important), 4),
         "strength": strength,
         "grid": grid,
         "recall": recall,

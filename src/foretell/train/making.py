@@ -9,10 +9,10 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
-from foretell.heads import config_values
-from foretell.heads.load import AnyHead, load_head
-from foretell.heads.objective import Objective
-from foretell.heads.teacher import Teacher
+from foretell.heads import config_keys as config_values
+from foretell.heads.formats import load_head
+from foretell.heads.head import AnyHead
+from foretell.heads.teacher import Objective, Teacher
 from foretell.methods.medusa.head import head_weight, norm_weight
 from foretell.model.target import CausalModel
 from foretell.train.config import TINY, check_range
@@ -134,7 +134,7 @@ Build = Callable[[Making, Options], Objective]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one method is trained on the target's probabilities: the attribute RECIPE of its file."""
+    """How one method is trained on the target's probabilities: see ``recipes.py``."""
 
     build: Build
     options: Options  # its own settings; None: the target's own size, or decided by ``build``

@@ -1,8 +1,8 @@
 """Resolve a method's name and settings to the inputs of ``Trainer``.
 
 Settings are flat: a method's own (sizes of the head, its loss), those of ``TrainConfig``, and ``save_dtype``. Sizes that
-are not given are the target's own. Each method's own part is in its file of ``train.recipes``, which is imported when
-it is used.
+are not given are the target's own. Each method's own part is its recipe in ``recipes.py``, which is imported when it is
+used.
 """
 
 import copy
@@ -20,9 +20,8 @@ from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.heads import formats
 from foretell.heads.head import Head
 from foretell.heads.layout import check_layer_ids
-from foretell.heads.objective import Objective
-from foretell.heads.teacher import Teacher
-from foretell.methods.draft_model.vocabulary.translated import differences
+from foretell.heads.teacher import Objective, Teacher
+from foretell.methods.draft_model.vocabulary.tli import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel
 from foretell.train.config import TrainConfig

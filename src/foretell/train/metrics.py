@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import LabeledBatch, Teacher
+from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher
 from foretell.train.data import sequential_batches
 from foretell.train.losses import Divergence
 from foretell.train.responses import Responses

@@ -22,19 +22,17 @@ from foretell.core.errors import ConfigError, TrainError
 from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.provenance import provenance
-from foretell.heads.objective import Objective
 from foretell.heads.stored_outputs import LinearHead, OutputKeeper
-from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
+from foretell.heads.teacher import LabeledBatch, Objective, Teacher, TeacherBatch
 from foretell.methods.medusa.head import head_weight
 from foretell.train import checkpoint
-from foretell.train.config import TrainConfig
+from foretell.train.checkpoint import patient
+from foretell.train.config import TrainConfig, rate
 from foretell.train.data import Batches
-from foretell.train.interrupt import patient
 from foretell.train.losses import parse_divergence
 from foretell.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
 from foretell.train.optimizers import optimizers_of
 from foretell.train.responses import Responses
-from foretell.train.schedule import rate
 
 LOG, RECORD = "log.jsonl", "record.json"
 

@@ -5,18 +5,17 @@ from typing import Any
 from foretell.core import builtin
 from foretell.core.registry import Registry, part_of
 from foretell.core.spec import parse_spec
-from foretell.verify.base import Evidence, Verdict, Verifier, Walk
-from foretell.verify.block import Block
-from foretell.verify.drawing import draw
-from foretell.verify.exact import Coupled, Exact
-from foretell.verify.greedy_block import GreedyBlock
-from foretell.verify.lossy.judge import Judge, JudgeHead
-from foretell.verify.lossy.top_n import TopN
-from foretell.verify.lossy.typical import Typical
-from foretell.verify.multidraft import KSeq
-from foretell.verify.rejection import Rejection
-from foretell.verify.selection import Importance, Transport
-from foretell.verify.traversal import Traversal
+from foretell.verify.base import Evidence as Evidence, Verdict as Verdict, Verifier as Verifier, Walk as Walk
+from foretell.verify.block import Block as Block
+from foretell.verify.drawing import draw as draw
+from foretell.verify.exact import Coupled as Coupled, Exact as Exact
+from foretell.verify.greedy_block import GreedyBlock as GreedyBlock
+from foretell.verify.lossy.base import TopN as TopN, Typical as Typical
+from foretell.verify.lossy.judge import Judge as Judge, JudgeHead as JudgeHead
+from foretell.verify.multidraft import KSeq as KSeq
+from foretell.verify.rejection import Rejection as Rejection
+from foretell.verify.selection import Importance as Importance, Transport as Transport
+from foretell.verify.traversal import Traversal as Traversal
 
 
 def _verifier(name: str, found: Any) -> Verifier:
@@ -31,27 +30,3 @@ from entry points of the group "foretell.verifiers": a class that is a frozen da
 def parse_verifier(text: str) -> Verifier:
     """The verifier of ``name[/option=value]...``, e.g. "coupled" or "typical/epsilon=0.1". Raises ConfigError."""
     return parse_spec(text, VERIFIERS, "verifier")
-
-
-__all__ = [
-    "VERIFIERS",
-    "Block",
-    "Coupled",
-    "Evidence",
-    "Exact",
-    "GreedyBlock",
-    "Importance",
-    "Judge",
-    "JudgeHead",
-    "KSeq",
-    "Rejection",
-    "TopN",
-    "Transport",
-    "Traversal",
-    "Typical",
-    "Verdict",
-    "Verifier",
-    "Walk",
-    "draw",
-    "parse_verifier",
-]

@@ -7,7 +7,7 @@ import torch
 
 from foretell.core.errors import VerifierError
 from foretell.kernels.bounds import check_shape
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from foretell.verify.base import Evidence, RowVerifiers, Verdict, Verifier, follow
 from foretell.verify.contract import checked
 

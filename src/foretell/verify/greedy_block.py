@@ -23,7 +23,7 @@ from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, depths
 from foretell.kernels.bounds import check_distributions, check_nodes
-from foretell.kernels.residual import below, excess, is_distribution, kernel_of, rank, subtract
+from foretell.kernels.residual import below, call, excess, is_distribution, kernel_of, rank, subtract
 from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at
 
 
@@ -118,20 +118,10 @@ def select_in_c(tree: TokenTree, p: Tensor) -> tuple[Tensor, Selected] | None:
     kernel = kernel_of("select", p, tree.q)
     if kernel is None:
         return None
-    num_rows, num_nodes, vocab_size = p.shape
-    tokens, parent, label, p = (x.contiguous() for x in (tree.tokens, tree.parent, tree.drawn_by, p))
-    q = None if tree.q is None else tree.q.contiguous()
-    whole = torch.empty(5, num_rows, num_nodes, dtype=torch.int64)
-    real = torch.empty(3, num_rows, num_nodes, dtype=torch.float64)
-    stops = torch.empty(num_rows, num_nodes, dtype=torch.float64)
-    failed = kernel(
-        num_rows,
-        num_nodes,
-        vocab_size,
-        *(x.data_ptr() for x in (tokens, parent, label, p)),
-        None if q is None else q.data_ptr(),
-        *(x.data_ptr() for x in (whole, real, stops)),
-    )
+    whole = torch.empty(5, *p.shape[:2], dtype=torch.int64)
+    real = torch.empty(3, *p.shape[:2], dtype=torch.float64)
+    stops = torch.empty(p.shape[:2], dtype=torch.float64)
+    failed = call(kernel, *p.shape, tree.tokens, tree.parent, tree.drawn_by, p, tree.q, whole, real, stops)
     return None if failed else (stops, Selected(whole, real))
 
 
@@ -145,15 +135,8 @@ def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Ten
     check_distributions(tree, p)
     check_nodes(at, *tree.tokens.shape)
     assert selected.whole.shape[1:] == tree.tokens.shape, "selected is of another tree"
-    p, at = p.contiguous(), at.contiguous()
-    q = None if tree.q is None else tree.q.contiguous()
     out = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype)
-    failed = kernel(
-        *p.shape,
-        p.data_ptr(),
-        None if q is None else q.data_ptr(),
-        *(x.data_ptr() for x in (selected.whole, selected.real, at, out)),
-    )
+    failed = call(kernel, *p.shape, p, tree.q, selected.whole, selected.real, at, out)
     assert failed != 2, "selected is of another vocabulary"
     if failed:
         raise MemoryError("no memory for the distribution left of a selected path")
@@ -203,9 +186,8 @@ def select(tree: TokenTree, p: Tensor) -> tuple[list[Level], list[Tensor]]:
             own = tree.q[rows, node, token].double()
             outer = (Outer(under, own, power).only(uniform), *outer)
         slack = residual + (1.0 - ratio)
-        inner = torch.where(
-            slack > 0, residual / torch.where(slack > 0, slack, 1.0), ratio
-        )  # 0/0, or no distribution: P
+        # 0/0, or no distribution: P
+        inner = torch.where(slack > 0, residual / torch.where(slack > 0, slack, 1.0), ratio)
         succeed.append(torch.where(drawn | fixed, inner, ratio))
         after = torch.where(likely > 0, (ratio * p_token / torch.where(likely > 0, likely, 1.0)).clamp(max=1.0), 0.0)
         on_path = on_path & (drawn | fixed)

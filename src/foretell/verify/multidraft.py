@@ -22,6 +22,7 @@ from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at, stops_fr
 from foretell.verify.rejection import (
     Rejection,
     believed,
+    by_node,
     children_of,
     drawn_from,
     reject_child,
@@ -86,10 +87,7 @@ class MultiDraft(RatioVerifier):
             return PLAIN.stops(evidence)
         table = children_of(tree)
         num_rows, _, width = table.shape
-        flat = table.clamp(min=0).reshape(num_rows, -1)
-        tokens = tree.tokens.gather(1, flat).reshape(-1, width)
-        labels = tree.drawn_by.gather(1, flat).reshape(-1, width)
-        real = (table >= 0).reshape(-1, width)
+        flat, tokens, labels, real = by_node(tree, table)
         p, q = p.flatten(0, 1), tree.q.flatten(0, 1)
         run = run_of(q, tokens, labels, real)  # [B * N]
         rows = rows_of(run > 1)

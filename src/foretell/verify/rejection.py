@@ -34,6 +34,15 @@ def children_of(tree: TokenTree) -> Tensor:
     return table[..., :width]
 
 
+def by_node(tree: TokenTree, table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of the table of ``children_of``, [B, N * C] node indices, 0 for none, and [B * N, C] tokens, labels, and which are
+    real."""
+    num_rows, _, width = table.shape
+    flat = table.clamp(min=0).reshape(num_rows, -1)
+    tokens, labels = (x.gather(1, flat).reshape(-1, width) for x in (tree.tokens, tree.drawn_by))
+    return flat, tokens, labels, (table >= 0).reshape(-1, width)
+
+
 def try_children(
     p: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor
 ) -> tuple[Tensor, Tensor | None]:
@@ -124,10 +133,7 @@ class Rejection(RatioVerifier):
         tree, p = evidence.tree, evidence.p
         table = children_of(tree)
         num_rows, num_nodes, width = table.shape
-        flat = table.clamp(min=0).reshape(num_rows, -1)
-        tokens = tree.tokens.gather(1, flat).reshape(-1, width)
-        labels = tree.drawn_by.gather(1, flat).reshape(-1, width)
-        real = (table >= 0).reshape(-1, width)
+        flat, tokens, labels, real = by_node(tree, table)
         p_rows, q_rows = p.flatten(0, 1), None if tree.q is None else tree.q.flatten(0, 1)
         if p.device.type == "cpu" and width > 1:
             rows = real[:, 0].nonzero()[:, 0]  # [R]

@@ -195,7 +195,7 @@ def test_deepseek_s_whole_matrix_of_older_files(tmp_path: Path) -> None:
 def test_names_are_read_once() -> None:
     """No architecture has two modules that read it."""
     from foretell.checkpoints.gguf.families.decoders import DECODERS
-    from foretell.checkpoints.gguf.families.gemmas import GEMMAS
+    from foretell.checkpoints.gguf.families.gemma4 import GEMMAS
     from foretell.checkpoints.gguf.families.latent import LATENT
     from foretell.checkpoints.gguf.families.mixtures import MIXTURES
 

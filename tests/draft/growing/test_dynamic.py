@@ -11,11 +11,11 @@ from foretell.core.noise import Noise, exponentials, mix, race_top
 from foretell.core.params import SamplingParams
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, ancestors
 from foretell.draft.base import Context
+from foretell.draft.config import refusal
 from foretell.draft.growing import dynamic
 from foretell.draft.growing.children import Children, Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.growing.grow import grow
-from foretell.draft.legality import refusal
 from foretell.draft.shapes import DySpec, Eagle2Shape, OptTree
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.verify import VERIFIERS
@@ -143,7 +143,7 @@ def grow_the_heap(
 ) -> Grown:
     """As published: fill the best place and read its node at once; one pass of the drafter per node."""
     drawing = Drawing.of(draws, noise, context.processors, max(limits))
-    growth, least = dynamic.Growth(expander, context, limits), max(shape.threshold, 1.0 / shape.size)
+    growth, least = dynamic.TreeGrowth(expander, context, limits), max(shape.threshold, 1.0 / shape.size)
     taken = torch.zeros_like(growth.place, dtype=torch.bool)
     taken[:, 0] = True
     for node in range(shape.size):

@@ -17,7 +17,7 @@ from foretell.draft.growing.frontier import Grown
 from foretell.draft.growing.grow import CHAIN_LABELS, grow
 from foretell.draft.growing.template import compiled, parent_of
 from foretell.draft.shapes import Adaptive, Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
-from foretell.kernels.cdf import invert_cdf
+from foretell.kernels.small import invert_cdf
 from tests.draft.growing.grown import TableExpander, codes, noise_for, rows
 from tests.verify.enumerate import tables
 

@@ -25,7 +25,7 @@ from foretell.engine.drafters.lazy import part
 from foretell.engine.event import StepEvent
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.request.result import StepTrace
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import Tapping
 from foretell.service.memory import bytes_per_token
 from foretell.verify import VERIFIERS, Coupled
 from foretell.verify.base import Evidence, RowVerifiers, Verdict

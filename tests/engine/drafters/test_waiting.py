@@ -11,7 +11,7 @@ from foretell.draft.base import Commit
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
-from foretell.engine.drafters.waiting import MOST_COMMITS
+from foretell.engine.drafters.lazy import MOST_COMMITS
 from foretell.engine.failures import Failures
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
 from foretell.planner.observations import RowView

@@ -8,8 +8,7 @@ import pytest
 from foretell import ConfigError, Engine, PromptError
 from foretell.checkpoints.templates import roles_of_parts
 from foretell.engine.request.calls import arguments_in, arguments_text, messages_with_tools
-from foretell.engine.request.conversation import is_instruct, render
-from foretell.engine.request.told import untold
+from foretell.engine.request.conversation import is_instruct, render, untold
 from tests.engine.request.test_conversation import tokenizer_with, turns
 
 LOOP, END = "{% for m in messages %}", "{% endfor %}"

@@ -8,7 +8,7 @@ import torch
 
 from foretell import Engine, Request, SamplingParams
 from foretell.core.errors import ModelError, VocabularyMismatchError
-from foretell.engine.request.vocabulary import check_vocabulary
+from foretell.engine.request.request import check_vocabulary
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
 from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, mixed_requests, outcome, plain, table

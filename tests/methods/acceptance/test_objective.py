@@ -14,15 +14,17 @@ from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfi
 from foretell.methods.acceptance.objective import (
     LABELS,
     AcceptanceObjective,
+    ModelReader,
     area_under_curve,
     calibrate,
     calibration_error,
+    comb,
     coupled_label,
     distribution_of,
+    open_reader,
     rejection_label,
     weighted_bce,
 )
-from foretell.methods.acceptance.reading import ModelReader, comb, open_reader
 from tests.engine.harness import VOCAB, foresight, table
 
 TARGET, DRAFT = table(), table(blur=0.4)

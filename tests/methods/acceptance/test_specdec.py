@@ -15,12 +15,12 @@ from foretell.core.errors import ModelError
 from foretell.core.probs import History
 from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree
 from foretell.draft.base import Context
+from foretell.draft.config import check_stop
 from foretell.draft.growing import grow as grow_module
 from foretell.draft.growing.grow import grow
 from foretell.draft.shapes import Chain, SpecDec, parse_shape
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.acceptance.head import distribution_inputs, predicted
-from foretell.methods.acceptance.stopping import check_stop
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.hf.adapter import TransformersModel
 from foretell.verify import VERIFIERS

@@ -13,10 +13,10 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
+from foretell.draft.config import check_stop
 from foretell.draft.shapes import parse_shape
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.teacher import Teacher, TeacherBatch
-from foretell.methods.acceptance.stopping import check_stop
 from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.model import prefill

@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from foretell.heads.draft_vocabulary import draft_vocabulary
-from foretell.heads.objective import Outcome
-from foretell.heads.teacher import ComputedBatch, Teacher, TeacherBatch
+from foretell.heads.teacher import ComputedBatch, Outcome, Teacher, TeacherBatch
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
 from foretell.model.hf.adapter import TransformersModel

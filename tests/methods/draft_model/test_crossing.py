@@ -20,8 +20,8 @@ from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.shapes import Shape, parse_shape
 from foretell.engine.event import StepEvent
 from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.draft_model.vocabulary.spelling import Translation
 from foretell.methods.draft_model.vocabulary.tli import TLIDrafter
-from foretell.methods.draft_model.vocabulary.translation import Translation
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel, Target
 from foretell.service.memory import bytes_per_token

@@ -142,7 +142,7 @@ def test_bos_is_the_drafts_own() -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
     with_bos = spelling(tokenizer)
     assert with_bos.start == [1]
-    from foretell.methods.draft_model.vocabulary.translation import Translation
+    from foretell.methods.draft_model.vocabulary.spelling import Translation
 
     plain = SPELLINGS["words"]
     ids = plain.tokenizer.encode("the cat")

@@ -8,8 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from foretell.methods.draft_model.vocabulary.spelling import Spelling
-from foretell.methods.draft_model.vocabulary.translation import Translation
+from foretell.methods.draft_model.vocabulary.spelling import Spelling, Translation
 from tests.model.table import TableLM
 
 TEXT = "the cat sat, the café's cat ate 10 rats; the end \U0001f600 .\n"

@@ -19,13 +19,13 @@ from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, Plan, TokenTree, layout
 from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.shapes import parse_shape
+from foretell.heads.modules import RopeScaling
 from foretell.heads.pair_head import PairHead
-from foretell.heads.rope import RopeScaling
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle1 import Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.methods.eagle.objective_eagle3 import unrolled
+from foretell.methods.eagle.objective import unrolled
 from foretell.methods.features import TOGETHER, FeatureBuffer
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel

@@ -12,11 +12,11 @@ from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context
-from foretell.draft.shapes import parse_shape
-from foretell.heads.native import rounding
+from foretell.draft.shapes import Chain, parse_shape
+from foretell.heads.native import beside, rounding
 from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
-from foretell.methods.eagle.native import NativePair, native_pair
+from foretell.methods.eagle.native import NativePair
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
@@ -44,10 +44,7 @@ class Levels(Recorded):
     def __init__(self, head: PairHead, model: Any, context: Context, capacity: int) -> None:
         super().__init__(head, model, context, capacity, NativePair(head, model, self.weights))
 
-    def _draws_whole(self, *args: Any) -> bool:
-        return False
-
-    def _grows_whole(self, *args: Any) -> None:
+    def _whole(self, *args: Any) -> None:
         return None
 
 
@@ -61,11 +58,13 @@ class Whole(EagleDrafter):
     def __init__(self, head: PairHead, model: Any, context: Context, capacity: int) -> None:
         super().__init__(head, model, context, capacity, NativePair(head, model))
         self.passes: list[Pass] = []
-        self.widest = self.num_chains = 0
+        self.widest = self.num_chains = self.num_trees = 0
 
-    def _whole_chain(self, *args: Any) -> TokenTree:
-        self.num_chains += 1
-        return super()._whole_chain(*args)
+    def _whole(self, *args: Any) -> TokenTree | None:
+        tree = super()._whole(*args)
+        self.num_chains += tree is not None and isinstance(args[2], Chain)
+        self.num_trees += tree is not None and not isinstance(args[2], Chain)
+        return tree
 
 
 def distance(one: Decoding, other: Decoding) -> float:
@@ -264,12 +263,12 @@ def test_auto_rounds_but_in_float32() -> None:
 
 def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhere() -> None:
     head = random_head(SIZES["eagle3"])
-    assert native_pair(head, target())[1] is None
-    assert native_pair(head, TransformersModel(MODULE)) == (
+    assert beside(NativePair, head, target())[1] is None
+    assert beside(NativePair, head, TransformersModel(MODULE)) == (
         None, "the target runs as 'transformers', and native heads need a native one",
     )  # fmt: skip
-    assert "torch.float64" in str(native_pair(random_head(SIZES["eagle3"]).double(), target())[1])
-    assert "head dimension 8" in str(native_pair(random_head(CONFIGS["eagle3"]), target())[1])
+    assert "torch.float64" in str(beside(NativePair, random_head(SIZES["eagle3"]).double(), target())[1])
+    assert "head dimension 8" in str(beside(NativePair, random_head(CONFIGS["eagle3"]), target())[1])
     method = Eagle3(head, target())
     assert method.native is not None
     decoding = Decoding(target(), head, prompts((7,)))

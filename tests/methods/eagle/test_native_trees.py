@@ -9,7 +9,7 @@ import torch
 from foretell import SamplingParams
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
-from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.core.tree import DrawMode, DrawnBy
 from foretell.draft.shapes import parse_shape
 from foretell.methods import chains
 from foretell.methods.eagle import drafter as eagle_drafter
@@ -37,23 +37,13 @@ SHAPES = (
 )  # fmt: skip
 
 
-class Trees(Whole):
-    """Counts the trees of one call."""
-
-    num_trees = 0
-
-    def _whole_tree(self, *args: Any) -> TokenTree:
-        self.num_trees += 1
-        return super()._whole_tree(*args)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("draws", [DrawMode.FIXED, DrawMode.COUPLED])
 @LENGTHS
 def test_a_tree_of_one_call_is_the_twins(shape: str, draws: DrawMode, lengths: tuple[int, ...]) -> None:
     for temperatures in TEMPERATURES:
         twins, slow = grown(Recorded, shape, draws, temperatures, lengths)
-        trees, fast = grown(Trees, shape, draws, temperatures, lengths)
+        trees, fast = grown(Whole, shape, draws, temperatures, lengths)
         assert slow.native is None
         assert fast.num_trees >= 5
         same_trees(trees, twins)
@@ -66,7 +56,7 @@ def test_heads_and_types_by_one_call_a_depth(name: str, dtype: torch.dtype) -> N
     for shape in SHAPES[:4]:
         arguments = shape, DrawMode.COUPLED, (0.0, 1.0, 0.6, 1.7), (5, 1, 12, 2), dtype, name
         twins, _ = grown(Levels, *arguments)
-        trees, fast = grown(Trees, *arguments)
+        trees, fast = grown(Whole, *arguments)
         assert fast.num_trees >= 5
         same_trees(trees, twins)
 
@@ -79,16 +69,16 @@ def test_filters(options: dict[str, Any]) -> None:
         for draws in (DrawMode.FIXED, DrawMode.COUPLED):
             rows = tuple(SamplingParams(temperature=each, **options) for each in (0.9, 0.0, 1.3, 0.7))
             twins, _ = grown(Recorded, shape, draws, rows, (5, 1, 12, 2))
-            trees, fast = grown(Trees, shape, draws, rows, (5, 1, 12, 2))
+            trees, fast = grown(Whole, shape, draws, rows, (5, 1, 12, 2))
             assert fast.num_trees >= 5
             same_trees(trees, twins)
 
 
 def test_threads_do_not_change_a_tree() -> None:
     arguments = "opt_tree/size=24/depth=5", DrawMode.COUPLED, (1.0,), (12,)
-    alone, _ = grown(Trees, *arguments)
+    alone, _ = grown(Whole, *arguments)
     torch.set_num_threads(3)
-    same_trees(grown(Trees, *arguments)[0], alone)
+    same_trees(grown(Whole, *arguments)[0], alone)
 
 
 def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
@@ -101,7 +91,7 @@ def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
         ("opt_tree/size=512/depth=12/width=64", DrawMode.COUPLED, 1.0, {}, False),
     ]  # fmt: skip
     for shape, draws, temperature, options, whole in cases:
-        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7,)), drafter_class=Trees)
+        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7,)), drafter_class=Whole)
         params = SamplingParams(temperature=temperature, **options)
         decoding.context.processors = Processors([params], vocab_size=VOCAB, end_token_ids=(), device=CPU)
         shaped = parse_shape(shape, 4)
@@ -117,7 +107,7 @@ def test_what_c_cannot_grow_is_grown_level_by_level() -> None:
 
 
 def test_a_tree_that_does_not_fit_the_cache_is_refused() -> None:
-    decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((86,)), drafter_class=Trees)
+    decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((86,)), drafter_class=Whole)
     shape = parse_shape("opt_tree/size=40/threshold=0", 5)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="slot"):
         decoding.drafter.propose(
@@ -128,7 +118,7 @@ def test_a_tree_that_does_not_fit_the_cache_is_refused() -> None:
 def test_a_flat_draft_has_ties_and_the_earlier_ones_win() -> None:
     """Every token is as probable as every other: all places of a depth are equal."""
     trees = []
-    for kind in (Recorded, Trees):
+    for kind in (Recorded, Whole):
         head = random_head(SIZES["eagle3"])
         with torch.no_grad():
             head.lm_head.weight.zero_()  # type: ignore[union-attr]
@@ -151,11 +141,11 @@ def test_another_sharpness_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(eagle_drafter, "growth_of", smaller)
     with pytest.raises(AssertionError):
-        same_trees(grown(Trees, SHAPES[0], DrawMode.FIXED, (0.0,), (7,))[0], twins)
+        same_trees(grown(Whole, SHAPES[0], DrawMode.FIXED, (0.0,), (7,))[0], twins)
 
 
 def test_labels_by_row() -> None:
-    trees, _ = grown(Trees, SHAPES[0], DrawMode.COUPLED, (0.0, 1.0, 0.6, 1.7), (5, 1, 12, 2))
+    trees, _ = grown(Whole, SHAPES[0], DrawMode.COUPLED, (0.0, 1.0, 0.6, 1.7), (5, 1, 12, 2))
     tree = replace(trees[0])
     assert (tree.drawn_by[0] == DrawnBy.FIXED).all()
     assert (tree.drawn_by[2][tree.parent[2] >= 0] == DrawnBy.COUPLED).all()

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import ComputedBatch, Teacher, TeacherBatch
+from foretell.heads.teacher import ComputedBatch, LossSlot, Objective, Outcome, Teacher, TeacherBatch
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
-from foretell.methods.eagle.objective_eagle3 import Eagle3Objective
+from foretell.methods.eagle.objective import Eagle1Objective, Eagle3Objective
 from foretell.model.hf.adapter import TransformersModel
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.model.tiny import VOCAB, tiny_module

@@ -22,7 +22,7 @@ from foretell.heads import formats
 from foretell.heads.draft_vocabulary import draft_vocabulary
 from foretell.heads.head import Head
 from foretell.heads.layout import TargetInfo
-from foretell.heads.rope import RopeScaling
+from foretell.heads.modules import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.checkpoints.gguf.oracle import checkpoint

@@ -13,13 +13,13 @@ from foretell.checkpoints.gguf.file import open_gguf
 from foretell.checkpoints.gguf.write_heads import vocabulary_of
 from foretell.core.errors import ConfigError, ModelError
 from foretell.heads import formats
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
+from foretell.heads.modules import RopeScaling
 from foretell.heads.native import Memory
 from foretell.heads.repacked import blocks_kept, by_chance, with_weights
-from foretell.heads.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS
+from foretell.model.llama.read.matrices import FORMAT_OF, FORMATS
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel

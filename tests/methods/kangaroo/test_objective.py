@@ -3,7 +3,7 @@
 import torch
 
 from foretell.heads.teacher import ComputedBatch, Teacher, TeacherBatch
-from foretell.methods.kangaroo.objective import KangarooObjective
+from foretell.methods.kangaroo.head import KangarooObjective
 from foretell.model.hf.adapter import TransformersModel
 from tests.methods.kangaroo.test_head import random_head
 from tests.model.tiny import VOCAB, tiny_module

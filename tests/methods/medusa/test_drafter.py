@@ -12,8 +12,7 @@ from foretell.draft.shapes import SHAPES
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.medusa import drafter as module
 from foretell.methods.medusa.drafter import Medusa
-from foretell.methods.medusa.head import MedusaHead
-from foretell.methods.medusa.objective import MedusaObjective
+from foretell.methods.medusa.head import MedusaHead, MedusaObjective
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
 from tests.model.tiny import tiny_module

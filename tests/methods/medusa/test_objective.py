@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from foretell.heads.teacher import Teacher, TeacherBatch
-from foretell.methods.medusa.head import MedusaHead
-from foretell.methods.medusa.objective import MedusaObjective
+from foretell.methods.medusa.head import MedusaHead, MedusaObjective
 from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import tiny_module
 

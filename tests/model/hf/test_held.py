@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.model.hf.recurrent.held import Places
+from foretell.model.hf.runner import CallPlaces
 
 
 @pytest.mark.parametrize("lag", [[0, 0], [2, 2], [3, 0], [1, 4], [0, 2]])
@@ -12,7 +12,7 @@ from foretell.model.hf.recurrent.held import Places
 def test_places_join_and_part(lag: list[int], count: list[int]) -> None:
     """Every input of a row is where a plain concatenation has it."""
     total = [a + b for a, b in zip(lag, count, strict=True)]
-    places = Places(np.array(lag), max(total), max(count))
+    places = CallPlaces(np.array(lag), max(total), max(count))
     held = torch.arange(2 * max(lag)).view(2, -1, 1) + 100
     new = torch.arange(2 * max(count)).view(2, -1, 1)
     joined = places.join(held if max(lag) else None, new)

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from foretell import Engine, SamplingParams
 from foretell.model.hf.adapter import TransformersModel, weight_bytes
-from foretell.model.hf.split import towers
+from foretell.model.hf.one_layer import towers
 from foretell.model.load import load_model
 from tests.model.recurrent import DELTA
 from tests.model.tiny import COMMON, Rows, largest_error

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.checkpoints.packed import BLOCK_KINDS
-from foretell.model.llama.read.quantise import FORMATS, TILE
+from foretell.model.llama.read.matrices import FORMATS, TILE
 
 BLOCK = 32  # values of k that share a scale (16 in Q8S, Q2K and Q3S)
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -9,9 +9,9 @@ import torch
 from foretell.core.measured import measured_now
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import library
-from foretell.model.llama.run import ahead
-from foretell.model.llama.run.ahead import CHOICES, NEVER, NODES, choose, faster
+from foretell.model.llama.run import tuning as ahead
 from foretell.model.llama.run.native import NativeModel
+from foretell.model.llama.run.tuning import CHOICES, NEVER, NODES, choose, faster
 from tests.model.llama.family import BUSHY, CAPACITY, make_model, prefill, run_tree
 from tests.model.llama.test_threads import Machine
 

@@ -14,7 +14,7 @@ from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import need, variant
 from foretell.model.llama import shape as llama
-from foretell.model.llama.read.quantise import FORMAT_OF
+from foretell.model.llama.read.matrices import FORMAT_OF
 from foretell.model.llama.run.native import NativeModel
 from tests.model.llama import quantised as twin
 from tests.model.llama.family import BUSHY, make_model, prefill

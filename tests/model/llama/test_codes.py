@@ -10,8 +10,7 @@ from torch import Tensor
 from foretell import Engine, Request, SamplingParams
 from foretell.engine.prefix import PrefixStore
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.model.cache import KVCache
-from foretell.model.codes import SCALE_BYTES, from_codes, spread_of, to_codes
+from foretell.model.cache import SCALE_BYTES, KVCache, from_codes, spread_of, to_codes
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from tests.engine.integrity import check_prefixes

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS
+from foretell.model.llama.read.matrices import FORMAT_OF, FORMATS
 from tests.checkpoints.gguf.make import SCALES
 from tests.model.llama import quantised as twin
 from tests.model.llama.quantised import E2M1_LEVELS, IQ4_LEVELS, LEVELS, unpack

@@ -18,7 +18,7 @@ from foretell.engine.calibrate import Bench
 from foretell.engine.speculation import Speculation
 from foretell.model.llama import mixture
 from foretell.model.llama.mixture import ExpertWeights, Mixture, expert_names, mixture_of, route
-from foretell.model.llama.run import experts, native
+from foretell.model.llama.run import native, pack as experts
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import read_shape

@@ -17,9 +17,8 @@ from torch import Tensor
 from foretell.core.errors import ModelError
 from foretell.core.tree import layout
 from foretell.kernels import build, cpu
+from foretell.kernels.functions import dram_read_bandwidth, huge_pages
 from foretell.kernels.native import library, openmp_runtime
-from foretell.kernels.pages import huge_pages
-from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.llama.run import native
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel

@@ -18,8 +18,8 @@ from foretell.kernels import structures
 from foretell.kernels.functions import native_functions
 from foretell.kernels.native import need
 from foretell.model.llama import shape as llama
-from foretell.model.llama.read import matrices, quantise
-from foretell.model.llama.read.quantise import FORMAT_OF, FORMATS, TILE
+from foretell.model.llama.read import matrices, matrices as quantise
+from foretell.model.llama.read.matrices import FORMAT_OF, FORMATS, TILE
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
 from tests.checkpoints.gguf.make import SCALES

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from foretell.core.tree import layout
 from foretell.engine.beginnings import PIECE
-from foretell.model.cache import KVCache, Shared
-from foretell.model.codes import to_codes
+from foretell.model.cache import KVCache, Shared, to_codes
 from foretell.model.llama.run.native import NativeModel
 from tests.model.llama.family import VOCABULARY, make_model
 

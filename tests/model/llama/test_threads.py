@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from foretell.model.llama.run.threads import fewest_threads
+from foretell.model.llama.run.tuning import fewest_threads
 
 
 class Machine:

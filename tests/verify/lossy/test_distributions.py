@@ -15,8 +15,7 @@ from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy
 from foretell.verify import Evidence, Verifier
 from foretell.verify.lossy import base as lossy
-from foretell.verify.lossy.top_n import TopN
-from foretell.verify.lossy.typical import Typical
+from foretell.verify.lossy.base import TopN, Typical
 from tests.verify import enumerate as exact, test_statistics as statistics
 from tests.verify.enumerate import Case, Drafts, Tables
 from tests.verify.test_exact import given_noise

@@ -18,11 +18,9 @@ from foretell.core.probs import one_hot_argmax
 from foretell.core.spec import parse_spec, spec_of
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.verify import Coupled, Evidence, Verifier, draw
-from foretell.verify.lossy import base as lossy, typical as lossy_typical
-from foretell.verify.lossy.base import Lossy, Mismatch
+from foretell.verify.lossy import base as lossy, base as lossy_typical
+from foretell.verify.lossy.base import Lossy, Mismatch, TopN, Typical
 from foretell.verify.lossy.judge import Judge, JudgeHead
-from foretell.verify.lossy.top_n import TopN
-from foretell.verify.lossy.typical import Typical
 from tests.verify.random_trees import HIDDEN, decided, random_evidence, row_of, tensors_of
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741

@@ -5,9 +5,8 @@ docs/certify.md says what is checked, and what is not.
 """
 
 from foretell.certify.endpoint.client import Endpoint
-from foretell.certify.endpoint.report import EndpointCertificate, EndpointCheck, Fault
+from foretell.certify.endpoint.report import EndpointBudget, EndpointCertificate, EndpointCheck, Fault
 from foretell.certify.endpoint.run import certify_endpoint
-from foretell.certify.endpoint.session import EndpointBudget
 
 __all__ = [
     "Endpoint", "EndpointBudget", "EndpointCertificate", "EndpointCheck", "Fault", "certify_endpoint",

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from foretell.certify.endpoint.client import Answer, Ask, Endpoint
-from foretell.certify.endpoint.report import EndpointCheck
-from foretell.certify.endpoint.session import Session, check_of, skipped
+from foretell.certify.endpoint.report import EndpointCheck, Session, check_of, skipped
 from foretell.certify.endpoint.statistics import (
     NONE,
     Draw,

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from foretell.certify.endpoint.client import Answer, Ask
-from foretell.certify.endpoint.report import EndpointCheck
+from foretell.certify.endpoint.report import EndpointCheck, Session, check_of, skipped
 from foretell.certify.endpoint.scores import squeezed
-from foretell.certify.endpoint.session import Session, check_of, skipped
 from foretell.certify.report import DEFECT, NEAR_TIE, Finding
 
 STOP = "Does a text end before its stop text, wherever that lies among the tokens?"

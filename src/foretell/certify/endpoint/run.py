@@ -8,9 +8,8 @@ from foretell.certify.endpoint.client import AnswerError, Endpoint
 from foretell.certify.endpoint.diagnosis import faults_of, settled
 from foretell.certify.endpoint.laws import check_calibration, check_law, scale
 from foretell.certify.endpoint.limits import check_length, check_seed, check_stop
-from foretell.certify.endpoint.report import EndpointCertificate, EndpointCheck
+from foretell.certify.endpoint.report import EndpointBudget, EndpointCertificate, EndpointCheck, Session, skipped
 from foretell.certify.endpoint.scores import check_logprobs
-from foretell.certify.endpoint.session import EndpointBudget, Session, skipped
 from foretell.certify.endpoint.texts import check_filters, check_greedy, check_load, check_penalties, check_stream
 from foretell.certify.report import DEFECT, Finding
 from foretell.core.errors import ConfigError

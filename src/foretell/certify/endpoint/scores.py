@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from foretell.certify.endpoint.client import Answer, Ask
-from foretell.certify.endpoint.report import EndpointCheck
-from foretell.certify.endpoint.session import Session, check_of, skipped
+from foretell.certify.endpoint.report import EndpointCheck, Session, check_of, skipped
 from foretell.certify.endpoint.texts import parting
 from foretell.certify.report import DEFECT, NEAR_TIE, Finding
 

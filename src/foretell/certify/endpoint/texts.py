@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from foretell.certify.endpoint.client import Answer, Ask
-from foretell.certify.endpoint.report import EndpointCheck
-from foretell.certify.endpoint.session import Session, check_of, skipped
+from foretell.certify.endpoint.report import EndpointCheck, Session, check_of, skipped
 from foretell.certify.report import DEFECT, NEAR_TIE, Finding
 
 FREQUENCY, PRESENCE = 1.5, 0.5

@@ -131,7 +131,7 @@ def read_head(path: Path, *, name: str) -> HeadFile:
     num_layers = whole(file, "block_count")
     names = _known(file, kind, num_layers)
     floats = {theirs: ours for theirs, ours in names.items() if theirs != "d2t"}
-    source = PartWeights(file, floats, turned if kind == "eagle3" else None)
+    source = HeadTensors(file, floats, turned if kind == "eagle3" else None)
     tensors = {ours: source.stored(ours) for ours in source.names}
     if "d2t" in names:
         tensors["d2t"] = _offsets(file)
@@ -141,7 +141,7 @@ def read_head(path: Path, *, name: str) -> HeadFile:
     return HeadFile(config, tensors, packed)
 
 
-class PartWeights(GGUFWeights):
+class HeadTensors(GGUFWeights):
     """Tensors of a file that are no whole model."""
 
     def __init__(self, file: GGUFFile, known: Mapping[str, str], adjust: Adjust | None) -> None:

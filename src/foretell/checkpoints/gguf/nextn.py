@@ -14,7 +14,7 @@ from torch import Tensor
 from foretell.checkpoints.gguf.families.architecture import Architecture
 from foretell.checkpoints.gguf.families.architectures import architecture_of
 from foretell.checkpoints.gguf.file import GGUFFile
-from foretell.checkpoints.gguf.heads import PartWeights
+from foretell.checkpoints.gguf.heads import HeadTensors
 from foretell.checkpoints.gguf.values import whole
 from foretell.checkpoints.packed import BLOCK_KINDS, Packed
 from foretell.core.errors import ModelError
@@ -79,7 +79,7 @@ def read_nextn(file: GGUFFile) -> NextnTensors:
     unread = [theirs for theirs in names if theirs not in file.tensors or not can_dequantise(file.tensors[theirs].kind)]
     if unread:
         raise ModelError(f"{where}: tensor {unread[0]} of its MTP head cannot be read")
-    source = PartWeights(file, names, architecture.adjust)
+    source = HeadTensors(file, names, architecture.adjust)
     found = {ours.removeprefix(first): source.stored(ours) for ours in source.names}
     own = {ours: found.pop(f"{ours}.weight") for ours in OWN.values()}
     packed = {ours: blocks for ours in found if (blocks := source.packed(f"{first}{ours}")) is not None}

@@ -63,9 +63,8 @@ def _yarn(file: GGUFFile, factor: float, context: int, attention: float) -> dict
             found[ours] = decimal(file, f"rope.scaling.{theirs}")
     if "mscale_all_dim" in found:
         found["mscale"] = 1.0  # llama.cpp's
-    own = decimal(
-        file, "rope.scaling.yarn_attn_factor", 1.0, zero=True
-    )  # a checkpoint's; 1 is what llama.cpp writes for none
+    # A checkpoint's; 1 is what llama.cpp writes for none
+    own = decimal(file, "rope.scaling.yarn_attn_factor", 1.0, zero=True)
     if attention != 1.0 and (own != 1.0 or "mscale" in found):
         refuse(file, "rope.scaling.attn_factor", "expected 1 beside yarn_attn_factor or yarn_log_multiplier")
     if own != 1.0:

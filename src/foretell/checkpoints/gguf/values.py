@@ -22,9 +22,8 @@ _SIZES = (
 )  # fmt: skip
 """Keys that repeat the shapes of tensors, of which only those that the model has are read, and the epsilon of norms that
 only heads for drafts have."""
-_NEUTRAL: dict[
-    str, tuple[Any, ...]
-] = {  # beside 0, False and nothing: what llama.cpp writes where a model has no such thing
+# Beside 0, False and nothing: what llama.cpp writes where a model has no such thing
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_group_count": (1,),
     "expert_group_used_count": (1,),
@@ -37,7 +36,7 @@ _NEUTRAL: dict[
 }
 
 
-class _Asked(dict[str, Any]):
+class _AskedKeys(dict[str, Any]):
     """Metadata that know which of their keys were asked for."""
 
     def __init__(self, metadata: dict[str, Any]) -> None:
@@ -53,7 +52,7 @@ class _Asked(dict[str, Any]):
 def all_read(file: GGUFFile) -> Iterator[GGUFFile]:
     """The file, of which all that its architecture states is to be read inside. What was not, and could change what a model
     computes, is said in one line: a newer key, or one that models of this architecture do not have."""
-    metadata = _Asked(file.metadata)
+    metadata = _AskedKeys(file.metadata)
     yield replace(file, metadata=metadata)
     prefix = f"{file.get('general.architecture')}."
     keys = [key for key in metadata if key.startswith(prefix) and key not in metadata.asked]

@@ -196,7 +196,7 @@ def open_runs(output: str | None, *, resume: bool) -> Path | None:
 
 def dram_read() -> float:
     """Bytes per second that this machine reads from memory."""
-    from foretell.model.bandwidth import dram_read_bandwidth
+    from foretell.kernels.functions import dram_read_bandwidth
 
     return dram_read_bandwidth()
 

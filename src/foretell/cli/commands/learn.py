@@ -51,7 +51,7 @@ def learn(
     speculative = settings.speculation(ctx, models, guessing)
     settings.check_learning([speculative], models.target)
     engine = settings.load_engine(models, speculative, no_color=no_color)
-    from foretell.learn.files import learn_from
+    from foretell.learn.session import learn_from
 
     def progress(done: int, total: int, acceptance: float) -> None:
         if sys.stderr.isatty():

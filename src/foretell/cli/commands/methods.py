@@ -152,7 +152,7 @@ def catalogue() -> dict[str, Any]:
     "package" is where a name comes from; "not_used" are names of packages that cannot be used, with the reason.
     """
     from foretell import METHODS, SHAPES, VERIFIERS, DrawMode
-    from foretell.draft.legality import refusal
+    from foretell.draft.config import refusal
 
     ways = {}
     for name, config in METHODS.items():

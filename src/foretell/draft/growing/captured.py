@@ -26,9 +26,8 @@ from foretell.model.prefill import FEW
 class Known:
     """What the host knows of each row before a proposal."""
 
-    tokens: Sequence[
-        Sequence[int]
-    ]  # that the drafter has not read, at most ``FEW`` of each row; none: it does not guess
+    # That the drafter has not read, at most ``FEW`` of each row; none: it does not guess
+    tokens: Sequence[Sequence[int]]
     starts: Sequence[int]  # the slots of their first ones
     bases: Sequence[int]  # see ``Expander.begin``
     limits: Sequence[int]  # how deep it may guess

@@ -33,7 +33,7 @@ def draw_children(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
     return drawing.children(probs, nodes)
 
 
-class Growth:
+class TreeGrowth:
     """A tree being grown in B rows: n nodes that were fed to the drafter, M candidates found after them.
 
     Candidate 0 is the root, which is fed as node 0. Fed nodes lie in slots of their own order.
@@ -239,7 +239,7 @@ _WORTH: dict[DrawMode, Callable[[Children, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-def _expand(growth: Growth, drawing: Drawing, width: int, first_number: int, depth: int, least: float) -> None:
+def _expand(growth: TreeGrowth, drawing: Drawing, width: int, first_number: int, depth: int, least: float) -> None:
     """Draw up to width candidates after each node of the frontier. least is for DrawMode.GREEDY alone: a FIXED child is
     one of the most probable tokens that the walk comes to with at least this probability, decided before the draw."""
     probs = growth.read()
@@ -267,7 +267,7 @@ def grow_dyspec(
     """The ``size`` best places (see the module's docstring), each at least ``threshold``."""
     deepest, size = max(limits), shape.size
     drawing = Drawing.of(draws, noise, context.processors, deepest)
-    growth = Growth(expander, context, limits)
+    growth = TreeGrowth(expander, context, limits)
     least = max(shape.threshold, 1.0 / size)
     for depth in range(deepest):
         _expand(growth, drawing, shape.width, depth * size, depth, least)
@@ -278,7 +278,7 @@ def grow_dyspec(
     return growth.finish(size, shape.threshold, shape.width)
 
 
-def _needed(growth: Growth, drawing: Drawing, shape: DySpec) -> Tensor:
+def _needed(growth: TreeGrowth, drawing: Drawing, shape: DySpec) -> Tensor:
     """[B, L] bool: which of the L candidates found last may have a child in the tree.
 
     Drawn from their own distribution, its first place is worth what the candidate is: it must be among the best. Else the
@@ -296,7 +296,7 @@ def _needed(growth: Growth, drawing: Drawing, shape: DySpec) -> Tensor:
     return _admitted(growth, shape.size, num_last, shape.threshold)
 
 
-def _admitted(growth: Growth, size: int, num_last: int, threshold: float = 0.0) -> Tensor:
+def _admitted(growth: TreeGrowth, size: int, num_last: int, threshold: float = 0.0) -> Tensor:
     """[B, L] bool: which of the last L candidates are among the best so far."""
     return _mask(growth.best(size, threshold), growth.place.shape[1])[:, -num_last:]
 
@@ -307,7 +307,7 @@ def _mask(index: Tensor, count: int) -> Tensor:
     return mask.scatter_(1, index, True)[:, :count]
 
 
-def _descend(growth: Growth, wanted: Tensor, depth: int, most: int) -> bool:
+def _descend(growth: TreeGrowth, wanted: Tensor, depth: int, most: int) -> bool:
     """Feed the wanted [B, L] of the last L candidates, at most ``most`` a row, which lie at this depth; False where no row
     wants any."""
     wanted = wanted & (growth.limits > depth)
@@ -329,7 +329,7 @@ def grow_eagle2(
     """A beam of ``width`` nodes a depth; in the end the ``size`` best of all that were found."""
     deepest, width = max(limits), shape.width
     drawing = Drawing.of(_ranked(draws), noise, context.processors, deepest)
-    growth = Growth(expander, context, limits)
+    growth = TreeGrowth(expander, context, limits)
     for depth in range(deepest):
         num_last = growth.frontier.shape[1] * width
         _expand(growth, drawing, width, depth * width, depth, 0.0)
@@ -345,7 +345,7 @@ def grow_opt_tree(
     """The ``size`` best nodes, deepened while the last depth has added at least ``threshold`` to their sum."""
     deepest, width = max(limits), shape.width
     drawing = Drawing.of(_ranked(draws), noise, context.processors, deepest)
-    growth = Growth(expander, context, limits)
+    growth = TreeGrowth(expander, context, limits)
     total = torch.zeros_like(growth.own)  # [B, 1]
     for depth in range(deepest):
         num_last = growth.frontier.shape[1] * width

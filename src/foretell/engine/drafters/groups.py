@@ -16,11 +16,9 @@ from foretell.core.tree import DrawMode, TokenTree, layout, pad_tree
 from foretell.draft.base import Commit, Context, Drafter, LightStep
 from foretell.draft.shapes import MAX_DEPTH, Shape
 from foretell.engine.drafters.guarded import GuardedDrafter
-from foretell.engine.drafters.lazy import part
-from foretell.engine.drafters.waiting import WaitingDrafter
+from foretell.engine.drafters.lazy import WaitingDrafter, part
 from foretell.engine.request.row import Row
-from foretell.engine.state import State
-from foretell.engine.tapping import Tapping
+from foretell.engine.state import State, Tapping
 from foretell.model.target import Target
 from foretell.verify.base import RowVerifiers
 

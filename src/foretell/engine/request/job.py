@@ -6,11 +6,10 @@ from typing import Literal, TypeAlias
 
 from foretell.draft.base import LightStep
 from foretell.engine.event import StepEvent
-from foretell.engine.guarded_planner import GuardedPlanner
+from foretell.engine.failures import GuardedPlanner
 from foretell.engine.request.result import Sink, StepTrace, Update
 from foretell.engine.request.row import Piece, Row
-from foretell.engine.request.scoring import Scoring
-from foretell.engine.request.traces import trace_of, with_logprobs
+from foretell.engine.request.scoring import Scoring, trace_of, with_logprobs
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from foretell.core.errors import PromptError
-from foretell.engine.request.text import Tokenizer
+from foretell.engine.request.text import Tokenizer, known_of
 
 LOOKS_LIKE_ONE = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 PRIVATE = [chr(code) for code in range(0xE000, 0xF900)]
@@ -56,10 +56,7 @@ class Markers:
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: str) -> "Markers":
         """The same, made once."""
-        try:
-            known = _KNOWN.setdefault(tokenizer, {})
-        except TypeError:  # no reference to it can be kept
-            known = {}
+        known = known_of(_KNOWN, tokenizer)
         if template not in known:
             known[template] = cls(tokenizer, template)
         return known[template]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from tokenizers.decoders import ByteLevel
@@ -54,7 +54,7 @@ class TextStream:
         self._begun = [0] * len(self.stop)  # how many characters of each stop text the text ends with
         self._followed = 0  # characters of the text that this holds for
         self._final = False
-        self._known = _texts(tokenizer)
+        self._known = known_of(_TEXTS, tokenizer)
         self._joins = joins(tokenizer)
 
     def push(self, token: int, *, may_stop: bool = True) -> None:
@@ -174,14 +174,18 @@ def joins(tokenizer: object) -> bool:
     return cleans is False and is_known and type(decoder) is ByteLevel
 
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()
 
 
-def _texts(tokenizer: Tokenizer | None) -> dict[int, str]:
-    """The texts of single tokens that are known of a tokenizer: those of all rows, for as long as it lives."""
+def known_of(
+    store: WeakKeyDictionary[Tokenizer, dict[_Key, _Value]], tokenizer: Tokenizer | None
+) -> dict[_Key, _Value]:
+    """What is known of a tokenizer, for as long as it lives; nothing where no reference to it can be kept."""
     try:
-        return {} if tokenizer is None else _TEXTS.setdefault(tokenizer, {})
-    except TypeError:  # no reference to it can be kept
+        return {} if tokenizer is None else store.setdefault(tokenizer, {})
+    except TypeError:
         return {}
 
 

@@ -23,19 +23,22 @@ from foretell.engine.structured.keywords import (
     NOT_HELD,
     ONE,
     SMALL,
+    Place,
+    References,
     asks,
+    at,
     common,
     fault_of,
     is_held,
     multiple,
     normal,
+    pointer,
     states,
     types_of,
     unheld_bounds,
     values_of,
     written,
 )
-from foretell.engine.structured.references import Place, References, at, pointer
 
 Schema = Mapping[str, Any] | bool
 Reduced = tuple[dict[str, Any], tuple[str, ...]]
@@ -60,12 +63,12 @@ def reduced(schema: Schema) -> Reduced:
         text = json.dumps(schema if isinstance(schema, bool) else dict(schema), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the JSON schema is not JSON: {error}") from error
-    return _reduced(text) if len(text) <= _REMEMBERED else _Reader(json.loads(text)).read()
+    return _reduced(text) if len(text) <= _REMEMBERED else _SchemaReader(json.loads(text)).read()
 
 
 @lru_cache(64)
 def _reduced(text: str) -> Reduced:
-    return _Reader(json.loads(text)).read()
+    return _SchemaReader(json.loads(text)).read()
 
 
 def loosened(
@@ -76,7 +79,7 @@ def loosened(
     error_of: why a schema cannot be compiled; "" where it can. After so many seconds all that was not tried is left out.
     Raises ConfigError for a keyword that is malformed or permits nothing, and where strict for the first at fault.
     """
-    units, end = _Reader(schema).units(), monotonic() + seconds
+    units, end = _SchemaReader(schema).units(), monotonic() + seconds
     if not units or error_of(_without(schema, units)):
         return None
     dropped, known = list[_Unit](), 0  # of the first ``known`` those that were not dropped are usable together
@@ -113,7 +116,7 @@ def _without(schema: Mapping[str, Any], dropped: Sequence[_Unit]) -> dict[str, A
     return made
 
 
-class _Reader:
+class _SchemaReader:
     """Reads one schema; ``made`` is what is left of it."""
 
     def __init__(self, schema: Any) -> None:

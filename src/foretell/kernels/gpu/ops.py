@@ -112,7 +112,7 @@ def _race_scores(probs: Tensor, keys: Tensor) -> Tensor:
 
 
 def _invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
-    """[B] int64: ``kernels.cdf.invert_cdf``."""
+    """[B] int64: ``kernels.small.invert_cdf``."""
     out = torch.empty(len(probs), dtype=torch.int64, device=probs.device)
     if len(probs):
         _kernels("draws").cdf_kernel[(len(probs),)](

@@ -5,9 +5,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 
-from foretell.learn.training.clusters import Clusters
-from foretell.learn.training.texts import Text, kinds_of
+from foretell.learn.training.texts import Clusters, Text, kinds_of
 
 MIN_GAIN = 0.005  # of held-out acceptance, for a swap
 MAX_LOSS = 0.02  # on old held-out texts, against the best that has served
@@ -39,8 +39,8 @@ def judge(
     and a drafter that gives a hundredth here for two there has not learned but changed its mind."""
     gains = [after - before for before, after in zip(*recent, strict=True)]
     losses = [before - after for before, after in zip(*old, strict=True)]
-    old_before, old_after = (_mean(old[0]), _mean(old[1])) if losses else (None, None)
-    gain = _mean(gains)
+    old_before, old_after = (fmean(old[0]), fmean(old[1])) if losses else (None, None)
+    gain = fmean(gains) if gains else 0.0
     reason = ""
     if not all(math.isfinite(value) for value in (*recent[1], *old[1])):
         reason = "a score is not finite"
@@ -48,12 +48,12 @@ def judge(
         reason = f"{len(gains)} held-out texts are too few to say"
     elif gain < MIN_GAIN:
         reason = f"recent texts: {gain:+.4f}, and {MIN_GAIN:+.4f} is asked"
-    elif gain <= CONFIDENCE * _standard_error(gains):
-        reason = f"recent texts: {gain:+.4f} with a standard error of {_standard_error(gains):.4f}"
-    elif losses and _mean(losses) > MAX_LOSS:
-        reason = f"old texts: {-_mean(losses):+.4f}, and {-MAX_LOSS:+.4f} is allowed"
-    elif losses and _mean(losses) > gain:
-        reason = f"old texts: {-_mean(losses):+.4f}, more than recent ones gain ({gain:+.4f})"
+    elif gain <= CONFIDENCE * (error := stdev(gains) / math.sqrt(len(gains))):
+        reason = f"recent texts: {gain:+.4f} with a standard error of {error:.4f}"
+    elif losses and fmean(losses) > MAX_LOSS:
+        reason = f"old texts: {-fmean(losses):+.4f}, and {-MAX_LOSS:+.4f} is allowed"
+    elif losses and fmean(losses) > gain:
+        reason = f"old texts: {-fmean(losses):+.4f}, more than recent ones gain ({gain:+.4f})"
     return Verdict(not reason, reason, old_before, old_after)
 
 
@@ -65,15 +65,6 @@ def without_gains(
     gain = sum(new - old for old, new, now in zip(before, after, is_asked_now, strict=True) if now)
     counts = [old if now and gain > 0 else new for old, new, now in zip(before, after, is_asked_now, strict=True)]
     return list(before), counts
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    mean, count = _mean(values), len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count * (count - 1)))
 
 
 @dataclass

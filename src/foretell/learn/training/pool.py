@@ -1,19 +1,23 @@
 """All adapters of a service that learn, in one place: this process, or one of its own (``process.py``)."""
 
+import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.heads import formats
+from foretell.heads.head import Head
 from foretell.learn.options import MAX_TENANTS, LearnOptions
-from foretell.learn.training.ends import Matrices
-from foretell.learn.training.export import export
-from foretell.learn.training.student import Origin, Student
+from foretell.learn.training.student import EndMatrices, Origin, Student
 from foretell.learn.training.texts import RawText, Text
 from foretell.learn.training.trainer import AdapterTrainer, Event, Version
+from foretell.model.load import load_tokenizer
 
 Result = tuple[str, Version | Event]
 """(adapter, what came of its training)."""
@@ -29,10 +33,10 @@ class TrainerPool:
         self.options = options
         self.trainers: dict[str, AdapterTrainer] = {}
         self.results: deque[Result] = deque()
-        self.matrices: Matrices | None = None
+        self.matrices: EndMatrices | None = None
         self._turns: deque[tuple[str, Iterator[Version | Event | None]]] = deque()
 
-    def ends(self, matrices: Matrices) -> None:
+    def ends(self, matrices: EndMatrices) -> None:
         """The target's embedding and head, which origins of heads come without: one copy for all adapters."""
         self.matrices = matrices
 
@@ -78,9 +82,8 @@ class TrainerPool:
         elif action == "save":
             try:
                 export(trainer.student, trainer.served, Path(folder))
-            except (
-                Exception
-            ) as error:  # a full disk is another error in each library; learning goes on without the file
+            # A full disk is another error in each library; learning goes on without the file
+            except Exception as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
                 self.results.append((adapter, {"event": "save failed", "reason": reason}))
             else:
@@ -134,3 +137,31 @@ class TrainerPool:
     def num_bytes(self) -> int:
         """Of all texts that are held."""
         return sum(trainer.num_bytes for trainer in list(self.trainers.values()))
+
+
+def export(student: Student, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a version's weights whole or not at all: beside the folder first, then in its place. Raises OSError."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        # Half of the bytes and the same guesses: what serves has 4 or 8 bits.
+        made: Any = student.module(weights).to(torch.bfloat16)
+        if isinstance(made, Head):
+            formats.save(made, part, target=student.origin.target, target_name=student.origin.target.name)
+        else:
+            made.save_pretrained(str(part))
+            load_tokenizer(student.origin.init).save_pretrained(str(part))
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        try:
+            part.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)

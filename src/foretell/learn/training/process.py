@@ -1,4 +1,4 @@
-"""A trainer pool in a process of its own, at idle priority and at the pace of ``pace.py``.
+"""A trainer pool in a process of its own, at idle priority and at the pace of ``Pace``.
 
 The child holds what was captured, and the learner's weights and optimiser; nothing of it is needed to serve. Where it is
 killed the drafter goes on as it is, and what is lost is the update that was being made.
@@ -15,18 +15,62 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from time import perf_counter, process_time
+from time import monotonic, perf_counter, process_time
 from typing import Any
 
 import torch
 
-from foretell.core.platform import lower_priority
+from foretell.core.platform import lower_priority, num_cores
+from foretell.engine.threads import Allowance
 from foretell.learn.options import LearnOptions
-from foretell.learn.training.pace import POLL_S, Pace
 from foretell.learn.training.pool import Result, TrainerPool
 from foretell.learn.training.student import Origin
 from foretell.learn.training.texts import RawText
 from foretell.model.load import draw_no_bars
+
+POLL_S = 0.05
+"""How long a process that may not compute waits before it asks again."""
+MOST_S = 0.1
+"""Seconds of work that may be saved up."""
+
+
+class Pace:
+    """When the trainer process may compute: always while nothing is decoded, for a small share of the time while all cores
+    are. Credit of processor time, earned while the service decodes. Not thread-safe.
+
+    The scheduler's idle priority does not do. A core that decodes is idle for moments, between two passes and in the parts
+    of a step that take one core; a process that takes them has the caches and the memory bus when the next pass begins,
+    and costs those who are served about as much as it computes: with all of such moments a tenth (docs/learn.md).
+    """
+
+    def __init__(self, share: float, is_busy: Callable[[], bool], *, clock: Callable[[], float] = monotonic) -> None:
+        """share: processor seconds in a second of decoding, of one core; 1 or more: no limit. is_busy: whether the service
+        decodes, on every core that there is."""
+        self._is_busy, self._clock = is_busy, clock
+        self._allowance = None if share >= 1 else Allowance(share, most=MOST_S)
+        self._asked = clock()
+
+    def may_compute(self) -> bool:
+        """Whether a piece of work may begin now."""
+        if self._allowance is None:
+            return True
+        now = self._clock()
+        passed, self._asked = now - self._asked, now
+        if not self._is_busy():
+            return True
+        self._allowance.earn(passed)
+        return self._allowance.covers(0.0)
+
+    def computed(self, seconds: float) -> None:
+        """A piece took so much of the processor: to be paid where the service decodes."""
+        if self._allowance is not None and self._is_busy():
+            self._allowance.charge(seconds)
+
+
+def spare_cores(threads: int) -> int:
+    """Cores of this process that ``threads`` threads leave free."""
+    return num_cores() - threads
+
 
 logger = logging.getLogger(__name__)
 MOST_WAITING = 16

@@ -3,26 +3,176 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError
-from foretell.heads.objective import LossSlot, Objective
-from foretell.heads.teacher import ComputedBatch, Teacher
+from foretell.core.tree import Plan
+from foretell.heads.teacher import ComputedBatch, LossSlot, Objective, Teacher
 from foretell.learn.options import RECIPES, LearnOptions
-from foretell.learn.training.ends import Matrices, TargetEnds
 from foretell.learn.training.texts import Text
-from foretell.learn.training.vocabulary import MASS, DraftVocabulary
-from foretell.methods.draft_model.objective import DraftModelObjective
+from foretell.methods.draft_model.drafter import DraftModelObjective
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.model.target import ModelSpec
+from foretell.methods.medusa.head import head_weight, norm_weight
+from foretell.model.cache import KVCache
+from foretell.model.target import WHOLE, CausalModel, ModelSpec, Output, PassOptions
 from foretell.train.losses import DIVERGENCES
 from foretell.train.making import Making
 from foretell.train.methods import recipe_of
 from foretell.train.metrics import divergence_of
 from foretell.train.responses import Responses
+
+TOLERANCE = 2e-2
+"""How far the norm may be from the target's, as a share: half precision rounds to 4e-3."""
+
+
+@dataclass(frozen=True)
+class EndMatrices:
+    """Float32, on the CPU."""
+
+    embedding: Tensor  # [V, H]
+    head: Tensor  # [V, H]
+    norm: Tensor  # [H] weight of the final RMS norm
+    epsilon: float
+
+
+class TargetEnds(CausalModel):
+    """``embed``, ``normed`` and ``head`` of a target in float32; it has no layers to run.
+
+    Heads are trained through them, and captured texts bring the target's hidden states, so no layer is needed: a
+    learner beside a large target holds two matrices of it. Gradient flows through the head.
+    """
+
+    def __init__(self, spec: ModelSpec, matrices: EndMatrices | None, device: torch.device) -> None:
+        """matrices: None for drafters that read tokens alone."""
+        self.spec = replace(spec, dtype=torch.float32, device=device, implementation="ends")
+        self._held = None if matrices is None else replace(
+            matrices, embedding=matrices.embedding.to(device), head=matrices.head.to(device),
+            norm=matrices.norm.to(device),
+        )  # fmt: skip
+
+    @property
+    def matrices(self) -> EndMatrices:
+        """Raises ConfigError where there are none."""
+        if self._held is None:
+            raise ConfigError(f"{self.spec.name}: its embedding and head are not known to this learner")
+        return self._held
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[..., H] of token ids."""
+        return F.embedding(tokens, self.matrices.embedding)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm."""
+        held = self.matrices
+        return F.rms_norm(hidden.float(), held.norm.shape, held.norm, held.epsilon)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """[..., V] logits."""
+        return F.linear(normed.float(), self.matrices.head)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] of the residual stream after the last layer."""
+        return self.head(self.normed(hidden))
+
+    def new_cache(self, num_rows: int, capacity: int) -> NoReturn:
+        """There are no layers."""
+        raise RuntimeError("the ends of a target have no layers")
+
+    def forward(self, tokens: Tensor, plan: Plan, cache: KVCache, options: PassOptions = WHOLE) -> Output:
+        """There are no layers."""
+        raise RuntimeError("the ends of a target have no layers")
+
+
+@torch.no_grad()
+def matrices_of(model: CausalModel) -> EndMatrices:
+    """Of a target, for every implementation: read off its functions. Raises ConfigError where its final norm is no RMS
+    norm, or its head is not linear."""
+    spec = model.spec
+    ids = torch.arange(spec.vocab_size, device=spec.device)
+    parts = [ids[begin : begin + 8192] for begin in range(0, len(ids), 8192)]
+    embedding = torch.cat([model.embed(part[None])[0].float() for part in parts]).cpu()
+    head, norm = head_weight(model).cpu(), norm_weight(model).cpu()
+    small = torch.full((1, 1, spec.hidden_size), 1e-3, dtype=torch.float32, device=spec.device)
+    # A vector of equal numbers c comes out as c w / sqrt(c^2 + epsilon).
+    shrunk = (model.normed(small.to(spec.dtype))[0, 0].float().cpu() / norm).median()
+    epsilon = max(0.0, float(1e-6 / shrunk**2 - 1e-6)) if shrunk > 0 else 0.0
+    found = EndMatrices(embedding, head, norm, epsilon)
+    ends = TargetEnds(spec, found, torch.device("cpu"))
+    probe = torch.randn(1, 4, spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    asked = probe.to(spec.device, spec.dtype)
+    pairs = {
+        "its final norm is not an RMS norm": (model.normed(asked).float().cpu(), ends.normed(asked.cpu())),
+        "its output head is not linear": (model.head(asked).float().cpu(), ends.head(asked.cpu())),
+    }
+    for reason, (its, mine) in pairs.items():
+        if float((its - mine).abs().max()) > TOLERANCE * float(its.abs().max()):
+            raise ConfigError(f"{spec.name}: {reason}, so its heads cannot learn while serving; a draft model can")
+    return found
+
+
+LEAST = 0.5
+"""Tokens by which one from outside must have been written more often than the one that leaves, as the target expects it."""
+
+MASS = "draft_vocabulary_mass"
+"""The name of a version's counts among its weights, so that the next start knows them."""
+
+
+class DraftVocabulary:
+    """The draft vocabulary of an EAGLE-3 head that learns: other tokens of the same number. Changes the head in place.
+
+    A head guesses some thousand tokens of its target's vocabulary, chosen by what it was trained on. Of texts in another
+    language most tokens lie outside, and no gradient reaches those. So tokens that the target writes take the places of
+    others that it does not, and their rows of the output head are the target's own, as in training
+    (``Eagle3Head.fresh``): a learner leaves them as they are.
+    """
+
+    def __init__(self, head: Eagle3Head, ends: TargetEnds, base: Tensor, mass: Tensor | None = None) -> None:
+        """base [DV] int64: the vocabulary before anything was learned. mass: as a version has it; without one, what the
+        head has beside the base was written once."""
+        self.head, self.ends = head, ends
+        # [V] of the target's distributions, over all places that were learned from.
+        self.mass = torch.zeros(ends.spec.vocab_size) if mass is None else mass.clone()
+        if mass is None:
+            ids = self._ids()
+            self.mass[ids[~torch.isin(ids, base.cpu())]] = 2 * LEAST
+
+    def _ids(self) -> Tensor:
+        return self.head.target_ids.cpu()
+
+    def renew(self, texts: Sequence[Text]) -> int:
+        """Count new texts, and exchange tokens; how many. Those leave that were written least; of equal ones the highest
+        number: tokenizers number tokens by how common they are."""
+        for text in texts:
+            self.mass.index_add_(0, text.ids.long().flatten(), text.logs.float().exp().flatten())
+        ids = self._ids().sort().values
+        outside = self.mass.clone()
+        outside[ids] = 0.0
+        wanted = outside.argsort(descending=True, stable=True)[: min(len(ids), int((outside >= LEAST).sum()))]
+        leaving = ids.flip(0)[self.mass[ids].flip(0).argsort(stable=True)[: len(wanted)]]
+        better = self.mass[wanted] - self.mass[leaving] >= LEAST  # the gain falls from pair to pair
+        wanted, leaving = wanted[better], leaving[better]
+        if len(wanted):
+            kept = ids[~torch.isin(ids, leaving)]
+            self._become(torch.cat((kept, wanted)).sort().values)
+        return len(wanted)
+
+    @torch.no_grad()
+    def _become(self, ids: Tensor) -> None:
+        head, before = self.head, self._ids().tolist()
+        rows = self.ends.matrices.head[ids.to(self.ends.matrices.head.device)].to(head.lm_head.weight)
+        place = {token: row for row, token in enumerate(before)}
+        had = [(column, place[token]) for column, token in enumerate(ids.tolist()) if token in place]
+        mine, own = torch.tensor(had, dtype=torch.int64).reshape(-1, 2).T
+        rows[mine] = head.lm_head.weight[own]
+        head.lm_head.weight.copy_(rows)
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+        head.t2d.zero_()[ids] = True
+
 
 SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
@@ -42,7 +192,7 @@ class Origin:
     method: str
     init: str  # directory, hub id or "bundled/..." of the weights
     target: ModelSpec
-    matrices: Matrices | None  # of the target, for heads
+    matrices: EndMatrices | None  # of the target, for heads
     num_slots: int  # guesses in a line
     weights: dict[str, Tensor] | None = None  # other ones than those of ``init``, named as a checkpoint has them
     tokens: Tensor | None = None  # [n] int64 the only ones that a draft model guesses; None: all

@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from foretell.learn.options import LearnOptions
-from foretell.learn.training.clusters import Clusters
 from foretell.learn.training.gate import LEAST, HeldOut, Verdict, judge, without_gains
 from foretell.learn.training.student import Student
-from foretell.learn.training.texts import ReplayBuffer, Text, kinds_of
+from foretell.learn.training.texts import Clusters, ReplayBuffer, Text, kinds_of
 
 PATIENCE = 4  # refusals in a row, after which the learner pauses
 REST_TEXTS = 16  # ... until so many texts have come, or acceptance falls

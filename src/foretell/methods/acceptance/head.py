@@ -20,9 +20,12 @@ from torch.nn import functional as F
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.own_layout import Own
+from foretell.heads.layout import Own
+from foretell.heads.native import Memory, NativeBlocks
+from foretell.kernels import heads
 from foretell.methods.medusa.head import ResBlock
-from foretell.model.target import ModelSpec
+from foretell.model.llama.run.native import NativeModel
+from foretell.model.target import CausalModel, ModelSpec
 
 NUM_LAW_INPUTS = 4
 
@@ -54,17 +57,12 @@ class AcceptanceHead(Head):
     def __init__(self, config: AcceptanceHeadConfig) -> None:
         super().__init__()
         self.config = config
-        # The blocks and ``out`` by other means: see ``native.py``.
+        # The blocks and ``out`` by other means: see ``speed_up``.
         self.native: Callable[[Tensor], Tensor] | None = None
         self.blocks = nn.ModuleList(ResBlock(config.width) for _ in range(config.num_layers))
         self.out = nn.Linear(config.width, 1)
         self.register_buffer("scale", torch.ones((), dtype=torch.float32))
         self.register_buffer("shift", torch.zeros((), dtype=torch.float32))
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: it reads the drafter."""
-        return ()
 
     def check_target(self, spec: ModelSpec, *, name: str) -> None:
         """Raise ModelError where the target, or the draft model beside it, has another vocabulary: hidden states are not
@@ -128,3 +126,24 @@ class AcceptanceLayout(Own):
     summary = "SpecDec++'s acceptance head (foretell alone)"
     head = AcceptanceHead
     config = AcceptanceHeadConfig
+
+
+def speed_up(head: AcceptanceHead, model: CausalModel) -> AcceptanceHead:
+    """The head in eval mode, its products by the C kernels where model, which it decodes beside, is a native one."""
+    plain = {parameter.dtype for parameter in head.parameters()} <= {torch.float32, torch.bfloat16}
+    if (
+        head.native is None
+        and isinstance(model, NativeModel)
+        and head.blocks
+        and plain
+        and heads.library()[0] is not None
+    ):
+        linears = [block.linear for block in head.blocks if isinstance(block, ResBlock)]
+        blocks = NativeBlocks(Memory(head), [linears], [head.out], head.config.width)
+        head.native = lambda x: _apply(blocks, x)
+    return head.eval()
+
+
+def _apply(blocks: NativeBlocks, x: Tensor) -> Tensor:
+    """x [..., W] -> [..., 1]."""
+    return blocks(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], 1)

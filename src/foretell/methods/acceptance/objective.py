@@ -18,11 +18,65 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.core.errors import ConfigError
-from foretell.heads.objective import Objective, Outcome
-from foretell.heads.teacher import LabeledBatch, Teacher
+from foretell.checkpoints.directories import resolve
+from foretell.core.errors import ConfigError, ModelError, require
+from foretell.core.tree import Plan
+from foretell.heads import formats
+from foretell.heads.teacher import LabeledBatch, Objective, Outcome, Teacher, TeacherBatch
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs
-from foretell.methods.acceptance.reading import ModelReader
+from foretell.model.load import load_model
+from foretell.model.target import CausalModel, Target
+
+
+class ModelReader:
+    """A draft model beside its target."""
+
+    def __init__(self, draft: CausalModel) -> None:
+        self.draft = Teacher(draft)
+        self.hidden_size = draft.spec.hidden_size
+
+    def read(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
+        """Logits [B, T - 1, V] before token t + 1 of a text is read, and the hidden states [B, T - 1, H] after it is."""
+        own = self.draft.label(batch, ())
+        return own.logits[:, :-1], own.hidden[:, 1:]
+
+    @torch.no_grad()
+    def beside(self, batch: TeacherBatch, guesses: Tensor) -> Tensor:
+        """[B, T - 1, H] the hidden state after reading guess t of guesses [B, T - 1], which follows tokens 0 to t of the
+        text: one pass over a tree, the text as its trunk and each guess as a leaf."""
+        num_rows, num_leaves = guesses.shape
+        tokens = torch.cat((batch.tokens[:, :num_leaves], guesses), 1)
+        plan = comb(num_rows, num_leaves, guesses.device)
+        out = Target(self.draft.model, num_rows, 2 * num_leaves).forward(tokens, plan, head=False)
+        return out.hidden[:, num_leaves:].float()
+
+
+def comb(num_rows: int, num_leaves: int, device: torch.device) -> Plan:
+    """The plan of a trunk of n nodes and, after them, a leaf under each: what ``layout`` returns for that tree, without
+    its products of N x N matrices, which take longer than the draft model for a long text."""
+    trunk = torch.ones(num_leaves, num_leaves, dtype=torch.bool, device=device).tril()
+    own = torch.eye(num_leaves, dtype=torch.bool, device=device)
+    ancestry = torch.cat((torch.cat((trunk, trunk)), torch.cat((torch.zeros_like(own), own))), 1)  # [2n, 2n]
+    slots = torch.arange(2 * num_leaves, device=device).expand(num_rows, -1)
+    positions = torch.cat((torch.arange(num_leaves), torch.arange(num_leaves) + 1)).to(device).expand(num_rows, -1)
+    length = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    return Plan(length, ancestry.expand(num_rows, -1, -1), slots, positions, positions, 2 * num_leaves)
+
+
+def open_reader(name: str, model: CausalModel) -> ModelReader:
+    """The draft model that name leads to, for the target model. Raises ConfigError for a head, ModelError for what cannot
+    be loaded."""
+    try:
+        method = formats.detect(resolve(name)).head.method
+    except ModelError:  # a whole model, or unreadable: loading it as a model gives the error
+        method = None
+    if method is not None:
+        raise ConfigError(
+            f"--init {name} holds a head of {method!r}; acceptance heads are trained for draft models alone"
+        )
+    spec = model.spec
+    return ModelReader(load_model(name, dtype=spec.dtype, device=spec.device, implementation="transformers"))
+
 
 PREFIXES = ("mixed", "target")
 
@@ -58,39 +112,18 @@ class AcceptanceObjective(Objective):
         """rule: the verifier whose acceptance is the label, a name of LABELS. temperatures: each text is guessed at one of
         them, drawn anew each time it is read. prefix: what stands before a guess, "mixed" or "target". target_share, for
         "mixed": the share of the response's tokens that stay the target's; they carry no labels. Raises ConfigError."""
-        for good, name, value, expected in (
-            (rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}"),
-            (prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}"),
-            (
-                0 <= target_share <= 1,
-                "target_share",
-                target_share,
-                "in [0, 1]: the share of tokens that stay the target's",
-            ),
-            (
-                target_share < 1 or prefix == "target",
-                "target_share",
-                target_share,
-                "below 1: no token carries a label",
-            ),
-            (
-                len(temperatures) > 0 and all(is_temperature(t) for t in temperatures),
-                "temperatures",
-                temperatures,
-                "some numbers, each at least 0",
-            ),
-        ):
-            if not good:
-                raise ConfigError(f"{name} = {value!r} must be {expected}")
+        require(rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}")
+        require(prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}")
+        share = "in [0, 1]: the share of tokens that stay the target's"
+        require(0 <= target_share <= 1, "target_share", target_share, share)
+        one = "below 1: no token carries a label"
+        require(target_share < 1 or prefix == "target", "target_share", target_share, one)
+        good = len(temperatures) > 0 and all(is_temperature(t) for t in temperatures)
+        require(good, "temperatures", temperatures, "some numbers, each at least 0")
         self.head, self.reader = head, reader
         self.label, self.temperatures = LABELS[rule], tuple(temperatures)
         self.prefix, self.target_share = prefix, target_share
         self.weight_accepted, self.weight_rejected = weight_accepted, weight_rejected
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: a draft model computes from the text alone."""
-        return ()
 
     @torch.no_grad()
     def places(self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator) -> GuessPlaces:

@@ -5,10 +5,13 @@ distribution, whatever their parent is (trees of them: DDTree, 2604.12989). With
 distribution after it.
 """
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
@@ -16,15 +19,88 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
-from foretell.methods.chains import can_draw
+from foretell.heads.draft_vocabulary import spread
+from foretell.heads.native import Memory, NativeHead, Vocabulary, address, layer_of
+from foretell.kernels import heads, structures
+from foretell.kernels.functions import check
+from foretell.methods.chains import can_draw, draw_block
 from foretell.methods.dflash.head import DFlashHead
-from foretell.methods.dflash.native import NativeFlash, native_flash
 from foretell.methods.features import FeatureBuffer, FeatureDrafter
-from foretell.methods.head_method import HeadMethod
-from foretell.model.bound import BoundCache
-from foretell.model.cache import KVCache
+from foretell.methods.head_method import HeadMethod, HeadMethodConfig, WindowedMethodConfig
+from foretell.model.cache import BoundCache, KVCache
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.prefill import round_up
 from foretell.model.target import CausalModel, Target
+
+
+class NativeFlash(NativeHead):
+    """A block drafter beside a native target."""
+
+    def __init__(self, head: DFlashHead, model: NativeModel, weights: str = "same") -> None:
+        """weights: see ``Memory``."""
+        super().__init__(head, model)
+        config, self.memory = head.config, Memory(head, weights)
+        self.size, self.vocab_size = config.hidden_size, model.spec.vocab_size
+        self.vocabulary = Vocabulary(head.vocabulary, self.vocab_size, self.memory)
+        self._fusion = self.memory.matrix(head.fc)
+        self._hidden_norm = head.hidden_norm.weight.detach().float()
+        self._layers = (structures.Layer * config.num_layers)()
+        for index, layer in enumerate(head.layers):
+            norms = [layer.get_parameter(f"{name}.weight") for name in ("input_layernorm", "post_attention_layernorm")]
+            self._layers[index] = layer_of(
+                self.memory, layer.get_submodule("self_attn"), layer.get_submodule("mlp"),
+                input_norm=norms[0], mlp_norm=norms[1],
+            )  # fmt: skip
+        out = self.memory.head_of(model) if head.lm_head is None else self.memory.matrix(head.lm_head)
+        self.view = structures.Model(
+            head.dtype == torch.bfloat16, config.num_layers, self.vocabulary.num_outputs, config.hidden_size,
+            config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps,
+            model.embedding_matrix, out, self.memory.vector(head.norm.weight), self._layers,
+        )  # fmt: skip
+        if head.lm_head is None:
+            model.lend_outputs(self.view)
+        self.address = ctypes.addressof(self.view)
+        self.markov: heads.Markov | None = None
+        if head.markov_head is not None:
+            pair = head.markov_head.markov_w1, head.markov_head.markov_w2
+            self.markov = heads.Markov(*(self.memory.matrix(each) for each in pair))
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """See ``DFlashHead.fuse``."""
+        fused = self.memory.product(self._fusion, taps, self.size)
+        return F.rms_norm(fused, self._hidden_norm.shape, self._hidden_norm, self.head.config.rms_norm_eps)
+
+    def block(
+        self, blocks: Tensor, context: Tensor, slots: Tensor, seen: Tensor, cache: BoundCache, rows: tuple[int, int],
+        *, logits: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [layers, B, Q] the
+        last slot that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and
+        logits [B, m, DV]."""
+        num_rows, size = blocks.shape[:2]
+        known, threads, functions = context.shape[1], torch.get_num_threads(), self.memory.functions
+        blocks, context = blocks.float().contiguous(), context.float().contiguous()
+        slots, seen = slots.contiguous(), seen.contiguous()
+        start, count = rows[0], rows[1] - rows[0]
+        normed = torch.empty(num_rows, count, self.size)
+        out = torch.empty(num_rows, count, self.vocabulary.num_outputs) if logits else None
+        with self.memory.lock:
+            scratch = self.memory.scratch(
+                functions.flash_scratch(self.address, cache.address, num_rows, known, size, num_rows * count, threads)
+            )
+            problem = functions.flash(
+                self.address, cache.address, threads, num_rows, known, size, context.data_ptr(), blocks.data_ptr(),
+                slots.data_ptr(), seen.data_ptr(), start, count, normed.data_ptr(), address(out), scratch,
+            )  # fmt: skip
+        check(problem)
+        return normed, out
+
+    def bias(self, before: Tensor) -> Tensor:
+        """See ``DFlashHead.bias``."""
+        assert self.markov is not None
+        assert self.head.markov_head is not None
+        rows = F.embedding(before, self.head.markov_head.markov_w1.weight)
+        return self.memory.product(self.markov.second, rows, self.vocabulary.num_outputs)
 
 
 class DFlashDrafter(FeatureDrafter):
@@ -108,8 +184,10 @@ class DFlashDrafter(FeatureDrafter):
             return root_tree(context.pending)
         if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self._run(context, limits)
-            label = grow.CHAIN_LABELS[draws]
-            return self.native.draw(self.block_logits, context.pending, limits, context.processors, label, noise)
+            return draw_block(
+                self.native.memory, self.native.vocabulary, self.block_logits, context.pending, limits,
+                context.processors, grow.CHAIN_LABELS[draws], noise, self.native.markov,
+            )  # fmt: skip
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -179,8 +257,7 @@ class DFlashDrafter(FeatureDrafter):
             logits = logits + (self.native or self.head).bias(tokens)
         if self.vocabulary is None:
             return logits
-        out = logits.new_full((*logits.shape[:2], self.head.config.vocab_size), -torch.inf)
-        return out.index_copy_(2, self.vocabulary, logits)
+        return spread(logits, self.vocabulary, self.head.config.vocab_size)
 
     def _take(self, context: Context, num_rows: int) -> tuple[Tensor, Tensor]:
         """(context features [B, n, H] not yet in memory, slots [B, n + Q] of them and of the block after them)."""
@@ -213,9 +290,7 @@ class DFlash(HeadMethod):
     called = "dflash head"
     can_learn = True
     head: DFlashHead
-
-    def _natively(self) -> tuple[NativeFlash | None, str | None]:
-        return native_flash(self.head, self.model, self.weights)
+    kernels = NativeFlash
 
     @property
     def foresees(self) -> bool:
@@ -225,3 +300,14 @@ class DFlash(HeadMethod):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """An empty memory for these rows."""
         return DFlashDrafter(self.head, self.model, context, capacity, self.native)
+
+
+@dataclass(frozen=True)
+class DFlashConfig(WindowedMethodConfig, HeadMethodConfig):
+    """A block of guesses in one pass."""
+
+    method = DFlash.name
+    capabilities = DFlash.capabilities
+    made, kind = DFlash, DFlashHead
+
+    num_speculative_tokens: int = 7

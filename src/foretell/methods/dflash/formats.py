@@ -5,23 +5,29 @@ Layer ids of the first two are numbered by outputs, as here: "target_layer_ids" 
 speculators count hidden states, j = i + 1, as for EAGLE-3: "aux_hidden_state_layer_ids".
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys, rope_theta
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layer_keys import HARMLESS, describe_windows, refuse_unknown, windows
-from foretell.heads.layout import FoundLayout, Layout, TargetInfo, check_layer_ids
+from foretell.heads.layer_keys import HARMLESS, describe_layers, layer_sizes, refuse_unknown, windows
+from foretell.heads.layout import FoundLayout, Layout, TargetInfo, check_layer_ids, describe_speculators
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 
 BIAS = "confidence_head.proj.bias"
 HARMLESS_DFLASH = ("confidence_head_alpha", "projector_type")
 """Keys of "dflash_config" that only training reads, or that the tensors say, too."""
+
+
+def _holder(places: Sequence[Keys], key: str) -> Keys:
+    """The first place that has a key, else the last. All of them count as read."""
+    held = [place for place in places if key in place]
+    return held[0] if held else places[-1]
 
 
 class DFlashLayout(Layout):
@@ -69,21 +75,11 @@ class DFlashLayout(Layout):
             "attention_bias": False,
             "block_size": config.block_size,
             "dflash_config": inner,
-            "head_dim": config.head_dim,
-            "hidden_act": "silu",
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_attention_heads": config.num_heads,
-            "num_hidden_layers": config.num_layers,
-            "num_key_value_heads": config.num_kv_heads,
-            "rms_norm_eps": config.rms_norm_eps,
             "rope_theta": config.rope_theta,
-            "tie_word_embeddings": False,
-            "vocab_size": config.vocab_size,
             "layer_types": ["full_attention"] * config.num_layers,
             "sliding_window": None,
             "use_sliding_window": False,
-            **describe_windows(config.windows),
+            **describe_layers(config, target),
         }
         if config.windows or config.causal:
             inner["causal_head"] = out["is_causal"] = config.causal  # JetSpec's key, and vLLM's
@@ -91,8 +87,6 @@ class DFlashLayout(Layout):
                 del inner["causal_head"], out["is_causal"]  # what says no kind of layer is that by layers
         if target.num_layers is not None:
             out["num_target_layers"] = target.num_layers
-        if target.max_positions is not None:
-            out["max_position_embeddings"] = target.max_positions
         return out
 
     def parse(self, found: FoundLayout) -> HeadConfig:
@@ -102,26 +96,15 @@ class DFlashLayout(Layout):
         keys.only("attention_bias", False)
         num_layers = keys.layers("num_hidden_layers")
         inner.only("attention_mode", "gqa")
+        where = partial(_holder, (inner, keys))
         hidden = keys.size("hidden_size")
-        num_heads = keys.size("num_attention_heads")
-
-        def where(key: str) -> Keys:
-            held = [place for place in (inner, keys) if key in place]  # looks up both, so that both count as read
-            return held[0] if held else keys
-
         config = DFlashHeadConfig(
-            hidden_size=hidden,
-            vocab_size=keys.size("vocab_size"),
-            intermediate_size=keys.size("intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=keys.size("num_key_value_heads", num_heads),
-            head_dim=keys.size("head_dim", hidden // num_heads),
+            **layer_sizes(keys),
             num_layers=num_layers,
             block_size=where("block_size").integer("block_size"),
             layer_ids=self._layer_ids(found, where("target_layer_ids"), hidden),
             mask_token_id=where("mask_token_id").integer("mask_token_id"),
             rope_theta=rope_theta(keys),
-            rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
             **self._sights(keys, inner, num_layers),
             sample_from_anchor=where("sample_from_anchor").flag("sample_from_anchor", self.anchor_predicts),
             **self.extras(found, inner),
@@ -201,12 +184,8 @@ class DSparkLayout(DFlashLayout):
 
     def extras(self, found: FoundLayout, inner: Keys) -> dict[str, Any]:
         """Of any of the three places."""
-        keys, beside = found.keys, found.keys.inner("dspark_config")
-
-        def where(key: str) -> Keys:
-            held = [place for place in (inner, beside, keys) if key in place]  # looks up all, so that all count as read
-            return held[0] if held else keys
-
+        beside = found.keys.inner("dspark_config")
+        where = partial(_holder, (inner, beside, found.keys))
         where("markov_head_type").only("markov_head_type", "vanilla")
         rank = where("markov_rank").integer("markov_rank", 0)
         confidence = where("enable_confidence_head").flag("enable_confidence_head", default=False)
@@ -243,10 +222,6 @@ class DFlashSpeculators(DFlashLayout):
     has_causal = False
     has_vocabulary = True
 
-    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-        """The type decides, not the name of the architecture."""
-        return config.get("speculators_model_type") == self.speculators
-
     def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
         """See the class."""
         config: DFlashHeadConfig = head.config
@@ -258,8 +233,7 @@ class DFlashSpeculators(DFlashLayout):
         }
         return {
             "architectures": [self.architectures[0]],
-            "speculators_model_type": self.speculators,
-            "speculators_version": "0.9.0",
+            **describe_speculators(self.speculators, {"speculative_tokens": config.num_guesses}, target),
             "block_size": config.block_size,
             "draft_vocab_size": config.num_outputs,
             "mask_token_id": config.mask_token_id,
@@ -267,18 +241,7 @@ class DFlashSpeculators(DFlashLayout):
             "sample_from_anchor": config.sample_from_anchor,
             # Of layers with windows alone, by its name; vLLM 0.32 makes all layers causal where it is false.
             "sliding_window_non_causal": not (config.windows and config.windows_causal),
-            "target_hidden_size": None,
-            "tie_word_embeddings": False,
             "transformer_layer_config": inner,
-            "speculators_config": {
-                "algorithm": self.speculators,
-                "default_proposal_method": "greedy",
-                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.num_guesses}],
-                "verifier": {
-                    "name_or_path": target.name,
-                    "architectures": [target.architecture] if target.architecture else [],
-                },
-            },
         }
 
     def parse(self, found: FoundLayout) -> HeadConfig:
@@ -297,26 +260,20 @@ class DFlashSpeculators(DFlashLayout):
             (keys, "projector_type", "dflash"), (keys, "shift_label", False),
         ):  # fmt: skip
             place.only(key, allowed)
-        hidden, num_heads = layer.size("hidden_size"), layer.size("num_attention_heads")
-        vocab = layer.size("vocab_size")
+        own = layer_sizes(layer, 128)
+        vocab = own["vocab_size"]
         size = keys.size("draft_vocab_size", vocab)
         sizes = windows(layer, num_layers, qwen=True)
-        keys.only("target_hidden_size", hidden)
+        keys.only("target_hidden_size", own["hidden_size"])
         ids = tuple(number - 1 for number in keys.integers(AUX))
         check_layer_ids(ids, name=found.name, source=f"{AUX} in config.json")
         config = DFlashHeadConfig(
-            hidden_size=hidden,
-            vocab_size=vocab,
-            intermediate_size=layer.size("intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=layer.size("num_key_value_heads", num_heads),
-            head_dim=layer.size("head_dim", 128),
+            **own,
             num_layers=num_layers,
             block_size=keys.integer("block_size"),
             layer_ids=ids,
             mask_token_id=keys.integer("mask_token_id"),
             rope_theta=rope_theta(layer),
-            rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
             sample_from_anchor=keys.flag("sample_from_anchor", self.anchor_predicts),
             draft_vocab_size=None if size == vocab else size,
             windows=sizes,

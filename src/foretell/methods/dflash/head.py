@@ -18,11 +18,39 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
+from foretell.heads.draft_vocabulary import ReducedHead
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.modules import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
-from foretell.methods.dflash.descendants import ConfidenceHead, MarkovHead, start_without_effect
-from foretell.model.cache import KVCache
+from foretell.methods.medusa.head import norm_weight
 from foretell.model.target import CausalModel
+
+
+class MarkovHead(nn.Module):
+    """A bigram of low rank: logits of a token given the one before it (DSpark, section 3; the "vanilla" kind)."""
+
+    def __init__(self, vocab_size: int, rank: int, num_outputs: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, num_outputs, bias=False)
+
+
+class ConfidenceHead(nn.Module):
+    """The logit of a guess's acceptance, from its row and the Markov head's vector of the token before it."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inputs, 1)
+
+
+def start_without_effect(head: nn.Module) -> None:
+    """Set zeros in these parts of a head, by which an untrained part changes no guess, and each has an even chance."""
+    for module in head.modules():
+        if isinstance(module, MarkovHead):
+            nn.init.zeros_(module.markov_w2.weight)
+        elif isinstance(module, ConfidenceHead):
+            nn.init.zeros_(module.proj.weight)
+            nn.init.zeros_(module.proj.bias)
+
 
 Memory = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, keys, values of context and block [B, kv heads, n + Q, d]) -> all keys and values that the block attends to."""
@@ -43,9 +71,8 @@ class DFlashHeadConfig(HeadConfig):
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     causal: bool = False  # rows of a block see the rows before them only (JetSpec)
-    windows: tuple[
-        int, ...
-    ] = ()  # of each layer: how many last positions a row sees; 0 is all. Empty: all layers see all
+    # Of each layer: how many last positions a row sees; 0 is all. Empty: all layers see all
+    windows: tuple[int, ...] = ()
     windows_causal: bool = True  # in layers with a window, rows of a block see the rows before them only
     sample_from_anchor: bool = False  # the anchor's row makes the first guess (DSpark); else it makes none
     markov_rank: int = 0  # > 0: logits of a guess get W1[token before it] W2 (DSpark)
@@ -57,6 +84,9 @@ class DFlashHeadConfig(HeadConfig):
         """Refuse invalid sizes."""
         super().__post_init__()
         least = 1 if self.sample_from_anchor else 2
+        sized = len(self.windows) == self.num_layers and all(
+            size == 0 or size >= self.block_size for size in self.windows
+        )
         for good, name, expected in (
             (self.block_size >= least, "block_size", f"at least {least}"),
             (self.num_layers >= 1, "num_layers", "at least 1"),
@@ -65,11 +95,7 @@ class DFlashHeadConfig(HeadConfig):
             (self.num_heads % self.num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads = {self.num_heads}"),
             (self.head_dim % 2 == 0, "head_dim", "even"),
             (
-                not self.windows
-                or (
-                    len(self.windows) == self.num_layers
-                    and all(size == 0 or size >= self.block_size for size in self.windows)
-                ),
+                sized or not self.windows,
                 "windows",
                 f"one size for each layer, 0 or at least block_size = {self.block_size}",
             ),
@@ -156,14 +182,12 @@ class DFlashLayer(nn.Module):
         return out
 
 
-class DFlashHead(Head):
+class DFlashHead(ReducedHead, Head):
     """The block drafter: ``rows`` is what training and decoding share. With a vocabulary of its own it has ``lm_head``,
     and the maps ``d2t`` and ``t2d`` of ``common.reduced``."""
 
     method = "dflash"
     config: DFlashHeadConfig
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(self, config: DFlashHeadConfig) -> None:
         super().__init__()
@@ -178,8 +202,7 @@ class DFlashHead(Head):
         self.lm_head: nn.Linear | None = None
         if config.draft_vocab_size is not None:
             self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+            self.add_maps(config.draft_vocab_size, config.vocab_size)
 
     @classmethod
     def fresh(
@@ -201,9 +224,7 @@ class DFlashHead(Head):
         ``model`` the final norm starts as the target's own: what its head reads.
         """
         head, generator = cls(config), torch.Generator().manual_seed(int64_seed(seed))
-        if vocabulary is not None:
-            head.d2t.copy_(vocabulary[0])
-            head.t2d.copy_(vocabulary[1])
+        head.take_maps(vocabulary)
         for name, parameter in head.named_parameters():
             if parameter.dim() == 2:
                 deviation = parameter.shape[1] ** -0.5
@@ -216,14 +237,9 @@ class DFlashHead(Head):
                 head.lm_head.weight.copy_(output[head.target_ids.to(output.device)])
             for part, scale in zip(head.fc.weight.chunk(len(config.layer_ids), 1), tap_scale or (), strict=False):
                 part.div_(max(scale, 1e-6))
-        if model is not None:
-            _copy_final_norm(model, head.norm.weight)
+            if model is not None:
+                head.norm.weight.copy_(norm_weight(model))
         return head
-
-    @property
-    def target_ids(self) -> Tensor:
-        """[DV] int64 the target's id of each output, where the vocabulary is its own."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
     def vocabulary(self) -> Tensor | None:
@@ -246,12 +262,6 @@ class DFlashHead(Head):
     def taps(self) -> tuple[int, ...]:
         """The layers whose outputs are the features."""
         return self.config.layer_ids
-
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """An empty cache of its layers: slot is position."""
-        config, weight = self.config, self.fc.weight
-        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        return KVCache(num_rows, capacity, shapes, weight.dtype, [weight.device] * config.num_layers)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """taps [B, n, T * H] -> context [B, n, H]."""
@@ -356,11 +366,3 @@ def spread_layers(num_layers: int, count: int) -> tuple[int, ...]:
         return (num_layers // 2,)
     first, last = (1, num_layers - 3) if num_layers - 3 >= count else (0, num_layers - 1)
     return tuple(dict.fromkeys(round(first + index * (last - first) / (count - 1)) for index in range(count)))
-
-
-def _copy_final_norm(model: CausalModel, weight: nn.Parameter) -> None:
-    """A stream of +1 and -1 has mean 0 and rms 1: a norm of either kind multiplies it by its weight."""
-    with torch.no_grad():
-        signs = torch.ones(1, 1, len(weight), dtype=model.spec.dtype, device=model.spec.device)
-        signs[..., 1::2] = -1.0
-        weight.copy_((model.normed(signs) * signs)[0, 0])

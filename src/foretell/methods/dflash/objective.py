@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.heads.objective import LossSlot, Objective, Outcome
-from foretell.heads.teacher import LabeledBatch, Teacher, TeacherBatch
+from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher, TeacherBatch
 from foretell.methods.dflash.head import DFlashHead
 
 

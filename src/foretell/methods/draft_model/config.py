@@ -6,19 +6,19 @@ from typing import Any
 import torch
 
 from foretell.checkpoints.names import WEIGHTS
-from foretell.core.errors import ConfigError, check_choice
+from foretell.core.errors import ConfigError, check_choice, require
 from foretell.draft.base import Method
 from foretell.draft.config import Loader
-from foretell.heads.load import load_head
+from foretell.heads.formats import load_head
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.vocabulary.translated import (
+from foretell.methods.draft_model.vocabulary.tli import (
     TranslatedDraft,
     check_name,
     differences,
     translation,
 )
-from foretell.methods.windowed import WindowedMethodConfig
+from foretell.methods.head_method import WindowedMethodConfig
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class DraftModelConfig(WindowedMethodConfig):
         super().__post_init__()
         check_choice("draft_weights", self.draft_weights, WEIGHTS)
         check_name(self.vocabulary)
-        if self.draft_vocab_size < 0:
-            raise ConfigError(f"draft_vocab_size = {self.draft_vocab_size} must be 0 (all tokens) or more")
+        require(self.draft_vocab_size >= 0, "draft_vocab_size", self.draft_vocab_size, "0 (all tokens) or more")
 
     def load(self, loader: Loader) -> Method:
         """Load the draft model, and its acceptance head where the shape needs one. Tokenizers are compared, where both are

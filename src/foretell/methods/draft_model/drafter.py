@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from foretell.core.errors import ConfigError
 from foretell.core.graphs import Graphs
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
@@ -16,11 +18,11 @@ from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, fits, grow_captured, move_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import SHAPES, Shape
-from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
-from foretell.methods.acceptance.native import speed_up
+from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher
+from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted, speed_up
 from foretell.model.cache import KVCache
 from foretell.model.prefill import feed, read_few
-from foretell.model.target import CausalModel, Target
+from foretell.model.target import CausalModel, ModelSpec, Target
 
 
 class ModelDrafter(Drafter):
@@ -42,9 +44,8 @@ class ModelDrafter(Drafter):
         self.acceptance = acceptance
         self.reads_law = acceptance is not None and acceptance.config.reads_law
         self.hidden: Tensor | None = None  # [B, W, H] after the nodes read by the last ``logits``: see Output.hidden
-        self.recent_logits: list[
-            Tensor
-        ] = []  # with reads_law: logits [B, 1, V] after the nodes read last, and before them
+        # With reads_law: logits [B, 1, V] after the nodes read last, and before them
+        self.recent_logits: list[Tensor] = []
         self.tokens: Tensor | None = None  # [B, 1] with reads_law: the nodes read last
         self.temperature: Tensor | None = None  # [B, 1] with reads_law
         self.target = Target(model, context.num_rows, capacity)
@@ -302,3 +303,55 @@ class DraftModel(Method):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
         return ModelDrafter(self.model, context, capacity, self.acceptance)
+
+
+def check_draft(draft: ModelSpec, target: ModelSpec, longest: int, *, name: str) -> None:
+    """Raise ConfigError where a model cannot read the target's texts, of at most ``longest`` tokens, as they are."""
+    if abs(draft.vocab_size - target.vocab_size) > 0.01 * target.vocab_size:
+        raise ConfigError(
+            f"--init {name} has a vocabulary of {draft.vocab_size} tokens, and target {target.name!r} one of "
+            f"{target.vocab_size}: it is trained on the target's tokens, so give a model of the same vocabulary"
+        )
+    if longest > draft.max_positions:
+        raise ConfigError(
+            f"--init {name} reads texts of at most {draft.max_positions} tokens, and the longest has {longest}: give "
+            f"max_length = {draft.max_positions}"
+        )
+
+
+class DraftModelObjective(Objective):
+    """One slot: a draft model reads only the text, so slot k equals slot 1 at a later position.
+
+    DistillSpec (2310.08461), by any divergence of ``train.losses``. The paper finds training on the target's text
+    nearly as good as on the draft's own, and far cheaper.
+    """
+
+    stepwise = True
+
+    def __init__(
+        self, module: nn.Module, *, divergence: str = "forward_kl", tokens: Tensor | None = None,
+        num_tokens: int = 2**62,
+    ) -> None:  # fmt: skip
+        """module: called as ``module(input_ids=[B, T], use_cache=False)``, it answers with ``.logits`` [B, T, Vd].
+        tokens [n] int64: the only ones that the drafter guesses; None: all. num_tokens: that it has embeddings of; what
+        lies beyond is read as the last one, as in drafting."""
+        self.num_tokens = num_tokens
+        self.head, self.divergence, self.tokens = module, divergence, tokens
+
+    def outcome(
+        self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
+    ) -> Outcome:
+        """Nothing is drawn. Texts are padded on the right, which a causal model does not see: no mask is needed.
+
+        Vocabularies of different size (padding, as a rule) are compared on the columns that both have.
+        """
+        row, at = labeled.batch.supervised.nonzero(as_tuple=True)
+        known = min(self.num_tokens, teacher.model.spec.vocab_size)
+        answer: Any = self.head(input_ids=labeled.batch.tokens.clamp(max=known - 1), use_cache=False)
+        logits: Tensor = answer.logits[row, at]
+        if self.tokens is not None:
+            vocab = self.tokens.to(logits.device)
+            return Outcome([LossSlot(logits[:, vocab].float(), row, at, vocab=vocab)])
+        wide, mine = teacher.model.spec.vocab_size, logits.shape[-1]
+        both = torch.arange(mine, device=logits.device) if mine < wide else None
+        return Outcome([LossSlot(logits[:, :wide].float(), row, at, vocab=both)])

@@ -7,6 +7,7 @@ feature is the head's own output at its parent.
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,23 +15,22 @@ from torch import Tensor
 from foretell.core.errors import ModelError
 from foretell.core.graphs import Feed, Graphs
 from foretell.core.noise import Noise
-from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
+from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.growing import grow
 from foretell.draft.growing.captured import Fed, Known, grow_captured, why_not
 from foretell.draft.growing.frontier import Expander, Grown
 from foretell.draft.shapes import Shape
+from foretell.heads.draft_vocabulary import spread
 from foretell.heads.pair_head import PairHead
-from foretell.kernels import heads
 from foretell.methods.chains import can_draw, growth_of, row_counts
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.methods.eagle.native import NativePair, native_pair
+from foretell.methods.eagle.native import NativePair
 from foretell.methods.features import FeatureBuffer, FeatureDrafter
-from foretell.methods.head_method import GROWN, HeadMethod
-from foretell.model.bound import BoundCache
-from foretell.model.cache import KVCache
+from foretell.methods.head_method import GROWN, HeadMethod, HeadMethodConfig, WindowedMethodConfig
+from foretell.model.cache import BoundCache, KVCache
 from foretell.model.prefill import FEW, PREFILL_CHUNK, padded_width, round_up
 from foretell.model.target import CausalModel, Target
 
@@ -72,17 +72,14 @@ class EagleDrafter(FeatureDrafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
         limits = [
-            depth_limit if length else 0
+            max(0, depth_limit) if length else 0
             for depth_limit, length in zip(context.depth_limit, context.lengths, strict=True)
         ]
-        limits = [max(0, limit) for limit in limits]
         if not any(limits):
             return root_tree(context.pending)
-        if self._draws_whole(context, limits, shape):
-            return self._whole_chain(context, limits, grow.CHAIN_LABELS[draws], noise)
-        growth = self._grows_whole(context, limits, shape, draws)
-        if growth is not None:
-            return self._whole_tree(context, limits, *growth, noise)
+        whole = self._whole(context, limits, shape, draws, noise)
+        if whole is not None:
+            return whole
         grown = self._captured(context, limits, shape, draws, noise)
         return (grow.grow(self, context, limits, shape, draws, noise) if grown is None else grown).tree
 
@@ -120,46 +117,31 @@ class EagleDrafter(FeatureDrafter):
     def _why_not(self, context: Context, limits: Sequence[int]) -> str:
         if self.native is not None:
             return "the head runs on the CPU"
-        unread = max(row.count for row, limit in zip(self.features.rows, limits, strict=True) if limit)
-        return why_not(context) or ("" if unread <= FEW else "a head reads a long text")
+        return why_not(context) or ("" if self._most_unread(limits) <= FEW else "a head reads a long text")
 
-    def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
-        """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
-        return (
-            self.native is not None and can_draw(self.native.vocabulary, context, shape) and self._reads_at_once(limits)
-        )
+    def _most_unread(self, limits: Sequence[int]) -> int:
+        """Pairs that a proposal reads first, of the row with most of them."""
+        return max(row.count for row, limit in zip(self.features.rows, limits, strict=True) if limit)
 
-    def _reads_at_once(self, limits: Sequence[int]) -> bool:
-        """Whether the pairs that a proposal reads first fit into one pass."""
-        return max(row.count for row, limit in zip(self.features.rows, limits, strict=True) if limit) <= PREFILL_CHUNK
-
-    def _grows_whole(
-        self, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode
-    ) -> tuple[heads.Growth, DrawnBy] | None:
-        """How one native call grows the whole tree; None where it cannot."""
-        if self.native is None or not self._reads_at_once(limits):
+    def _whole(
+        self, context: Context, limits: list[int], shape: Shape, draws: DrawMode, noise: Noise
+    ) -> TokenTree | None:
+        """``grow.grow`` in one native call: a plain chain, drawn from what temperature alone changes, or a tree that C can
+        grow; None: neither, or the pairs that are read first do not fit into one pass."""
+        native, cache = self.native, self.cache
+        if native is None or self._most_unread(limits) > PREFILL_CHUNK:
             return None
-        return growth_of(self.native.vocabulary, context, shape, draws, max(limits))
-
-    def _whole_tree(
-        self, context: Context, limits: list[int], growth: heads.Growth, label: DrawnBy, noise: Noise
-    ) -> TokenTree:
-        """``grow.grow`` of a tree in one call."""
-        native, cache = self.native, self.cache
-        assert native is not None
+        is_chain = can_draw(native.vocabulary, context, shape)
+        growth = None if is_chain else growth_of(native.vocabulary, context, shape, draws, max(limits))
+        if not is_chain and growth is None:
+            return None
         assert isinstance(cache, BoundCache)
         features, ids, starts = self._take(context, limits)
-        return native.tree(
-            ids, features, starts, limits, cache, context.processors, context.pending, growth, label, noise
-        )
-
-    def _whole_chain(self, context: Context, limits: list[int], label: DrawnBy, noise: Noise) -> TokenTree:
-        """``grow.chain`` in one call: ``begin``, and of each further guess ``logits`` and the draw."""
-        native, cache = self.native, self.cache
-        assert native is not None
-        assert isinstance(cache, BoundCache)
-        features, ids, starts = self._take(context, limits)
-        guesses, q = native.chain(ids, features, starts, limits, cache, context.processors, label, noise)
+        read = (ids, features, starts, limits, cache, context.processors)
+        if growth is not None:
+            return native.tree(*read, context.pending, *growth, noise)
+        label = grow.CHAIN_LABELS[draws]
+        guesses, q = native.chain(*read, label, noise)
         tokens = torch.cat([context.pending[:, None], guesses], 1)
         return chain_tree(tokens, row_counts(limits), drawn_by=label, q=q)
 
@@ -319,8 +301,7 @@ class EagleDrafter(FeatureDrafter):
         logits = self.head.logits(read, self.model)
         if self.vocabulary is None:
             return logits
-        out = logits.new_full((*logits.shape[:2], self.model.spec.vocab_size), -torch.inf)
-        return out.index_copy_(2, self.vocabulary, logits)
+        return spread(logits, self.vocabulary, self.model.spec.vocab_size)
 
 
 class _Eagle(HeadMethod):
@@ -328,9 +309,7 @@ class _Eagle(HeadMethod):
 
     can_learn = True
     head: PairHead
-
-    def _natively(self) -> tuple[NativePair | None, str | None]:
-        return native_pair(self.head, self.model, self.weights)
+    kernels = NativePair
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
@@ -379,3 +358,31 @@ class Eagle3(_Eagle):
         shapes=GROWN,
     )
     head: Eagle3Head
+
+
+@dataclass(frozen=True)
+class Eagle1Config(WindowedMethodConfig, HeadMethodConfig):
+    """One layer over the target's last features."""
+
+    method = Eagle1.name
+    capabilities = Eagle1.capabilities
+    made, kind = Eagle1, Eagle1Head
+
+
+@dataclass(frozen=True)
+class Eagle2Config(Eagle1Config):
+    """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
+
+    method = Eagle2.name
+    capabilities = Eagle2.capabilities
+    made = Eagle2
+    shape: str = "eagle2"
+
+
+@dataclass(frozen=True)
+class Eagle3Config(WindowedMethodConfig, HeadMethodConfig):
+    """One layer over fused features of three target layers."""
+
+    method = Eagle3.name
+    capabilities = Eagle3.capabilities
+    made, kind = Eagle3, Eagle3Head

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
+from foretell.heads.draft_vocabulary import ReducedHead
 from foretell.heads.modules import RMSNorm
 from foretell.heads.pair_head import PairConfig, PairHead, PairLayer
 from foretell.heads.repacked import OUTPUT, in_blocks, values_of
@@ -56,13 +57,11 @@ class _First(PairLayer):
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)  # of the feature
 
 
-class Eagle3Head(PairHead):
+class Eagle3Head(ReducedHead, PairHead):
     """The head. ``d2t`` [DV] int64 holds offsets (target id = i + d2t[i]), ``t2d`` [V] bool which target ids it has."""
 
     method = "eagle3"
     config: Eagle3HeadConfig
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(self, config: Eagle3HeadConfig) -> None:
         """Weights are torch's defaults and the draft vocabulary the first DV ids: to be loaded, or see ``fresh``."""
@@ -82,8 +81,7 @@ class Eagle3Head(PairHead):
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+        self.add_maps(config.draft_vocab_size, config.vocab_size)
 
     @classmethod
     def fresh(
@@ -110,9 +108,7 @@ class Eagle3Head(PairHead):
         of the others (acceptance of slot 1 there after 100 steps: 0.29 instead of 0.22).
         """
         self = cls(config)
-        if vocabulary is not None:
-            self.d2t.copy_(vocabulary[0])
-            self.t2d.copy_(vocabulary[1])
+        self.take_maps(vocabulary)
         fresh_matrices(self, generator)
         with torch.no_grad():
             if head is not None:
@@ -129,11 +125,6 @@ class Eagle3Head(PairHead):
     def taps(self) -> tuple[int, ...]:
         """``layer_ids``."""
         return self.config.layer_ids
-
-    @property
-    def target_ids(self) -> Tensor:
-        """[DV] int64 target id of each column of the logits."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
     def vocabulary(self) -> Tensor | None:

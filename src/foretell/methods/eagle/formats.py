@@ -20,8 +20,24 @@ from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layer_keys import describe_rope, describe_windows, refuse_unknown, rope, windows
-from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture, check_layer_ids, marker
+from foretell.heads.layer_keys import (
+    describe_layers,
+    describe_rope,
+    layer_sizes,
+    refuse_unknown,
+    rope,
+    windows,
+)
+from foretell.heads.layout import (
+    MARKER,
+    FoundLayout,
+    Layout,
+    TargetInfo,
+    architecture,
+    check_layer_ids,
+    describe_speculators,
+    marker,
+)
 from foretell.heads.pair_head import PairConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
@@ -57,9 +73,8 @@ class Eagle3Native(Layout):
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         """The authors' own checkpoints have the architecture LlamaForCausalLM: the layer's name identifies them."""
-        return super().claims(config, tensors) or (
-            architecture(config) == "LlamaForCausalLM" and any(key.startswith("midlayer.") for key in tensors)
-        )
+        mine = architecture(config) == "LlamaForCausalLM" and self.speculators is None
+        return super().claims(config, tensors) or (mine and any(key.startswith("midlayer.") for key in tensors))
 
     def inward(self, name: str) -> str:
         """NeMo writes model.layers.0., others layers.0."""
@@ -167,10 +182,6 @@ class Eagle3Speculators(Eagle3Native):
     architectures = ("Eagle3DraftModel", "Eagle3Speculator")
     speculators = "eagle3"
 
-    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-        """The type decides, not the name of the architecture."""
-        return config.get("speculators_model_type") == self.speculators
-
     def outward(self, name: str, config: Any) -> str:
         """See the class."""
         return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
@@ -178,29 +189,12 @@ class Eagle3Speculators(Eagle3Native):
     def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
         """See the class."""
         config: Eagle3HeadConfig = head.config
-        proposal = {
-            "proposal_type": "greedy",
-            "speculative_tokens": SPECULATIVE_TOKENS,
-            "accept_tolerance": 0.0,
-            "verifier_accept_k": 1,
-        }
+        proposal = {"speculative_tokens": SPECULATIVE_TOKENS, "accept_tolerance": 0.0, "verifier_accept_k": 1}
         return {
             "architectures": [self.architectures[0]],
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.9.0",
+            **describe_speculators("eagle3", proposal, target),
             **_said(config),
-            "target_hidden_size": None,
-            "tie_word_embeddings": False,
             "transformer_layer_config": llama(config, target),
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [proposal],
-                "verifier": {
-                    "name_or_path": target.name,
-                    "architectures": [target.architecture] if target.architecture else [],
-                },
-            },
         }
 
     def parse(self, found: FoundLayout) -> HeadConfig:
@@ -298,26 +292,13 @@ def _norm_before_fc(keys: Keys, nested: Keys) -> bool:
 
 def llama(config: PairConfig, target: TargetInfo) -> dict[str, Any]:
     """The configuration of the layers, as a Llama model's, or a Qwen3's."""
-    out: dict[str, Any] = {
+    return {
         "model_type": "qwen3" if config.qk_norm else "llama",
         "attention_bias": config.attention_bias,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
         "mlp_bias": False,
-        "num_attention_heads": config.num_heads,
-        "num_hidden_layers": config.num_layers,
-        "num_key_value_heads": config.num_kv_heads,
-        "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": False,
-        "vocab_size": config.vocab_size,
         **describe_rope(config.rope_theta, config.rope_scaling),
-        **describe_windows(config.windows),
+        **describe_layers(config, target),
     }
-    if target.max_positions is not None:
-        out["max_position_embeddings"] = target.max_positions
-    return out
 
 
 def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dict[str, Any]:
@@ -332,18 +313,11 @@ def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dic
         ("position_embedding_type", "rope"), ("quantization_config", None),
     ):  # fmt: skip
         keys.only(key, allowed)
-    hidden, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     theta, scaling = rope(keys)
     bias = keys.flag("attention_bias", default=False)
     return {
-        "hidden_size": hidden,
-        "vocab_size": keys.size("vocab_size"),
-        "intermediate_size": keys.size("intermediate_size"),
-        "num_heads": num_heads,
-        "num_kv_heads": keys.size("num_key_value_heads", num_heads),
-        "head_dim": keys.size("head_dim", 128 if qwen else hidden // num_heads),
+        **layer_sizes(keys, 128 if qwen else None),
         "rope_theta": theta,
-        "rms_norm_eps": keys.number("rms_norm_eps", 1e-6),
         "num_layers": num_layers,
         "rope_scaling": scaling,
         "qk_norm": qwen,

@@ -11,26 +11,24 @@ from torch import Tensor
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy, Plan, TokenTree
-from foretell.heads.modules import rotations
-from foretell.heads.native import Memory, Vocabulary, address, layer_of, refusal, rounding
+from foretell.heads.native import Memory, NativeHead, Vocabulary, address, layer_of
 from foretell.heads.pair_head import FamilyLayer, PairHead
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
-from foretell.model.bound import BoundCache
+from foretell.model.cache import BoundCache
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import EMBEDDING, read_shape
-from foretell.model.target import CausalModel
 
 
-class NativePair:
-    """A pair head beside a native target. Outputs, features and logits are float32 whatever the weights are."""
+class NativePair(NativeHead):
+    """A pair head beside a native target."""
 
     def __init__(self, head: PairHead, model: NativeModel, weights: str = "same") -> None:
         """weights: see ``Memory``."""
-        self.head, self.model = head, model
+        super().__init__(head, model)
         self.size, self.vocab_size = head.config.hidden_size, model.spec.vocab_size
         own = head.family_layer()
         self._family: NativeModel | None = None  # the decoder layer, where it is of a target's family
@@ -53,7 +51,7 @@ class NativePair:
                 mlp_norm=layer.post_attention_layernorm.weight,
                 input_norm=layer.input_layernorm.weight if index else None,
             )  # fmt: skip
-        embedding = memory.matrix(head.embed_tokens) if head.own_embedding else model.embedding_matrix  # type: ignore[arg-type]
+        embedding = memory.matrix(head.embed_tokens) if head.own_embedding else model.embedding_matrix
         final_norm: int | None = None
         pair = heads.Pair(num_outputs=self.vocabulary.num_outputs, ids=self.vocabulary.address)
         if isinstance(head, Eagle3Head):
@@ -112,10 +110,7 @@ class NativePair:
             own = self._family.shape
             sizes, rope = [(own.num_kv_heads, own.head_dim)], self._family.rotations(capacity)
             return BoundCache(num_rows, capacity, sizes, self.head.dtype, rope)
-        config = self.head.config
-        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        rope = rotations(capacity, config.head_dim, config.rope_theta, config.rope_scaling)
-        return BoundCache(num_rows, capacity, shapes, self.head.dtype, rope)
+        return super().new_cache(num_rows, capacity)
 
     def features(self, taps: Tensor) -> Tensor:
         """See ``PairHead.features``; taps [B, n, T * H] -> [B, n, H]."""
@@ -239,13 +234,3 @@ def _asked(ids: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[int, in
     """How many rows guess, and how many pairs they read first."""
     pairs = [max(len(row), 1) for row, limit in zip(ids, limits, strict=True) if limit > 0]
     return len(pairs), sum(pairs)
-
-
-def native_pair(head: PairHead, model: CausalModel, weights: str = "auto") -> tuple[NativePair | None, str | None]:
-    """The head through the native kernels, or None and why not. weights: one of ``heads.native.WEIGHTS``."""
-    own = head.family_layer()
-    reason = refusal(head, model, None if own is None else own.config)
-    if reason is not None:
-        return None, reason
-    assert isinstance(model, NativeModel)
-    return NativePair(head, model, rounding(weights, model)), None

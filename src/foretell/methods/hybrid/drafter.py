@@ -22,7 +22,7 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.chances import Mean
 from foretell.draft.forwarding import ForwardingMethod
-from foretell.draft.host import Node, tree_of
+from foretell.draft.native import Node, tree_of
 from foretell.draft.shapes import Chain, Shape, Sized
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.methods.hybrid.graft import graft

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from foretell.core.tree import TokenTree
 from foretell.core.upload import tensor_on
@@ -34,15 +35,9 @@ def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
             at = below
         rows.append((tokens, parents))
     width = max(tree.num_nodes, *(len(tokens) for tokens, _ in rows))
-    more, pad = width - tree.num_nodes, torch.nn.functional.pad
-    return replace(
-        tree,
-        tokens=tensor_on(tree.tokens.device, [tokens + [0] * (width - len(tokens)) for tokens, _ in rows]),
-        parent=tensor_on(tree.tokens.device, [parents + [-1] * (width - len(parents)) for _, parents in rows]),
-        drawn_by=pad(tree.drawn_by, (0, more)),
-        q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
-        max_children=None,
-    )
+    grown = [tokens + [0] * (width - len(tokens)) for tokens, _ in rows]
+    above = [parents + [-1] * (width - len(parents)) for _, parents in rows]
+    return _wider(tree, tensor_on(tree.tokens.device, grown), tensor_on(tree.tokens.device, above))
 
 
 def graft_there(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
@@ -64,11 +59,11 @@ def graft_there(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
         parent = torch.where(put, at, parent)
         at = torch.where(real, torch.where(new, free, found), at)
         free = free + (real & new)
-    return replace(
-        tree,
-        tokens=tokens,
-        parent=parent,
-        drawn_by=pad(tree.drawn_by, (0, more)),
-        q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
-        max_children=None,
-    )
+    return _wider(tree, tokens, parent)
+
+
+def _wider(tree: TokenTree, tokens: Tensor, parent: Tensor) -> TokenTree:
+    """The tree with these tokens and parents, of which those behind its own nodes are FIXED."""
+    more, pad = tokens.shape[1] - tree.num_nodes, torch.nn.functional.pad
+    drawn_by, q = pad(tree.drawn_by, (0, more)), None if tree.q is None else pad(tree.q, (0, 0, 0, more))
+    return replace(tree, tokens=tokens, parent=parent, drawn_by=drawn_by, q=q, max_children=None)

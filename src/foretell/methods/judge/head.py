@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.own_layout import Own
+from foretell.heads.layout import Own
 from foretell.verify.lossy.judge import Judge, JudgeHead
 
 

@@ -12,11 +12,13 @@ In passes of one fixed width (``Engine.width``) the lower layers still see a few
 rounding, not bit for bit.
 """
 
+import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, root_tree
@@ -25,12 +27,73 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, PromptCh
 from foretell.draft.growing import grow
 from foretell.draft.growing.frontier import pick, span_for
 from foretell.draft.shapes import Shape
-from foretell.methods.head_method import HeadMethod
+from foretell.heads.modules import rotary, turn
+from foretell.heads.native import Memory, NativeHead, layer_of
+from foretell.kernels import structures
+from foretell.kernels.functions import check
+from foretell.methods.head_method import HeadMethod, HeadMethodConfig
 from foretell.methods.kangaroo.head import KangarooHead
-from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
-from foretell.model.bound import BoundCache
-from foretell.model.cache import KVCache
+from foretell.model.cache import BoundCache, KVCache
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel, Target
+
+
+class NativeAdapter(NativeHead):
+    """The adapter beside a native target."""
+
+    def __init__(self, head: KangarooHead, model: NativeModel, weights: str = "same") -> None:
+        """weights: see ``Memory``."""
+        super().__init__(head, model)
+        config, self.memory = head.config, Memory(head, weights)
+        self._out, self._vocab_size = self.memory.head_of(model), model.spec.vocab_size
+        attention, norm = head.layer.self_attn, head.layer.input_layernorm.weight
+        self._layers = (structures.Layer * 1)(layer_of(self.memory, attention, None, input_norm=norm))
+        self.view = structures.Model(
+            head.dtype == torch.bfloat16, 1, model.spec.vocab_size, config.hidden_size, 0, config.num_heads,
+            config.num_kv_heads, config.head_dim, config.rms_norm_eps, model.embedding_matrix, self._out,
+            self.memory.vector(head.norm.weight), self._layers,
+        )  # fmt: skip
+        self.address = ctypes.addressof(self.view)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[B, n, V] by the target's head of what ``step`` returned [B, n, H]."""
+        return self.model.finished(self.memory.product(self._out, features, self._vocab_size))
+
+    def remember(self, hidden: Tensor, slots: Tensor, cache: KVCache) -> None:
+        """See ``KangarooHead.remember``. A sum has one order, whatever the number of threads: torch's has not."""
+        config, layer = self.head.config, self.head.layer
+        heads, norm = (config.num_kv_heads, config.head_dim), layer.input_layernorm
+        x = F.rms_norm(hidden.float(), norm.weight.shape, norm.weight.float(), norm.eps)
+        k, v = (
+            self.memory.product(self.memory.matrix(linear), x, linear.out_features)
+            .view(*slots.shape, *heads)
+            .transpose(1, 2)
+            for linear in (layer.self_attn.k_proj, layer.self_attn.v_proj)
+        )
+        k = turn(k, *rotary(slots, config.head_dim, config.rope_theta, torch.float32))
+        cache.write(0, slots, k, v)
+
+    def step(self, hidden: Tensor, plan: Plan, cache: KVCache) -> Tensor:
+        """See ``KangarooHead.step``; hidden [B, n, H] -> [B, n, H]."""
+        assert isinstance(cache, BoundCache)
+        num_rows, num_nodes = hidden.shape[:2]
+        hidden, ancestry, threads = hidden.float().contiguous(), plan.ancestry, torch.get_num_threads()
+        slots, positions, length = plan.slots.contiguous(), plan.positions.contiguous(), plan.length.contiguous()
+        normed = torch.empty_like(hidden)
+        functions = self.memory.functions
+        with self.memory.lock:
+            scratch = self.memory.scratch(
+                functions.flash_scratch(
+                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads
+                )
+            )
+            problem = functions.adapter(
+                self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2], length.data_ptr(),
+                slots.data_ptr(), positions.data_ptr(), ancestry.data_ptr(), *ancestry.stride(), hidden.data_ptr(),
+                normed.data_ptr(), scratch,
+            )  # fmt: skip
+        check(problem)
+        return normed
 
 
 class KangarooDrafter(Drafter):
@@ -114,11 +177,7 @@ class KangarooDrafter(Drafter):
         start = tensor_on(device, chunk.start)
         self.filled = [begun + count for begun, count in zip(chunk.start, chunk.count, strict=True)]
         slots = start[:, None] + torch.arange(chunk.taps.shape[1], device=device)
-        if self.native is None:
-            self.head.remember(chunk.taps, slots, self.cache)
-            return
-        assert isinstance(self.cache, BoundCache)
-        self.native.remember(chunk.taps, slots, self.cache)
+        (self.native or self.head).remember(chunk.taps, slots, self.cache)
 
     def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, 1, H], with the position before where that is missing."""
@@ -138,10 +197,7 @@ class KangarooDrafter(Drafter):
 
     def _step(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, n, H] of ``KangarooHead.step``, which writes to the adapter's cache."""
-        if self.native is None:
-            return self.head.step(hidden, plan, self.cache)
-        assert isinstance(self.cache, BoundCache)
-        return self.native.step(hidden, plan, self.cache)
+        return (self.native or self.head).step(hidden, plan, self.cache)
 
     def exit(self, features: Tensor) -> Tensor:
         """[B, W, V] by the target's head, without its final norm."""
@@ -202,6 +258,7 @@ class Kangaroo(HeadMethod):
     name = called = "kangaroo"
     buffers = False
     head: KangarooHead
+    kernels = NativeAdapter
     capabilities = Capabilities(
         "the target's lower layers and a trained adapter",
         draws=True,
@@ -213,9 +270,6 @@ class Kangaroo(HeadMethod):
         """See ``HeadMethod``."""
         super().__init__(head, model, weights=weights)
         self.exit_layer = head.config.exit_layer
-
-    def _natively(self) -> tuple[NativeAdapter | None, str | None]:
-        return native_adapter(self.head, self.model, self.weights)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -230,3 +284,12 @@ class Kangaroo(HeadMethod):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
         return KangarooDrafter(self.head, target, context, capacity, self.native)
+
+
+@dataclass(frozen=True)
+class KangarooConfig(HeadMethodConfig):
+    """The target's own lower layers and an adapter."""
+
+    method = Kangaroo.name
+    capabilities = Kangaroo.capabilities
+    made, kind = Kangaroo, KangarooHead

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
-from foretell.heads.config_values import check_heads
+from foretell.heads.config_keys import check_heads
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.modules import Attention, AttentionShape, RMSNorm, rotary, turn
-from foretell.heads.own_layout import Own
+from foretell.heads.layout import Own
+from foretell.heads.modules import Attention, AttentionShape, RMSNorm, causal_mask, rotary, turn
+from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher
+from foretell.methods.medusa.head import norm_weight
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec
 
@@ -65,9 +67,8 @@ class KangarooHead(Head):
     def __init__(self, config: KangarooHeadConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(
-            [AdapterLayer(config)]
-        )  # the authors' module can stack several; all published ones have one
+        # The authors' module can stack several; all published ones have one
+        self.layers = nn.ModuleList([AdapterLayer(config)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     @classmethod
@@ -99,10 +100,7 @@ class KangarooHead(Head):
         head.check_target(model.spec, name="a fresh head")
         with torch.no_grad():
             nn.init.zeros_(head.layer.self_attn.o_proj.weight)
-            # A stream of +1 and -1 has mean 0 and rms 1: a norm of either kind multiplies it by its weight.
-            signs = torch.ones(1, 1, size, dtype=model.spec.dtype, device=model.spec.device)
-            signs[..., 1::2] = -1.0
-            head.norm.weight.copy_((model.normed(signs) * signs)[0, 0])
+            head.norm.weight.copy_(norm_weight(model))
         return head.to(model.spec.device)
 
     @property
@@ -138,13 +136,6 @@ class KangarooHead(Head):
 
     # -- decoding --------------------------------------------------------------------------------------------------
 
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """The adapter's own memory: slots as the target's."""
-        weight = self.norm.weight
-        return KVCache(
-            num_rows, capacity, [(self.config.num_kv_heads, self.config.head_dim)], weight.dtype, [weight.device]
-        )
-
     def step(self, hidden: Tensor, plan: Plan, cache: KVCache) -> Tensor:
         """The nodes of a plan: shallow states [B, n, H] -> [B, n, H]; keys and values go to ``plan.slots``."""
         layer, x = self.layer, hidden.to(self.dtype)
@@ -171,3 +162,35 @@ class KangarooLayout(Own):
     summary = "Kangaroo's adapter (foretell alone)"
     head = KangarooHead
     config = KangarooHeadConfig
+
+
+class KangarooObjective(Objective):
+    """One slot. Cross entropy to p and forward KL differ by p's entropy, in which nothing is trained.
+
+    One is enough also to evaluate: the shallow state and the adapter at position t read tokens up to t and nothing guessed,
+    so slot k of a proposal, given that the guesses before it were right, has the distribution that slot 1 has k - 1
+    positions later.
+    """
+
+    divergence = "forward_kl"
+    stepwise = True
+
+    def __init__(self, head: KangarooHead) -> None:
+        self.head: KangarooHead = head
+
+    def outcome(
+        self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
+    ) -> Outcome:
+        """Slot 1. Nothing is drawn."""
+        row, at = labeled.batch.supervised.nonzero(as_tuple=True)
+        chosen = adapted(self.head, labeled)[row, at][None].to(teacher.model.spec.dtype)  # [1, M, H]
+        return Outcome([LossSlot(teacher.model.head(chosen)[0].float(), row, at)])
+
+
+def adapted(head: KangarooHead, labeled: LabeledBatch) -> Tensor:
+    """[B, T, H] the adapter's output at every position of a labeled batch whose taps are the head's."""
+    batch = labeled.batch
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None]
+    mask = causal_mask(batch.length, batch.tokens.shape[1])
+    out: Tensor = head(labeled.taps.to(head.dtype), positions, mask)
+    return out

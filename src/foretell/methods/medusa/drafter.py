@@ -5,9 +5,10 @@ serves a whole tree, and the only state of a row is the hidden state of its last
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
@@ -15,11 +16,48 @@ from foretell.core.upload import tensor_on
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import Shape
+from foretell.heads.draft_vocabulary import spread
+from foretell.heads.native import Memory, NativeBlocks, Vocabulary, beside
 from foretell.methods.chains import can_draw, draw_block
-from foretell.methods.head_method import GROWN, HeadMethod
-from foretell.methods.medusa.head import MedusaHead, Stacked
-from foretell.methods.medusa.native import NativeMedusa, native_medusa
+from foretell.methods.head_method import GROWN, HeadMethod, HeadMethodConfig
+from foretell.methods.medusa.head import MedusaHead, ResBlock, Stacked
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel, Target
+
+
+class NativeMedusa:
+    """All heads in one call."""
+
+    def __init__(self, head: MedusaHead, model: NativeModel, weights: str = "same") -> None:
+        """weights: see ``Memory``."""
+        config, self.model = head.config, model
+        self.memory = Memory(head, weights)
+        heads = [list(head.one(index)) for index in range(config.num_heads)]
+        blocks = [[block.linear for block in layers if isinstance(block, ResBlock)] for layers in heads]
+        outs = [layers[-1] for layers in heads if isinstance(layers[-1], nn.Linear)]
+        self._out = self.memory.head_of(model) if not outs else None
+        own = Vocabulary(head.token_map, config.vocab_size, self.memory) if outs else None
+        self.blocks = NativeBlocks(self.memory, blocks, outs, config.hidden_size, own)
+        self.vocabulary = Vocabulary(None, config.vocab_size, self.memory)  # of the logits that come out
+
+    def __call__(self, x: Tensor, num_heads: int) -> Tensor:
+        """Final-norm hidden states x [B, H] -> logits [B, num_heads, V] of the first heads, float32."""
+        out = self.blocks(x, num_heads)
+        if self._out is None:
+            return out
+        return self.model.finished(self.memory.product(self._out, out, self.vocabulary.size))
+
+
+def native_medusa(
+    head: MedusaHead, model: CausalModel, weights: str = "auto"
+) -> tuple[NativeMedusa | None, str | None]:
+    """The heads through the native kernels, or None and why not. weights: one of ``heads.native.WEIGHTS``."""
+    if head.config.num_heads > MOST_HEADS:
+        return None, f"it has {head.config.num_heads} heads, and the native kernels run at most {MOST_HEADS}"
+    return beside(NativeMedusa, head, model, weights)
+
+
+MOST_HEADS = 64  # MAX_HEADS of kernels/native/blocks.h
 
 
 class MedusaDrafter(Drafter):
@@ -69,8 +107,7 @@ class MedusaDrafter(Drafter):
         if self.stacked.out is None:
             out = self.model.head(out.to(self.model.spec.dtype))
         elif token_map is not None:
-            every = out.new_full((*out.shape[:2], self.head.config.vocab_size), -torch.inf)
-            out = every.index_copy_(2, token_map, out)
+            out = spread(out, token_map, self.head.config.vocab_size)
         self.block_logits = out
         return out[:, :1], context.length
 
@@ -142,3 +179,14 @@ class Medusa(HeadMethod):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """No cache: a hidden state a row."""
         return MedusaDrafter(self.head, self.stacked, self.model, context, capacity, self.native)
+
+
+@dataclass(frozen=True)
+class MedusaConfig(HeadMethodConfig):
+    """Heads on the last hidden state."""
+
+    method = Medusa.name
+    capabilities = Medusa.capabilities
+    made, kind = Medusa, MedusaHead
+
+    num_speculative_tokens: int = 4  # the bundled head has 4; larger values are cut to the number of heads

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.heads.config_values import check_ids
+from foretell.heads.config_keys import check_ids
 from foretell.heads.directories import MEDUSA_WEIGHTS, WEIGHTS
 from foretell.heads.head import Head, HeadConfig
 from foretell.heads.layout import MARKER, FoundLayout, Layout, TargetInfo, architecture

@@ -4,12 +4,19 @@ Verification gives the true hidden states, and ``EagleDrafter.begin`` computes t
 cache never keeps what came of its own guesses.
 """
 
+from dataclasses import dataclass
+
+from foretell.checkpoints.directories import resolve
+from foretell.checkpoints.gguf.file import open_gguf
+from foretell.checkpoints.gguf.nextn import has_trunk
 from foretell.core.errors import ConfigError, ModelError
-from foretell.draft.base import Capabilities, Context, Drafter
+from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.config import Loader
 from foretell.heads.pair_head import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
-from foretell.methods.eagle.native import NativePair, native_pair
-from foretell.methods.head_method import GROWN, HeadMethod
+from foretell.methods.eagle.native import NativePair
+from foretell.methods.head_method import GROWN, HeadMethod, HeadMethodConfig, WindowedMethodConfig
+from foretell.methods.mtp import checkpoint
 from foretell.model.target import CausalModel, Target
 
 
@@ -25,6 +32,7 @@ class MTP(HeadMethod):
         shapes=GROWN,
     )
     head: PairHead
+    kernels = NativePair
 
     def __init__(self, head: PairHead, model: CausalModel, *, weights: str = "auto") -> None:
         """See ``HeadMethod``; the head must read the last layer. Raises ModelError, and ConfigError for a window where the
@@ -42,9 +50,6 @@ class MTP(HeadMethod):
                 f"{self.not_native}; drop it"
             )
 
-    def _natively(self) -> tuple[NativePair | None, str | None]:
-        return native_pair(self.head, self.model, self.weights)
-
     @property
     def runs_as(self) -> str:
         """What the module is."""
@@ -57,3 +62,27 @@ class MTP(HeadMethod):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
         return EagleDrafter(self.head, self.model, context, capacity, native=self.native)
+
+
+@dataclass(frozen=True)
+class MTPConfig(WindowedMethodConfig, HeadMethodConfig):
+    """The multi-token prediction module of the target's checkpoint."""
+
+    method = MTP.name
+    capabilities = MTP.capabilities
+
+    num_speculative_tokens: int = 3  # a module is trained for one guess, and feeds on itself for the next ones
+    model: str | None = None  # hub id, directory or GGUF file that holds the module; None: the target's own
+
+    def load(self, loader: Loader) -> Method:
+        """Read the module."""
+        name, spec = self.model or loader.target.spec.name, loader.target.spec
+        path = resolve(name)
+        from foretell.methods.mtp.head import CheckpointMTPHead  # imported here, as transformers runs its layer
+        from foretell.model.hf.one_layer import text_config
+
+        tensors = checkpoint.read(path, name=name)
+        alone = path.is_file() and not has_trunk(open_gguf(path, name=name))  # its layer is as the target's then
+        of, called = (resolve(spec.name), spec.name) if alone else (path, name)
+        head = CheckpointMTPHead(tensors, text_config(of, name=called), spec, name=name)
+        return MTP(self.limited(head, loader.target), loader.target, weights=self.head_weights)

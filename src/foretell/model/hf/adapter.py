@@ -32,15 +32,13 @@ from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
-from foretell.model.hf.mode import evaluating
+from foretell.model.hf.one_layer import answering, drop_towers, find_layers, layer_range, towers
 from foretell.model.hf.own import own_arguments, replaced
 from foretell.model.hf.probe import check_branches, check_chain, check_tree, first_position, inspect_layers
 from foretell.model.hf.reading import StateCache
 from foretell.model.hf.recurrent.mixers import mixing
 from foretell.model.hf.refusals import check_config, context_length, needs_tower
-from foretell.model.hf.runner import ModuleRunner
-from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
-from foretell.model.hf.taps import capture
+from foretell.model.hf.runner import ModuleRunner, capture, evaluating
 from foretell.model.recurrent import RecurrentCache
 from foretell.model.target import WHOLE, CausalModel, ModelSpec, Output, PassOptions
 

@@ -95,7 +95,28 @@ def _takes_dict(decoder: torch.nn.Module) -> bool:
     return "attention_mask, dict" in source
 
 
-class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
+class _OwnCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
+    """A cache of transformers without layers of its own: positions and masks are given explicitly."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: with an empty list of layers the base class returns True, and models then prepare masks for a static
+        cache."""
+        return False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: no model needs one length for all rows."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """0, as above."""
+        return 0
+
+
+class SlotCache(_OwnCache):
     """The cache object passed to the model: writes K and V into a plan's slots and returns the first S slots.
 
     One object per pass. It does not use transformers' cache layers: those keep one length for all rows, and their
@@ -103,15 +124,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
     """
 
     def __init__(self, memory: KVCache, plan: Plan) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self._memory = memory
         self._plan = plan
-
-    @property
-    def is_compileable(self) -> bool:
-        """False: with an empty list of layers the base class returns True, and models then prepare masks for a static
-        cache."""
-        return False
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -121,17 +136,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
         span = self._plan.span
         return self._memory.keys[layer_idx][:, :, :span], self._memory.values[layer_idx][:, :, :span]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: positions and masks are given explicitly, so no model needs one length for all rows."""
-        return 0
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """S keys from slot 0, for models whose own mask is replaced later (``own.py``)."""
         return self._plan.span, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """0, as above."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -145,17 +152,12 @@ class LayerMemory:
     device: torch.device
 
 
-class RecordingCache(Cache):  # type: ignore[misc]
+class RecordingCache(_OwnCache):
     """Notes the shape, dtype and device of every layer's K and V, and stores nothing."""
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.seen: dict[int, LayerMemory] = {}
-
-    @property
-    def is_compileable(self) -> bool:
-        """See ``SlotCache``."""
-        return False
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -165,14 +167,6 @@ class RecordingCache(Cache):  # type: ignore[misc]
         self.seen[layer_idx] = LayerMemory(heads, key_dim, value_dim, key_states.dtype, key_states.device)
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: the probe starts with an empty cache."""
-        return 0
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """All keys are the queries' own."""
         return query_length, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """0, as above."""
-        return 0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, SLIDING, MaskRecipe, SlotCache
+from foretell.model.hf.runner import forwards, hooked
 
 
 class OwnAttention(ABC):
@@ -83,12 +84,8 @@ class Positions(OwnAttention):
                 table = self._tables[module] = _table(module, args[0], plan.span, output.device)
             return table[plan.positions.to(output.device)].to(output.dtype)
 
-        handles = [module.register_forward_hook(put) for module in self._modules]
-        try:
+        with hooked(module.register_forward_hook(put) for module in self._modules):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _table(module: nn.Module, like: Any, count: int, device: torch.device) -> Tensor:
@@ -121,15 +118,9 @@ class _LayerArguments(OwnAttention):
 
             return hook
 
-        handles = [
-            layer.register_forward_pre_hook(put(given), with_kwargs=True)
-            for layer, given in zip(self._layers, self._arguments(plan, recipe), strict=True)
-        ]
-        try:
+        pairs = zip(self._layers, self._arguments(plan, recipe), strict=True)
+        with hooked(layer.register_forward_pre_hook(put(given), with_kwargs=True) for layer, given in pairs):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 class Alibi(_LayerArguments):
@@ -149,9 +140,8 @@ class Alibi(_LayerArguments):
         parameter = next(self._layers.parameters())
         device, dtype = parameter.device, parameter.dtype
         ones = torch.ones(1, plan.span, dtype=torch.int64, device=device)
-        table: Tensor = self._biases(ones, self._num_heads, dtype)[
-            :, 0
-        ]  # [heads, positions], rounded as the model does
+        # [heads, positions], rounded as the model does
+        table: Tensor = self._biases(ones, self._num_heads, dtype)[:, 0]
         keys = plan.key_positions.to(device).clamp(min=0)
         alibi = table[:, keys].transpose(0, 1)[:, :, None]  # [B, heads, 1, S]
         lowest = torch.finfo(dtype).min
@@ -226,14 +216,5 @@ class RowBiases(OwnAttention):
 
             return forward
 
-        saved = [attention.__dict__.get("forward") for attention in self._attention]  # accelerate's hooks lie there too
-        try:
-            for attention in self._attention:
-                attention.__dict__["forward"] = by_row(attention)
+        with forwards({attention: by_row(attention) for attention in self._attention}):
             yield
-        finally:
-            for attention, forward in zip(self._attention, saved, strict=True):
-                if forward is None:
-                    del attention.__dict__["forward"]
-                else:
-                    attention.__dict__["forward"] = forward

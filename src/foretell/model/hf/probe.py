@@ -19,7 +19,7 @@ from foretell.core.tree import chain_parent, chain_tree, layout
 from foretell.model.hf.attention import LayerMemory
 from foretell.model.hf.reading import ModuleMixer
 from foretell.model.hf.recurrent.mixers import StateRecorder
-from foretell.model.hf.runner import ModuleRunner
+from foretell.model.hf.runner import ModuleRunner, hooked
 from foretell.model.target import CausalModel, PassOptions
 
 # Two committed tokens, then a root with two children and a grandchild under each: slots and visible slots of the last
@@ -52,21 +52,18 @@ def inspect_layers(module: PreTrainedModel, layers: nn.ModuleList, device: torch
 
         return hook
 
-    handles = [layer.register_forward_hook(note(index)) for index, layer in enumerate(layers)]
     cache = StateRecorder()
     tokens = probe_tokens(module, 3, device)[None]
     positions = torch.arange(3, device=device)[None]
+    notes = (layer.register_forward_hook(note(index)) for index, layer in enumerate(layers))
     try:
-        with cache.watching(layers) as inputs:
+        with hooked(notes), cache.watching(layers) as inputs:
             result = ModuleRunner(module)(tokens, positions, cache)
     except Exception as error:
         raise ModelError(
             f"{name}: {type(module).__name__} cannot be run with given positions and cache ({first_line(error)}); "
             "expected a decoder-only model whose forward takes position_ids and past_key_values"
         ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
     silent = [index for index in range(len(layers)) if index not in cache.seen]
     mixers = cache.mixers(layers, inputs)
     if not cache.seen and not mixers:
@@ -108,13 +105,9 @@ def first_position(module: PreTrainedModel, device: torch.device) -> int:
     tables = [
         x for name, x in module.named_modules() if name.endswith("position_embeddings") and type(x) is nn.Embedding
     ]
-    handles = [table.register_forward_pre_hook(note) for table in tables]
-    try:
-        if tables:
+    if tables:
+        with hooked(table.register_forward_pre_hook(note) for table in tables):
             _plain(module)(probe_tokens(module, 3, device)[None])
-    finally:
-        for handle in handles:
-            handle.remove()
     return min(seen, default=0)
 
 

@@ -6,7 +6,7 @@ Falcon-H1 and Bamba. Their tensors: ``read/hybrid_weights.py``; their experts: `
 
 from typing import Any
 
-from foretell.checkpoints.types import HYBRIDS
+from foretell.checkpoints.config_defaults import HYBRIDS
 from foretell.model.llama.mixers import MAX_TAPS, Mixer
 
 

@@ -6,17 +6,16 @@ most models beside a shared expert that every token reads. What routers differ i
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.kernels import structures
-from foretell.model.llama.read.parts import within
+from foretell.model.llama.read.parts import Part, PartWeights
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
 _FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one
@@ -169,11 +168,6 @@ def view_of(
     )  # fmt: skip
 
 
-class _Place(NamedTuple):
-    theirs: str
-    rows: tuple[int, int] | None  # of a stack of matrices below each other; None: the whole tensor
-
-
 _RENAMED = (
     (re.compile(r"\.block_sparse_moe\.router(?:\.layer)?\."), ".mlp.gate."),  # Granite
     (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
@@ -188,14 +182,13 @@ _RENAMED = (
 )
 
 
-class ExpertWeights(WeightSource):
+class ExpertWeights(PartWeights):
     """Another source's tensors under the names of ``expert_names`` and ``router_names``, whatever their layout: each expert
     by itself, or all of a layer in one stack [experts, rows, columns], gate and up together or apart."""
 
     def __init__(self, source: WeightSource, mixture: Mixture, *, name: str = "the checkpoint") -> None:
         """Raises ShapeError, which names the model, for a stack of another number or size of experts."""
-        self._source = source
-        self._places: dict[str, _Place] = {}
+        places: dict[str, Part] = {}
         for theirs in source.names:
             ours = theirs
             for pattern, new in _RENAMED:
@@ -205,10 +198,10 @@ class ExpertWeights(WeightSource):
                 inner = mixture.shared_inner
                 expect_shape(source, theirs, (2 * inner, None), name)
                 for key, rows in (("gate", (0, inner)), ("up", (inner, 2 * inner))):
-                    self._places[ours.replace("gate_up", key)] = _Place(theirs, rows)
+                    places[ours.replace("gate_up", key)] = Part(theirs, rows)
                 continue
             if not found or part[0].isdigit():
-                self._places[ours] = _Place(theirs, None)
+                places[ours] = Part(theirs)
                 continue
             part = part.removesuffix(".weight").removesuffix("_proj")  # gate_up, gate, up or down
             stacked = part.split("_")
@@ -218,54 +211,13 @@ class ExpertWeights(WeightSource):
             for expert in range(mixture.num_experts):
                 for at, key in enumerate(stacked):
                     start = (expert * len(stacked) + at) * size
-                    self._places[f"{prefix}.experts.{expert}.{key}_proj.weight"] = _Place(theirs, (start, start + size))
-
-    @property
-    def names(self) -> Collection[str]:
-        """See ``WeightSource.names``."""
-        return self._places.keys()
+                    places[f"{prefix}.experts.{expert}.{key}_proj.weight"] = Part(theirs, (start, start + size))
+        super().__init__(source, places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See ``WeightSource.shape``."""
-        theirs, rows = self._places[name]
-        shape = self._source.shape(theirs)
-        if rows is None:  # llama.cpp keeps the shared expert's gate as a vector
-            return (1, *shape) if name.endswith("shared_expert_gate.weight") and len(shape) == 1 else shape
-        return rows[1] - rows[0], shape[-1]
-
-    def called(self, name: str) -> str:
-        """See ``WeightSource.called``."""
-        place = self._places.get(name)
-        return self._source.called(name if place is None else place.theirs)
-
-    def read_into(self, name: str, out: Tensor) -> None:
-        """See ``WeightSource.read_into``."""
-        theirs, rows = self._places[name]
-        if rows is None:
-            self._source.read_into(theirs, out.view(self._source.shape(theirs)))
-        else:
-            out.copy_(self._source.reader(theirs)(*rows))
-
-    def shared(self, name: str) -> Tensor | None:
-        """See ``WeightSource.shared``."""
-        theirs, rows = self._places[name]
-        own = self._source.shared(theirs)
-        return own if own is None or rows is None else own.flatten(0, -2)[rows[0] : rows[1]]
-
-    def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
-        """See ``WeightSource.packed``."""
-        theirs, own = self._places[name]
-        return self._source.packed(theirs, within(own, rows))
-
-    def release(self) -> None:
-        """See ``WeightSource.release``."""
-        self._source.release()
-
-    def reader(self, name: str) -> Callable[[int, int], Tensor]:
-        """See ``WeightSource.reader``."""
-        theirs, rows = self._places[name]
-        read, begin = self._source.reader(theirs), 0 if rows is None else rows[0]
-        return lambda start, stop: read(begin + start, begin + stop)
+        """See ``WeightSource.shape``. llama.cpp keeps the shared expert's gate as a vector."""
+        shape = super().shape(name)
+        return (1, *shape) if name.endswith("shared_expert_gate.weight") and len(shape) == 1 else shape
 
 
 def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints import ends
+from foretell.checkpoints.config_defaults import ARCHITECTURES, HYBRIDS
 from foretell.checkpoints.source import is_file, read_config, read_generation, read_plain
-from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
 from foretell.core.errors import ConfigError, ModelError
 from foretell.model.llama import hybrids, traits as families
 from foretell.model.llama.mixers import Mixer

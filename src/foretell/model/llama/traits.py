@@ -7,6 +7,7 @@ SmolLM3 rotates only some layers, Gemma 3 and OLMo 3 by two rotations, Phi-3 and
 GLM-4 in pairs of neighbours; Ministral 3's queries grow with their positions. Mixtures of experts: ``mixture.py``.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.types import ARCHITECTURES, HYBRIDS
+from foretell.checkpoints.config_defaults import ARCHITECTURES, HYBRIDS
 from foretell.model.llama import hybrids, mixture as mixtures
-from foretell.model.llama.rope import scaled_frequencies
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,19 @@ class Traits:
     attention_scale: float = 1.0  # on what attention returns
     gate_scale: float = 1.0  # on the MLP's gate
     mlp_scale: float = 1.0  # on what the MLP returns
+
     interleaved: bool = False  # values (2i, 2i + 1) of a head are a pair, and not (i, i + half)
     norm_names: tuple[str, str, str] = _SANDWICH  # after attention, before and after the MLP, where ``norms_after``
+
+    def finished(self, products: Tensor) -> Tensor:
+        """Products of the output head as logits: scaled and capped."""
+        logits = products if self.logit_scale == 1.0 else products * self.logit_scale
+        return logits if self.logit_cap is None else capped(logits, self.logit_cap)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
 
 
 LLAMA = Traits()
@@ -277,3 +288,60 @@ def _rope(config: Any, kind: str | None) -> Rope:
     if beta and config.model_type == "ministral3":
         growth = (float(beta), int(rope["original_max_position_embeddings"]))
     return Rope((*frequencies.tolist(), *still), float(scale), growth)
+
+
+def scaled_frequencies(
+    rope: dict[str, Any], rotated: int, max_positions: int, *, truncate: bool = True
+) -> tuple[Tensor, float]:
+    """[rotated / 2] float32 frequencies, and the factor on cos and sin. rope: an entry of ``rope_parameters`` of any of
+    these types; rotated: values of a head; truncate: YaRN's bounds are whole dimensions."""
+    kind, base, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
+    exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+    if kind == "linear":
+        return 1.0 / (base**exponent) / factor, 1.0
+    original = rope["original_max_position_embeddings"]
+    if kind == "llama3":
+        return _llama3(1.0 / (base**exponent), rope, original), 1.0
+    factor = max_positions / original if factor is None else factor
+    scale = rope.get("attention_factor")
+    if kind == "longrope":
+        if scale is None:
+            scale = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+        return 1.0 / (torch.tensor(rope["short_factor"], dtype=torch.float32) * base**exponent), scale
+    if scale is None:
+        one, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+        scale = (
+            default_attention_factor(factor, one) / default_attention_factor(factor, all_dim)
+            if one and all_dim
+            else default_attention_factor(factor)
+        )
+    bounds = [_dimension(rope.get(key) or usual, rotated, base, original) for key, usual in _TURNS]
+    low, high = (math.floor(bounds[0]), math.ceil(bounds[1])) if truncate else bounds
+    low, high = max(low, 0), min(high, rotated - 1)
+    width = high - low if high != low else 0.001
+    kept = 1 - ((torch.arange(rotated // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    periods = base**exponent
+    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, float(scale)
+
+
+_TURNS = (("beta_fast", 32), ("beta_slow", 1))
+"""YaRN: dimensions of more turns over the original context are kept, those of fewer are interpolated."""
+
+
+def default_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor on cosines and sines: 0.1 * scale * ln(factor) + 1, and 1 where nothing is stretched."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _dimension(turns: float, rotated: int, base: float, original: int) -> float:
+    """The dimension that makes so many turns over the original context."""
+    return (rotated * math.log(original / (turns * 2 * math.pi))) / (2 * math.log(base))
+
+
+def _llama3(frequencies: Tensor, rope: dict[str, Any], original: int) -> Tensor:
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    lengths = 2 * math.pi / frequencies
+    found = torch.where(lengths > original / low, frequencies / factor, frequencies)
+    smooth = (original / lengths - low) / (high - low)
+    between = ~(lengths < original / high) & ~(lengths > original / low)
+    return torch.where(between, (1 - smooth) * found / factor + smooth * found, found)

@@ -14,8 +14,7 @@ from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.params import LogitsProcessor, SamplingParams
 from foretell.engine.prefix import shared
 from foretell.engine.request.result import Completion
-from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Piece, Submission
 from foretell.engine.structured.format import OutputFormat
 from foretell.engine.structured.thinking import ThinkingProcessor, of_answer
 from foretell.engine.structured.thoughts import Thinking, Thoughts, ThoughtState, reads

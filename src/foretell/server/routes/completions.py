@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.engine.request.result import Completion, StepTrace
-from foretell.engine.request.row import Piece
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Piece, Submission
 from foretell.server.answer import Answer, by_choice, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad

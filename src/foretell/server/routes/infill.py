@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.engine.request.result import Completion
-from foretell.engine.request.submission import Submission
+from foretell.engine.request.row import Submission
 from foretell.server.answer import Answer, by_choice, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad

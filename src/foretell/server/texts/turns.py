@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.engine.request.calls import knows_tools, messages_with_tools
-from foretell.engine.request.conversation import THOUGHTS, Tools
-from foretell.engine.request.told import Messages
+from foretell.engine.request.conversation import THOUGHTS, Messages, Tools
 from foretell.engine.structured.thoughts import family_of
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, require
 from foretell.verify.base import Verifier, VerifierLoader
-from foretell.verify.lossy.base import Lossy, Mismatch, require
+from foretell.verify.lossy.base import Lossy, Mismatch
 
 Head = Callable[[Tensor], Tensor]
 """taps [B, N, T * H] -> logits [B, N] of "this token is acceptable"; pure, each node from its own row."""

@@ -43,9 +43,8 @@ class Architecture:
     model_type: str
     class_name: str
     layer: Mapping[str, str]  # what every layer has: without blk.N. and model.layers.N.
-    config: Callable[
-        [GGUFFile], dict[str, Any]
-    ]  # what config.json would say, without what all files have (``gguf/config.py``)
+    # What config.json would say, without what all files have (``gguf/config.py``)
+    config: Callable[[GGUFFile], dict[str, Any]]
     some: Callable[[GGUFFile, int], Mapping[str, str]] | None = None  # what layer N alone has beside these
     may: Mapping[str, str] = field(default_factory=lambda: BIASES)  # what every layer may have
     some_may: Callable[[GGUFFile, int], Mapping[str, str]] | None = None  # what layer N alone may have beside these

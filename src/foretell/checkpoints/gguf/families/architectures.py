@@ -2,7 +2,7 @@
 
 from foretell.checkpoints.gguf.families.architecture import Architecture
 from foretell.checkpoints.gguf.families.decoders import DECODERS
-from foretell.checkpoints.gguf.families.gemmas import GEMMAS
+from foretell.checkpoints.gguf.families.gemma4 import GEMMAS
 from foretell.checkpoints.gguf.families.hybrids import HYBRIDS
 from foretell.checkpoints.gguf.families.latent import LATENT
 from foretell.checkpoints.gguf.families.mixtures import MIXTURES

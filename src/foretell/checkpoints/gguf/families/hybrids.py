@@ -6,9 +6,8 @@ from typing import Any
 
 from foretell.checkpoints.gguf.families.architecture import Architecture, Change
 from foretell.checkpoints.gguf.families.decoders import ATTENTION, FFN_NORM, turned_rows
-from foretell.checkpoints.gguf.families.delta import DELTA_NETS
+from foretell.checkpoints.gguf.families.delta import DELTA_NETS, recurrent
 from foretell.checkpoints.gguf.families.mixtures import halves
-from foretell.checkpoints.gguf.families.states import recurrent
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.rope import read_rope
 from foretell.checkpoints.gguf.values import decimal, depth, each, only, refuse, whole

@@ -16,12 +16,11 @@ from torch import Tensor
 from foretell.checkpoints.weights import TensorWeights
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
+from foretell.heads.draft_vocabulary import spread
 from foretell.heads.stored_outputs import LinearHead
-from foretell.kernels.functions import check
-from foretell.kernels.pages import huge_pages
+from foretell.kernels.functions import check, huge_pages
 from foretell.methods.medusa.head import head_weight
 from foretell.model.cache import KVCache
-from foretell.model.llama import shape as llama
 from foretell.model.llama.read.matrices import read_matrices
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import WHOLE, CausalModel, Output, PassOptions, WrappedModel
@@ -71,9 +70,7 @@ class NarrowModel(WrappedModel):
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel``; float32."""
         found = self._columns(normed.reshape(-1, normed.shape[-1]))
-        out = found.new_full((len(found), self.spec.vocab_size), -torch.inf)
-        out.index_copy_(1, self.tokens, found)
-        return out.view(*normed.shape[:-1], -1)
+        return spread(found, self.tokens, self.spec.vocab_size).view(*normed.shape[:-1], -1)
 
 
 def _columns(model: CausalModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
@@ -85,7 +82,7 @@ def _columns(model: CausalModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
 def _native_columns(model: NativeModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
     """The same by the native kernels: these rows of the head as a matrix of their own, plain or in 4 bits where the head
     is (whose rounding again changes nothing), else in 8."""
-    name = llama.HEAD if llama.HEAD in model.matrices.held else llama.EMBEDDING
+    name = model.head_name
     table = model.matrices.plain.get(name)
     if table is not None:
         rows = table[tokens].contiguous()

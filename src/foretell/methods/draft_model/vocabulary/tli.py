@@ -5,21 +5,24 @@ whatever way and shape, is then a token of the target, and q a distribution over
 by the target's ids like the target itself. The text is kept twice, in the tokens of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from foretell.core.errors import VocabularyMismatchError, check_choice
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, Plan, TokenTree
 from foretell.core.upload import tensor_on
 from foretell.draft.base import Commit, Context, Drafter
 from foretell.draft.shapes import Shape
+from foretell.heads.draft_vocabulary import spread
 from foretell.methods.acceptance.head import AcceptanceHead
-from foretell.methods.draft_model.drafter import ModelDrafter
-from foretell.methods.draft_model.vocabulary.translation import Translation
-from foretell.model.target import CausalModel
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.methods.draft_model.vocabulary.spelling import Spelling, Translation
+from foretell.model.target import CausalModel, Target
 
 MARGIN = 66
 """Slots kept free behind a row's text: the most nodes of a service's proposals, which rows without room compute too."""
@@ -140,8 +143,7 @@ class TLIDrafter(ModelDrafter):
 
     def _scattered(self, logits: Tensor) -> Tensor:
         """[B, W, Vt] of the draft's logits [B, W, Vd]."""
-        out = logits.new_full((*logits.shape[:-1], self.num_target), -torch.inf)
-        return out.index_copy_(-1, self.ours, logits.index_select(-1, self.theirs))
+        return spread(logits.index_select(-1, self.theirs), self.ours, self.num_target)
 
     def observe(self, commit: Commit) -> None:
         """As for a model of the same vocabulary, in the draft's slots; of a path only the nodes before the first that was
@@ -155,3 +157,72 @@ class TLIDrafter(ModelDrafter):
             missing = next((at for at, node in enumerate(path) if at and known[tokens[row][node]] < 0), len(path))
             paths.append(path[:missing])
         super().observe(replace(commit, length=self.starts, path=paths))
+
+
+VOCABULARIES = ("auto", "same", "tli")
+FEWEST = 256
+"""Shared tokens below which no draft model is taken: those of single bytes alone guess nothing worth a pass."""
+
+
+def check_name(vocabulary: str) -> None:
+    """Raise ConfigError for no value of the key ``vocabulary``."""
+    check_choice("vocabulary", vocabulary, VOCABULARIES)
+
+
+def differences(target: Mapping[str, int], draft: Mapping[str, int]) -> list[str] | None:
+    """The first ids that are other tokens in the two vocabularies; None where they are one vocabulary.
+
+    One may have further tokens at ids the other does not use (added special tokens; padded embedding rows are no
+    tokens): tokens that the drafter lacks are never guessed, those that the target lacks are cut.
+    """
+    ours = {index: token for token, index in target.items()}
+    theirs = {index: token for token, index in draft.items()}
+    differing = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
+    # Ids known to one tokenizer alone must follow the other's ids, and be few: else the vocabularies differ.
+    if not differing and len(ours.keys() - theirs.keys()) <= 0.01 * len(ours):
+        return None
+    if differing:
+        return [f"id {index}: {ours[index]!r} and {theirs[index]!r}" for index in differing[:3]]
+    return [f"id {index}: {ours[index]!r} and nothing" for index in sorted(ours.keys() - theirs.keys())[:3]]
+
+
+def translation(target: CausalModel, draft: CausalModel, tokenizers: tuple[Any, Any]) -> Translation:
+    """Between the vocabularies of two models with these tokenizers, target's first. Raises VocabularyMismatchError where
+    a tokenizer is of a kind that cannot be translated, or too few tokens are in both."""
+    ours, theirs = (
+        Spelling(tokenizer, model.spec.vocab_size, name=model.spec.name, end_token_ids=model.spec.eos_token_ids)
+        for tokenizer, model in zip(tokenizers, (target, draft), strict=True)
+    )
+    found = Translation(ours, theirs)
+    common = len(found.pairs[0])
+    if common < min(FEWEST, len(ours.by_bytes) // 2):
+        raise VocabularyMismatchError(
+            f"target {target.spec.name!r} and draft {draft.spec.name!r} have {common} tokens in common, too few to guess "
+            "with: choose a draft model whose tokenizer was trained on texts of the same languages"
+        )
+    return found
+
+
+class TranslatedDraft(DraftModel):
+    """A draft model of another vocabulary: it guesses in any shape the tokens that both have."""
+
+    def __init__(self, model: CausalModel, translation: Translation, acceptance: AcceptanceHead | None = None) -> None:
+        """acceptance: as of ``DraftModel``."""
+        super().__init__(model, acceptance)
+        self.max_positions = None  # they are counted in its own tokens, by its drafters
+        self.translation = translation
+
+    @property
+    def runs_as(self) -> str:
+        """How much the vocabularies share."""
+        common, whole = len(self.translation.pairs[0]), len(self.translation.target.by_bytes)
+        return f"tli: another vocabulary, {common} of the target's {whole} tokens are the draft's too"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The draft model's keys and values, of which a text may have more than the target has."""
+        return super().bytes_per_token * 3 // 2  # see ``tli.room``
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """A fresh cache for these rows."""
+        return TLIDrafter(self.model, self.translation, context, capacity, self.acceptance)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretell.model.hf.reading import HELD_LIMIT, Call, Ints, ModuleMixer, Opened, StateCache
-from foretell.model.hf.recurrent.held import Places
+from foretell.model.hf.runner import CallPlaces
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key
 
 LAG_LIMIT = 4
@@ -101,7 +101,7 @@ class ReadingAgain(Call):
         output: Any = None
         for chosen, width in groups:
             whole, rows = len(groups) == 1, self.rows[chosen]
-            places = Places(lag[chosen], width, int(self.count[chosen].max()))
+            places = CallPlaces(lag[chosen], width, int(self.count[chosen].max()))
             held = self._held(rows, places.behind) if places.behind else None
             given = (hidden if whole else hidden[chosen])[:, : places.num_new]
             result, states = self._run(

@@ -35,7 +35,7 @@ class NodeInputs(HandedInputs):
 
 
 @dataclass(frozen=True)
-class Growth:
+class BranchGrowth:
     """Where a pass over a tree goes on, the same in mixers that stand at the same positions."""
 
     now: RewindDecision
@@ -50,7 +50,7 @@ class Branching(Rewinding):
     def _go_on(self, hidden: Tensor) -> Any:
         rewind = self.mixer.rewind
         assert rewind is not None
-        growth: Growth = self._once(self._grow)
+        growth: BranchGrowth = self._once(self._grow)
         now, branches = growth.now, growth.branches
         places = branches.seen.shape[2]
         held = self.states.hold(self.index, places)
@@ -78,7 +78,7 @@ class Branching(Rewinding):
             return (_picked(result[0], growth.back), *result[1:])
         return _picked(result, growth.back)
 
-    def _grow(self, meta: Ints) -> Growth:
+    def _grow(self, meta: Ints) -> BranchGrowth:
         start, committed = self.start, self.committed
         # A wide pass may have read the root too, which is committed for certain.
         is_live = (meta[:, LIVE] >= committed) & (meta[:, LIVE] <= start)
@@ -110,12 +110,12 @@ class Branching(Rewinding):
         return at, seen[..., : int(at.max()) + 1]
 
 
-def _growth(now: RewindDecision, at: Tensor, seen: Tensor) -> Growth:
+def _growth(now: RewindDecision, at: Tensor, seen: Tensor) -> BranchGrowth:
     if at.shape[1] == 1 or bool((at.diff(dim=1) > 0).all()):
-        return Growth(now, Branches(at, seen), None, None)
+        return BranchGrowth(now, Branches(at, seen), None, None)
     order = at.argsort(1)
     ordered = Branches(at.gather(1, order), seen.gather(1, order[:, :, None].expand_as(seen)))
-    return Growth(now, ordered, order, order.argsort(1))
+    return BranchGrowth(now, ordered, order, order.argsort(1))
 
 
 def _picked(lines: Tensor, order: Tensor | None) -> Tensor:

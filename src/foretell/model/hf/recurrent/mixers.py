@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from foretell.model.hf.attention import RecordingCache
-from foretell.model.hf.reading import Call, ModuleMixer, StateCache
+from foretell.model.hf.reading import Call, ModuleMixer, StateCache, keeper_of
 from foretell.model.hf.recurrent.again import ReadingAgain
 from foretell.model.hf.recurrent.branching import Branching
-from foretell.model.hf.recurrent.held import forwards
-from foretell.model.hf.recurrent.keepers import keeper_of
 from foretell.model.hf.recurrent.known import rewind_of
 from foretell.model.hf.recurrent.rewind import Rewinding
+from foretell.model.hf.runner import forwards, hooked
 from foretell.model.recurrent import Key, MixerLayout
 
 
@@ -108,11 +107,8 @@ class StateRecorder(RecordingCache):
         for module in {id(module): module for layer in layers for module in layer.modules()}.values():
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
-        try:
+        with hooked(handles):
             yield inputs
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def mixers(self, layers: nn.ModuleList, inputs: dict[nn.Module, tuple[str, Tensor]]) -> list[ModuleMixer]:
         """The recurrent modules in the order of their layers."""

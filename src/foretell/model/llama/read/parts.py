@@ -36,7 +36,7 @@ class PartWeights(WeightSource):
         shape = self._source.shape(theirs)
         if rows is None:
             return shape
-        return (len(rows) if isinstance(rows, Tensor) else rows[1] - rows[0], *shape[1:])
+        return (len(rows) if isinstance(rows, Tensor) else rows[1] - rows[0], *shape[max(1, len(shape) - 1) :])
 
     def called(self, name: str) -> str:
         """See ``WeightSource.called``."""
@@ -47,8 +47,8 @@ class PartWeights(WeightSource):
         """See ``WeightSource.read_into``."""
         theirs, rows = self._parts[name]
         if rows is None:
-            self._source.read_into(theirs, out)
-        elif len(self._source.shape(theirs)) == 2:
+            self._source.read_into(theirs, out.view(self._source.shape(theirs)))
+        elif len(self._source.shape(theirs)) > 1:
             out.copy_(self.reader(name)(0, len(out)))
         else:
             whole = self._source.read(theirs, out.dtype, out.device)
@@ -60,7 +60,7 @@ class PartWeights(WeightSource):
         own = self._source.shared(theirs)
         if own is None or rows is None:
             return own
-        return None if isinstance(rows, Tensor) else own[slice(*rows)]
+        return None if isinstance(rows, Tensor) else (own.flatten(0, -2) if own.dim() > 1 else own)[slice(*rows)]
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``; the whole tensor where its rows are reordered."""

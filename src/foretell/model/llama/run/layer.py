@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.checkpoints.weights import WeightSource
-from foretell.model.codes import spread_of
+from foretell.model.cache import spread_of
 from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import bias_name, expert_names, router_names
-from foretell.model.llama.run.experts import Experts, GatedMLP
-from foretell.model.llama.run.pack import Linear, make_linear
+from foretell.model.llama.run.pack import Experts, GatedMLP, Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits
 from foretell.model.windows import DraftWindow

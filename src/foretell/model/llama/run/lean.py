@@ -3,7 +3,7 @@
 Against the module: QKV and gate-up are one product each, linears are prepacked on the CPU, keys and values live in
 preallocated slots, attention reads ``plan.span`` of them, queries of one key-value head share a product (so keys are
 never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph. Mixtures of experts are
-the exception, and run on the CPU alone: ``experts.py``.
+the exception, and run on the CPU alone: ``pack.py``.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.checkpoints.config_defaults import HYBRIDS
 from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.lora import Lora
 from foretell.checkpoints.source import open_weights
-from foretell.checkpoints.types import HYBRIDS
 from foretell.checkpoints.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.core.errors import ConfigError
 from foretell.core.progress import tell
@@ -32,11 +32,11 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.read.contents import check_contents, linear_sizes
 from foretell.model.llama.read.split import split_weights
-from foretell.model.llama.run.experts import MIN_ROWS, Experts, GatedMLP
 from foretell.model.llama.run.layer import Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
-from foretell.model.llama.run.pack import Linear, bucket, make_linear, packing_unsupported
+from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.traits import capped
 from foretell.model.target import WHOLE, CausalModel, Output, PassOptions
 from foretell.model.windows import DraftWindow, sunk_attention
 
@@ -283,10 +283,7 @@ class LeanModel(CausalModel):
         return self._read_out(self._norm(x, self._final_norm))
 
     def _read_out(self, normed: Tensor) -> Tensor:
-        logits, traits = self._head(normed), self.shape.traits
-        if traits.logit_scale != 1.0:
-            logits = logits * traits.logit_scale
-        return logits if traits.logit_cap is None else _capped(logits, traits.logit_cap)
+        return self.shape.traits.finished(self._head(normed))
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
@@ -440,7 +437,7 @@ class LeanModel(CausalModel):
             mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
         else:
             scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
-            scores = _capped(scores, traits.score_cap) + mask
+            scores = capped(scores, traits.score_cap) + mask
             mixed = torch.softmax(scores.float(), -1).to(query.dtype) @ values
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, -1)
@@ -449,9 +446,8 @@ class LeanModel(CausalModel):
         self, layer: Layer, limit: DraftWindow, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shared: _Pass
     ) -> Tensor:
         assert shared.back is not None
-        angles = (
-            shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
-        )  # [B, 1, G * n, d]
+        # [B, 1, G * n, d]
+        angles = shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
         half = query.shape[-1] // 2
         swapped = torch.cat((-query[..., half:], query[..., :half]), -1)
         sunk = (query * angles.cos() + swapped * angles.sin()).to(query.dtype)
@@ -469,8 +465,3 @@ class LeanModel(CausalModel):
 def _sight_of(layer: Layer) -> int | DraftWindow | None:
     """What decides which slots a layer sees."""
     return layer.window if layer.limit is None else layer.limit
-
-
-def _capped(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap)."""
-    return torch.tanh(x / cap) * cap

@@ -1,7 +1,7 @@
 """Adapters (``checkpoints/lora.py``) of the Llama family: merged into a checkpoint, or beside each layer's linears."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.weights import TensorWeights, WeightSource
 from foretell.core.tree import Plan
 from foretell.kernels import structures
-from foretell.kernels.pages import huge_pages
+from foretell.kernels.functions import huge_pages
 from foretell.model.llama.read.contents import linear_sizes
+from foretell.model.llama.read.parts import Part, PartWeights
 from foretell.model.llama.read.split import split_weights
 from foretell.model.llama.run.pack import Linear
 from foretell.model.llama.shape import LlamaShape, layer_names
@@ -23,34 +24,21 @@ KINDS = ("q", "k", "v", "o", "gate", "up", "down")
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 
 
-class MergedWeights(WeightSource):
+class MergedWeights(PartWeights):
     """Another source's tensors with an adapter added: W + scale * B A in float32, then rounded to what is read."""
 
     def __init__(self, source: WeightSource, lora: Lora) -> None:
         """Raises LoraError for an adapter that does not fit."""
-        self._source = source
+        super().__init__(source, {name: Part(name, None) for name in source.names})
         self._terms = {f"{module}.weight": term for module, term in lora.modules.items()}
         for name, term in self._terms.items():
             wanted = source.shape(name) if name in source.names else None
             _check_fits(lora, name.removesuffix(".weight"), term, wanted)
 
-    @property
-    def names(self) -> Collection[str]:
-        """See ``WeightSource.names``."""
-        return self._source.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See ``WeightSource.shape``."""
-        return self._source.shape(name)
-
-    def called(self, name: str) -> str:
-        """See ``WeightSource.called``."""
-        return self._source.called(name)
-
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""
         if name not in self._terms:
-            self._source.read_into(name, out)
+            super().read_into(name, out)
             return
         whole = torch.empty(self.shape(name))
         self._source.read_into(name, whole)
@@ -63,10 +51,6 @@ class MergedWeights(WeightSource):
     def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``: a sum is not as the file holds it."""
         return None if name in self._terms else self._source.packed(name, rows)
-
-    def release(self) -> None:
-        """See ``WeightSource.release``."""
-        self._source.release()
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``."""

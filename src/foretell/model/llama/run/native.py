@@ -31,23 +31,20 @@ from foretell.core.probs import Processors
 from foretell.core.tree import Plan, layout
 from foretell.kernels import structures
 from foretell.kernels.build import loaded_files
-from foretell.kernels.functions import check, native_functions
+from foretell.kernels.functions import check, huge_pages, native_functions
 from foretell.kernels.native import library
-from foretell.kernels.pages import huge_pages
-from foretell.kernels.race import race_library
-from foretell.model.cache import KVCache, Shared
-from foretell.model.codes import spread_of
+from foretell.kernels.small import race_library
+from foretell.model.cache import KVCache, Shared, spread_of
 from foretell.model.llama import mixers, shape as llama
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
 from foretell.model.llama.read.contents import check_contents
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
 from foretell.model.llama.read.matrices import Matrices, read_matrices
 from foretell.model.llama.read.split import split_weights
-from foretell.model.llama.run import ahead
-from foretell.model.llama.run.bound import NativeCache
+from foretell.model.llama.run import tuning as ahead
 from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_of
-from foretell.model.llama.run.states import HybridCache
-from foretell.model.llama.run.threads import fewest_threads
+from foretell.model.llama.run.states import HybridCache, NativeCache
+from foretell.model.llama.run.tuning import fewest_threads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.target import WHOLE, CausalModel, Decoded, Output, PassOptions
 from foretell.model.windows import DraftWindow
@@ -256,9 +253,7 @@ class NativeModel(CausalModel):
                 first, stop, residual.data_ptr(),
                 _numbers(tuple(taps)) if taps else None, len(taps),
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
-                self._scratch_address(num_rows, num_run, threads, cache),
-                _numbers(tuple(cache.loras)) if any(cache.loras) else None,
-                _numbers(_flat(cache.shared)) if cache.shared else None,
+                *self._beside(num_rows, num_run, threads, cache),
             )  # fmt: skip
 
         with self._lock:
@@ -292,10 +287,7 @@ class NativeModel(CausalModel):
                 draws.foretell_walk, processors.warps, token_table(processors.vocab_size, pending.device).data_ptr(),
                 min(vocab_size, processors.vocab_size), seeds.data_ptr(), int(Stream.COUPLED), _numbers(ends), len(ends),
                 drawn, _numbers(tuple(taps)) if taps else None, len(taps), None if tapped is None else tapped.data_ptr(),
-                residual.data_ptr(), logits.data_ptr(),
-                self._scratch_address(num_rows, num_rows, threads, cache),
-                _numbers(tuple(cache.loras)) if any(cache.loras) else None,
-                _numbers(_flat(cache.shared)) if cache.shared else None,
+                residual.data_ptr(), logits.data_ptr(), *self._beside(num_rows, num_rows, threads, cache),
             )  # fmt: skip
         check(-min(made, 0))
         last = None if tapped is None else tapped[made - 1]
@@ -360,6 +352,11 @@ class NativeModel(CausalModel):
         return matrix
 
     @property
+    def head_name(self) -> str:
+        """Which matrix is the output head."""
+        return llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+
+    @property
     def head_matrix(self) -> structures.Matrix:
         """The output head as C sees it."""
         matrix: structures.Matrix = self._view.head
@@ -368,7 +365,7 @@ class NativeModel(CausalModel):
     def rounded_head(self) -> structures.Matrix:
         """The output head for drafters that read it once a guess: a copy in int8, made at the first call, where it is
         plain."""
-        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        name = self.head_name
         table = self.matrices.plain.get(name)
         if table is None:
             return self.head_matrix
@@ -393,7 +390,7 @@ class NativeModel(CausalModel):
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """See ``CausalModel.head_rows``: read, not computed."""
-        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        name = self.head_name
         table, ids = self.matrices.plain.get(name), ids.contiguous()
         out = torch.empty(len(ids), self.shape.hidden_size) if table is None else table[ids].float()
         if table is None:
@@ -406,11 +403,11 @@ class NativeModel(CausalModel):
 
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel.head``; float32. By torch, in the weights' dtype, where a gradient is wanted."""
-        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        name = self.head_name
         if normed.requires_grad and torch.is_grad_enabled():
             weight = self.matrices.plain.get(name)
             weight = self._head_values(name) if weight is None else weight
-            return self._finished_with_gradient(F.linear(normed.to(weight.dtype), weight))
+            return self.shape.traits.finished(F.linear(normed.to(weight.dtype), weight))
         x = normed.detach().float().contiguous()
         out = torch.empty(*x.shape[:-1], self.shape.vocab_size)
         problem = self.native.product(
@@ -419,12 +416,6 @@ class NativeModel(CausalModel):
         )  # fmt: skip
         check(problem)
         return self.finished(out)
-
-    def _finished_with_gradient(self, products: Tensor) -> Tensor:
-        """``finished`` by torch."""
-        traits = self.shape.traits
-        logits = products if traits.logit_scale == 1.0 else products * traits.logit_scale
-        return logits if traits.logit_cap is None else torch.tanh(logits / traits.logit_cap) * traits.logit_cap
 
     def _head_values(self, name: str) -> Tensor:
         """[V, H] float32: a quantised head's values, made once."""
@@ -461,6 +452,12 @@ class NativeModel(CausalModel):
             self._scratch = huge_pages(need)
         address = self._scratch.data_ptr()
         return address + -address % 64
+
+    def _beside(self, num_rows: int, num_run: int, threads: int, cache: NativeCache) -> tuple[Any, ...]:
+        """The last arguments of a pass: its scratch, the rows' adapters, and the slots that rows share."""
+        loras = _numbers(tuple(cache.loras)) if any(cache.loras) else None
+        shared = _numbers(_flat(cache.shared)) if cache.shared else None
+        return self._scratch_address(num_rows, num_run, threads, cache), loras, shared
 
     def _bytes_of_a_pass(self) -> int:
         """All matrices but an embedding that is not the head, of which one row is read; of experts, those of one token."""

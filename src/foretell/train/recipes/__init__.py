@@ -1,1 +1,0 @@
-"""How each method is trained: one file a method, whose RECIPE ``core.builtin`` names."""
