@@ -37,6 +37,14 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
 
 
+def test_the_first_checkpoint_is_early(tmp_path: Path) -> None:
+    """A run that was killed before checkpoint_every steps had left nothing."""
+    there = list[int]()
+    out = tmp_path / "out"
+    run(out, steps=32, checkpoint_every=1000, progress=lambda report: there.append(len(checkpoint.found(out))))
+    assert there == [0] * 3 + [1] * 28 + [2]
+
+
 def test_it_learns(tmp_path: Path) -> None:
     before, after = Linear(), Linear()
     first = run(tmp_path / "a", before, steps=1, lr=1e-9)
