@@ -235,7 +235,7 @@ def test_a_conversation_in_a_terminal(cache: Path, columns: int) -> None:
         assert "8 tokens" in lines[-2]
         assert "cut: max_new_tokens = 8" in lines[-2]
         terminal.type("/speed\r")
-        lines = terminal.until("plain decoding")
+        terminal.until("decoding · 8 steps")
         terminal.type("/hepl\r")
         terminal.until("unknown command '/hepl'; known: /help")
         terminal.type("//exit\r")
@@ -261,7 +261,7 @@ def test_ctrl_c_stops_an_answer_and_what_came_is_kept(cache: Path) -> None:
         assert lines[-2].endswith("· stopped")
         assert not any("not shown" in line for line in lines)
         terminal.type(f"/save {cache}/talk.json\r")
-        terminal.until("(2 messages)")
+        terminal.until("2 messages in")
         terminal.type("/exit\r")
         assert terminal.status() == 0
 
