@@ -81,7 +81,7 @@ def loading(target: str, *, no_color: bool, stopped: str = "") -> Iterator[None]
         left = free_memory()
         try:
             yield
-        except (MemoryError, OSError, RuntimeError) as error:
+        except (MemoryError, OSError, RuntimeError, ModelError) as error:
             if not is_out_of_memory(error):
                 raise
             path = find_here(target)
