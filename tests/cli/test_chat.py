@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from foretell.cli.conversation import COMMANDS, Conversation
+from foretell.cli.conversation import COMMANDS, Talk
 from foretell.cli.figures import cut
 from foretell.cli.prose import Prose
 from foretell.core.errors import ConfigError
@@ -100,7 +100,7 @@ def test_thoughts_are_told_apart_by_the_models_template(
     speaks = checkpoint.tokenizer()
     spec = SimpleNamespace(vocab_size=len(speaks))
     engine: Any = SimpleNamespace(tokenizer=speaks, model=SimpleNamespace(spec=spec))
-    talk = Conversation(engine, SamplingParams())
+    talk = Talk(engine, SamplingParams())
     assert talk.parts(speaks.encode(prompt)) is None, "its template has no thoughts"
     speaks.chat_template = checkpoint.TEMPLATE + "<think>"
     cutter = talk.parts(speaks.encode(prompt))
@@ -110,16 +110,16 @@ def test_thoughts_are_told_apart_by_the_models_template(
 
 
 @pytest.fixture
-def talk() -> Conversation:
+def talk() -> Talk:
     """Two turns."""
     turns = [("user", "/a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
-    made: Any = Conversation(SimpleNamespace(), SamplingParams(seed=3), "Be brief.")  # type: ignore[arg-type]
+    made: Any = Talk(SimpleNamespace(), SamplingParams(seed=3), "Be brief.")  # type: ignore[arg-type]
     made.turns += [{"role": role, "content": text} for role, text in turns]
     made.number = 2
     return made  # type: ignore[no-any-return]
 
 
-def test_commands_change_the_conversation(talk: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_change_the_conversation(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     assert talk.command("/retry") == "c"
     assert talk.command("/retry") == "/a"
     with pytest.raises(ConfigError, match="no answer yet"):
@@ -158,7 +158,7 @@ def test_commands_change_the_conversation(talk: Conversation, capsys: pytest.Cap
         ("/save /no/such/folder/x", "/no/such/folder/x cannot be written: No such file"),
     ],
 )
-def test_a_wrong_command_is_an_error_and_changes_nothing(talk: Conversation, line: str, said: str) -> None:
+def test_a_wrong_command_is_an_error_and_changes_nothing(talk: Talk, line: str, said: str) -> None:
     before = replace(talk, turns=list(talk.turns))
     with pytest.raises(ConfigError) as caught:
         talk.command(line)
@@ -166,7 +166,7 @@ def test_a_wrong_command_is_an_error_and_changes_nothing(talk: Conversation, lin
     assert talk == before
 
 
-def test_a_conversation_is_saved_and_no_other_file_is_overwritten(talk: Conversation, tmp_path: Path) -> None:
+def test_a_conversation_is_saved_and_no_other_file_is_overwritten(talk: Talk, tmp_path: Path) -> None:
     plain, as_json, theirs = (tmp_path / name for name in ("talk.md", "talk.json", "letter.txt"))
     theirs.write_text("dear")
     for file in (plain, as_json):
@@ -178,7 +178,7 @@ def test_a_conversation_is_saved_and_no_other_file_is_overwritten(talk: Conversa
     assert theirs.read_text() == "dear"
 
 
-def test_every_command_is_in_the_help(talk: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_in_the_help(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     talk.command("/help")
     told = capsys.readouterr().err
     assert all(f"{name} " in told for name in COMMANDS)
@@ -242,7 +242,7 @@ def test_a_conversation_in_a_terminal(cache: Path, columns: int) -> None:
         terminal.until(answered(4))
         assert all(len(line) <= columns for line in terminal.screen.lines)
         terminal.type(CTRL_C)
-        terminal.until("once more")
+        terminal.until("Ctrl-D or /exit leaves")
         terminal.type(CTRL_D)
         assert terminal.status() == 0
     history = cache / "history" / "chat"

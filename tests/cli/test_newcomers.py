@@ -265,9 +265,9 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(
 ) -> None:
     """It ended the chat without a word; from a pipe it still does."""
     from foretell.cli.commands import chat
-    from foretell.cli.conversation import Conversation
+    from foretell.cli.conversation import Talk
 
-    left, talk = list(typed), Conversation(None, SamplingParams())  # type: ignore[arg-type]
+    left, talk = list(typed), Talk(None, SamplingParams())  # type: ignore[arg-type]
 
     def read() -> str:
         line = left.pop(0)

@@ -25,7 +25,7 @@ END_OF_PROMPT = 32
 
 
 @dataclass
-class Conversation:
+class Talk:
     """What was said so far, and how the next answer is made."""
 
     engine: "Engine"
@@ -122,15 +122,15 @@ KEYS = (
     "Enter sends; Alt-Enter, or \\ at the end of a line, begins another line; what is pasted is one message. Up: earlier "
     "messages. Tab completes commands. Ctrl-C stops an answer, Ctrl-D leaves. // sends a message that begins with /."
 )
-COMMANDS: dict[str, tuple[str, str, Callable[[Conversation, str], str | None]]] = {
-    "/help": ("", "this list", Conversation._help),
+COMMANDS: dict[str, tuple[str, str, Callable[[Talk, str], str | None]]] = {
+    "/help": ("", "this list", Talk._help),
     "/new": ("", "begin again; the system message stays", lambda talk, _: talk.turns.clear()),
-    "/retry": ("", "another answer to the last message", Conversation._retry),
-    "/system": (" TEXT", "the system message; without TEXT none", Conversation._system),
-    "/set": (" NAME VALUE", "how answers are made; without NAME all settings", Conversation._set),
-    "/save": (" FILE", "the conversation, as JSON where FILE ends in .json", Conversation._save),
-    "/model": ("", "what runs", Conversation._model),
+    "/retry": ("", "another answer to the last message", Talk._retry),
+    "/system": (" TEXT", "the system message; without TEXT none", Talk._system),
+    "/set": (" NAME VALUE", "how answers are made; without NAME all settings", Talk._set),
+    "/save": (" FILE", "the conversation, as JSON where FILE ends in .json", Talk._save),
+    "/model": ("", "what runs", Talk._model),
     "/speed": ("", "all figures of the last answer", lambda talk, _: tell(talk.last or "no answer yet")),
-    "/exit": ("", "leave", Conversation._exit),
+    "/exit": ("", "leave", Talk._exit),
 }
 """What each takes, what it does, and its function."""

@@ -9,7 +9,7 @@ import typer
 
 from foretell.cli import options as o, settings
 from foretell.cli.commands.generate import System
-from foretell.cli.conversation import COMMANDS, SETTINGS, Conversation
+from foretell.cli.conversation import COMMANDS, SETTINGS, Talk
 from foretell.cli.errors import INTERRUPTED
 from foretell.cli.fields import with_fields, with_group
 from foretell.cli.figures import cut, figures
@@ -61,12 +61,12 @@ def chat(
         engine = settings.careful(engine, no_color=no_color)
         if max_new_tokens is None:
             params = replace(params, max_new_tokens=max(params.min_new_tokens, engine.model.spec.max_positions))
-        talk = Conversation(engine, params, system)
+        talk = Talk(engine, params, system)
         engine.chat_prompt([*talk.messages, {"role": "user", "content": "a"}])  # one without a template is refused now
         (_talk if sys.stdin.isatty() else _read_lines)(talk, quiet=quiet, no_color=no_color)
 
 
-def _talk(talk: Conversation, *, quiet: bool, no_color: bool, read: Callable[[], str] | None = None) -> None:
+def _talk(talk: Talk, *, quiet: bool, no_color: bool, read: Callable[[], str] | None = None) -> None:
     """With a person, until they leave. read: what gives messages, else an editor."""
     from foretell.cli.editor import editor
 
@@ -93,7 +93,7 @@ def _talk(talk: Conversation, *, quiet: bool, no_color: bool, read: Callable[[],
             tell(str(error))
 
 
-def _read_lines(talk: Conversation, *, quiet: bool, no_color: bool) -> None:
+def _read_lines(talk: Talk, *, quiet: bool, no_color: bool) -> None:
     """The messages of a pipe or a file, a line each. Raises PromptError."""
     forgiving(sys.stdin, "surrogateescape")  # other bytes are a message that is refused, not an error here
     try:
@@ -106,7 +106,7 @@ def _read_lines(talk: Conversation, *, quiet: bool, no_color: bool) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _answer(talk: Conversation, text: str, *, quiet: bool, no_color: bool) -> bool:
+def _answer(talk: Talk, text: str, *, quiet: bool, no_color: bool) -> bool:
     """Answer a message, written as it is made; whether Ctrl-C ended it. Raises PromptError where the conversation no longer
     fits the context, and for what is no text."""
     if any("\ud800" <= letter <= "\udfff" for letter in text):
