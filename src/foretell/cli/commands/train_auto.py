@@ -64,9 +64,10 @@ def auto(task: "Task", drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]
         stopped = f"what is done is kept in {task.out}: the same command goes on"
         with told_if_interrupted(lambda: stopped):
             learning = replace(task, dtype=task.dtype or fast_dtype(task.device))
-            say(
-                f"a head for {task.target} within {time_text(3600 * task.hours)}, in {task.out}: first what it costs here"
-            )
+            if not (task.out / PLAN).exists():
+                say(
+                    f"a head for {task.target} within {time_text(3600 * task.hours)}, in {task.out}; first what it costs"
+                )
             plan = _planned(learning)
             if (task.out / RESULT).exists():
                 done = read(task.out / RESULT)
