@@ -18,7 +18,7 @@ def kept(tmp_path: Path) -> dict[str, str]:
     root, models = tmp_path / "cache", tmp_path / "models"
     for name, size in (
         ("native-avx2-1.so", 5000), ("race-avx2-2.so", 1000), ("tmpabc/code.so", 300), ("costs/1.json", 20),
-        ("costs/2.json", 30), ("suites/mt.jsonl", 400),
+        ("costs/2.json", 30), ("suites/mt.jsonl", 400), ("history/chat", 7),
         ("notes.txt", 7), ("mine/photo.jpg", 8), ("learned/a.safetensors", 9),
     ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def files(kept: dict[str, str]) -> set[str]:
     }
 
 
-OWN = {"notes.txt", "mine/photo.jpg", "learned/a.safetensors", "own/model.gguf"}
+OWN = {"history/chat", "notes.txt", "mine/photo.jpg", "learned/a.safetensors", "own/model.gguf"}
 MODELS = {f"{MODEL}/model.gguf", f".{MODEL}.part/half.incomplete"}
 HEADS = {"heads/target.json"}
 
@@ -47,9 +47,9 @@ def test_it_is_listed_with_its_size(invoke: Invoke, kept: dict[str, str]) -> Non
     found = json.loads(invoke("cache", "--json", env=kept).stdout)
     assert {row["kind"]: (row["count"], row["size"]) for row in found["kinds"]} == {
         "kernels": (3, 6300), "costs": (2, 50), "suites": (1, 400), "models": (2, 20_000),
-        "heads": (1, 600),
+        "heads": (1, 600), "history": (1, 7),
     }  # fmt: skip
-    assert found["size"] == 27_350
+    assert found["size"] == 27_357
     shown = invoke("cache", "list", "costs", env=kept).stdout
     assert shown.splitlines()[0].split() == ["costs", "0.0", "MB", "2", *cache.KINDS["costs"].about.split()]
     assert shown.splitlines()[1].endswith(f"in all, in {kept['FORETELL_CACHE']}")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
-from foretell.cli import errors
+from foretell.cli import errors, settings
 from foretell.core.errors import ConfigError, ModelError, PromptError
 from tests.cli import checkpoint
 from tests.cli.conftest import Invoke
@@ -222,7 +223,7 @@ def test_every_kind_of_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
     line, status = raised(lambda: MemoryError("12 GiB\nmore"))
     assert status == 1
     assert line is not None
-    assert line.startswith("out of memory: 12 GiB;")
+    assert line.startswith("out of memory: 12 GiB (")
     line, status = raised(
         lambda: RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...")
     )
@@ -230,4 +231,85 @@ def test_every_kind_of_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
     assert line.startswith("out of memory")
     line, status = raised(lambda: RuntimeError("first\nsecond"))
     assert line == "internal error: RuntimeError: first; FORETELL_TRACEBACK=1 shows where"
+    assert status == 1
+
+
+HINTS = """
+serve --target x | '--target'; here the model is the argument: foretell serve TARGET
+serve -m x | '-m'; here the model is the argument: foretell serve TARGET
+serve --model x | '--model'; here the model is the argument: foretell serve TARGET
+serve bundled -c 4096 | '-c'; here it is --max-model-len
+serve bundled --ctx-size=4096 | '--ctx-size'; here it is --max-model-len
+serve bundled -ngl 99 | '-ngl'; here it is --device=cuda
+serve bundled -t 4 | '-t'; there is none for it here: OMP_NUM_THREADS=N
+serve bundled --temp 0 | '--temp'; each request says it: its field temperature
+serve bundled -n 9 | '-n'; each request says it: its field max_tokens
+serve bundled --gpu-memory-utilization 0.9 | here it is --kv-memory-gib
+serve bundled --tensor-parallel-size 2 | here it is --device-map=auto
+serve bundled -tp 2 | '-tp'; here it is --device-map=auto
+generate hi -m x | '-m'; here it is --target
+generate hi --model x | '--model'; here it is --target
+generate hi --temp 0 | '--temp'; here it is --temperature
+generate hi -n 9 | '-n'; here it is --max-new-tokens
+generate -p hi | '-p'; here it is PROMPT
+generate hi --port 80 | '--port'; --port is of 'foretell serve', 'foretell launch'
+generate hi -c 4096 | '-c'; there is none for it here: a text may be as long as the model's context
+generate hi --served-model-name x | there is none for it here: it serves nothing
+generate hi --data x | '--data'; --data is of 'foretell train', 'foretell learn'
+bench -t 4 | '-t'; here it is --threads
+chat --temprature 1 | '--temprature'; did you mean '--temperature'?
+chat --zzz | '--zzz'; see 'foretell chat --help'
+run x | unknown command 'run': here it is 'foretell chat --target NAME' talks with a model
+ls | unknown command 'ls': here it is 'foretell list'
+lsit | unknown command 'lsit'; did you mean 'list'?
+"""
+
+
+@pytest.mark.parametrize("line", HINTS.strip().splitlines())
+def test_spellings_of_other_commands_and_programs(invoke: Invoke, line: str) -> None:
+    args, said = line.split(" | ")
+    result = invoke(*args.split())
+    assert said in one_line(result.stderr)
+    assert result.exit_code == USAGE
+
+
+def test_hints_name_options_that_there_are() -> None:
+    from foretell.cli import hints
+    from foretell.cli.app import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    there = {form for command in commands.values() for each in command.params for form in each.opts}
+    wanted = {own.partition("=")[0] for own in hints.SPELLINGS.values()}
+    assert wanted - {"PROMPT"} <= there
+    assert set(hints.TABLES["missing"]) <= there
+    assert not set(hints.TABLES["commands"]) & set(commands)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        MemoryError(),
+        RuntimeError("can't allocate memory: ..."),
+        ModelError("transformers could not load it: can't allocate memory"),
+    ],
+)
+def test_too_little_memory_says_what_is_needed_and_what_would_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    """It said 'cannot read or write: Cannot allocate memory'."""
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as stream:
+        stream.truncate(10**9)
+    monkeypatch.setattr(settings, "free_memory", lambda: 500_000_000)
+    with pytest.raises(ModelError) as caught, settings.loading(str(tmp_path), no_color=True):
+        raise error
+    assert "does not fit (it takes about 2.2 GB while it is loaded): 0.5 GB are left to this process" in str(
+        caught.value
+    )
+    assert "take a smaller model (smollm2-135m would fit)" in str(caught.value)
+    with pytest.raises(OSError, match="other"), settings.loading(str(tmp_path), no_color=True):
+        raise OSError(errno.ENOENT, "other")
+    line, status = errors.explain(error)
+    assert "memory" in str(line)
     assert status == 1

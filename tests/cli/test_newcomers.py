@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,39 +267,36 @@ def test_chat_guesses_as_deep_as_pays_unless_told(invoke: Invoke, monkeypatch: p
     [
         (["^C", "/exit"], 0, 1),
         (["^C", "^C"], 130, 1),
-        (["^C", "", "^C", None], 0, 2),  # not in a row
+        (["^C", "", "^C", "^D"], 0, 2),  # not in a row
     ],
 )
 def test_ctrl_c_at_the_prompt_says_how_to_leave(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str | None], status: int, told: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str], status: int, told: int
 ) -> None:
     """It ended the chat without a word; from a pipe it still does."""
     from foretell.cli.commands import chat
+    from foretell.cli.conversation import Talk
 
-    left = list(typed)
+    left, talk = list(typed), Talk(None, SamplingParams())  # type: ignore[arg-type]
 
-    def read(asks: bool) -> str | None:
+    def read() -> str:
         line = left.pop(0)
-        if line == "^C":
-            raise KeyboardInterrupt
+        if line in ("^C", "^D"):
+            raise KeyboardInterrupt if line == "^C" else EOFError
         return line
 
-    monkeypatch.setattr(chat, "_read", read)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    params = SamplingParams()
     if status:
         with pytest.raises(typer.Exit) as caught:
-            chat._talk(None, [], params, quiet=True, no_color=True)  # type: ignore[arg-type]
+            chat._talk(talk, quiet=True, no_color=True, read=read)
         assert caught.value.exit_code == status
     else:
-        chat._talk(None, [], params, quiet=True, no_color=True)  # type: ignore[arg-type]
+        chat._talk(talk, quiet=True, no_color=True, read=read)
     assert left == []
-    assert capsys.readouterr().err.count("Ctrl-D or /exit leaves the chat, and so does Ctrl-C once more") == told
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    assert capsys.readouterr().err.count("Ctrl-D or /exit leaves the chat, and so does Ctrl-C") == told
     left[:] = ["^C"]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=read))
     with pytest.raises(typer.Exit):
-        chat._talk(None, [], params, quiet=True, no_color=True)  # type: ignore[arg-type]
+        chat._read_lines(talk, quiet=True, no_color=True)
     assert "Ctrl" not in capsys.readouterr().err
 
 

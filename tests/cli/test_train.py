@@ -1,6 +1,7 @@
 """``foretell train`` on tiny models: a head that loads again, and every mistake in one line."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,11 @@ def test_resume(train: Invoke, tmp_path: Path) -> None:
     mistake(train("kangaroo", exit_layer=1), "--resume")
     again = train("kangaroo", "--resume", "--json", exit_layer=1)
     assert again.exit_code == 0
+    said = train("kangaroo", "--resume", exit_layer=1).stdout.splitlines()
+    assert said[-1] == "--resume: all 4 steps were done before"
+    shutil.rmtree(tmp_path / "out" / "checkpoints" / "step-00000004")
+    said = train("kangaroo", "--resume", exit_layer=1).stdout.splitlines()
+    assert said[-1] == "--resume: went on behind step 2, to step 4"
     mistake(train("kangaroo", "--resume", exit_layer=1, lr=0.5), "config.lr was")
     assert len((tmp_path / "out" / "log.jsonl").read_text().splitlines()) == 4
 

@@ -194,6 +194,13 @@ def test_memory_is_what_the_library_says_too() -> None:
     assert platform.peak_rss_bytes() >= resident() > 1 << 20
 
 
+@LINUX
+def test_free_memory_knows_the_limit_of_the_process() -> None:
+    code = "from foretell.core import platform; platform.limit_memory(2 << 30); print(platform.free_memory())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < 2 << 30
+
+
 @pytest.mark.parametrize("system", ["win32"], indirect=True)
 def test_figures_of_windows(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil.Process, "memory_info", lambda _: SimpleNamespace(peak_wset=123))

@@ -16,6 +16,7 @@ from foretell.train.plan import (
     Size,
     Speeds,
     TrainPlan,
+    check_least,
     choose,
 )
 
@@ -82,3 +83,14 @@ def test_too_little_time_names_the_least_which_is_enough(hours: float) -> None:
     least = float(re.findall(r"give --hours (\S+)", str(caught.value))[0])
     assert planned(least)[0].num_prompts >= LEAST_PROMPTS
     assert least < 1.2 * LEAST_PROMPTS * (1 + EPOCHS * 0.75) / USABLE / 3600 + 0.01
+
+
+def test_a_few_answers_tell_that_the_time_is_too_little() -> None:
+    """Minutes of timing heads came first. By hand: 48 answers of 100 tokens, with 48 of a question, at 0.1 s a token."""
+    answers = Speeds(0.0, 0.1, 0.0, 0.0, 0.0, 0)
+    sizes = {"prompt_tokens": 200.0, "answer_tokens": 100.0}
+    least = 48 * 148 * 0.1 / 0.85 / 3600
+    assert check_least(0.3, answers, 1000, **sizes) == pytest.approx(least)
+    with pytest.raises(ConfigError, match=r"--hours 0.05 is too little here: .* give --hours 0.47 or more"):
+        check_least(0.05, answers, 1000, **sizes)
+    assert check_least(0.05, answers, 8, **sizes) == pytest.approx(least / 6)

@@ -36,6 +36,14 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
 
 
+def test_the_first_checkpoint_is_early(tmp_path: Path) -> None:
+    """A run that was killed before checkpoint_every steps had left nothing."""
+    there = list[int]()
+    out = tmp_path / "out"
+    run(out, steps=32, checkpoint_every=1000, progress=lambda report: there.append(len(checkpoint.found(out))))
+    assert there == [0] * 3 + [1] * 28 + [2]
+
+
 def test_it_learns(tmp_path: Path) -> None:
     before, after = Linear(), Linear()
     first = run(tmp_path / "a", before, steps=1, lr=1e-9)
@@ -164,7 +172,7 @@ def poison(number: float) -> Linear:
 def test_no_finite_loss(tmp_path: Path, number: float) -> None:
     with pytest.raises(TrainError, match=r"step 5: .*step-00000003"):
         run(tmp_path / "out", poison(number))
-    assert [path.name for path in checkpoint.found(tmp_path / "out")] == ["step-00000003"]
+    assert [path.name for path in checkpoint.found(tmp_path / "out")] == ["step-00000001", "step-00000003"]
     resumed = Linear()
     run(tmp_path / "out", resumed, resume=True)
     whole = Linear()
@@ -184,7 +192,8 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "write_bytes", full)
     with pytest.raises(TrainError, match=r"No space left on device.*step-00000003"):
         run(tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out" / checkpoint.FOLDER).iterdir()] == ["step-00000003"]
+    left = sorted(path.name for path in (tmp_path / "out" / checkpoint.FOLDER).iterdir())
+    assert left == ["step-00000001", "step-00000003"]
     monkeypatch.setattr(checkpoint, "write_bytes", write)
     run(tmp_path / "out", resume=True)
     assert len(rows(tmp_path / "out")) == 6

@@ -23,9 +23,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foretell import web
+from foretell.engine.structured.parts import PartStream
 from foretell.engine.structured.thoughts import Thinking, family_named
-from foretell.server.texts.reading import ThoughtDelta, ThoughtStream
-from foretell.server.texts.tools import ContentDelta
 
 TEXT = """    if n <= 0:
         return []
@@ -41,7 +40,7 @@ def test_fibonacci():
 """
 THOUGHT = "The user wants Fibonacci numbers.\n\nTwo seeds, 0 and 1, then sums. I write a test, too."
 MARKUP = "a <img src=x onerror=\"document.title='owned'\"> & <script>document.title='owned'</script> b <b>c</b>\n" * 2
-WORDS = {ThoughtDelta: "reasoning_content", ContentDelta: "content"}
+WORDS = {"thought": "reasoning_content", "answer": "content"}
 ACCEPTED = (2, 4, 0, 3, 1, 4, 2)  # guesses accepted, step by step
 DEPTH = 4
 METRICS = """# HELP foretell:speedup Tokens a second now, against speculation off.
@@ -136,10 +135,10 @@ def cut(text: str) -> list[str]:
     return re.findall(r"</?think>|\.\n\n| *\w+| *[^\w\s]|\n| +", text)
 
 
-def think() -> ThoughtStream:
+def think() -> PartStream:
     """What the server cuts texts with."""
     family = family_named("think")
-    return ThoughtStream(Thinking(SimpleNamespace(family=family, hidden={}), "before"))  # type: ignore[arg-type]
+    return PartStream(Thinking(SimpleNamespace(family=family, hidden={}), "before"))  # type: ignore[arg-type]
 
 
 def token_id(token: str) -> int:
@@ -283,7 +282,7 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
             text = "".join(token for token, _ in pieces)
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
             deltas = [] if reader is None else reader.push([], text)
-            deltas = [{WORDS[type(one)]: one.text} for one in deltas] or [{"content": "" if reader else text}]
+            deltas = [{WORDS[phase]: one} for phase, one in deltas] or [{"content": "" if reader else text}]
             choice |= {"delta": deltas[0]} if is_chat else {"text": text}
             if body.get("provenance") and "[chunks]" not in prompt:
                 logprob = -3 * spread(count)

@@ -3,6 +3,7 @@
 Set FORETELL_TRACEBACK=1 to see where an internal error came from.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -13,9 +14,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from foretell.cli import hints
 from foretell.cli.interrupt import Terminated
-from foretell.core.errors import ConfigError, ForetellError, nearest
-from foretell.core.platform import is_closed_pipe
+from foretell.core.errors import ConfigError, ForetellError
+from foretell.core.platform import free_memory, is_closed_pipe
 
 BROKEN_PIPE, INTERRUPTED = 1, 130  # as typer has it for a closed pipe; what a shell reports after SIGINT
 TERMINATED = 143  # what a shell reports after SIGTERM
@@ -33,7 +35,7 @@ class OneLineGroup(TyperGroup):
             status = returned if isinstance(returned, int) else 0
             sys.stdout.flush()
         except BaseException as error:
-            line, status = explain(error)
+            line, status = explain(error, sys.argv[1:] if args is None else args)
             if line is not None:
                 say(line)
         _drop_unwritten(sys.stdout)
@@ -43,12 +45,12 @@ class OneLineGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Name the nearest command."""
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            raise ConfigError(f"unknown command {args[0]!r}{nearest(args[0], self.commands)}")
+            raise ConfigError(f"unknown command {args[0]!r}{hints.of_command(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
 
 
-def explain(error: BaseException) -> tuple[str | None, int]:
-    """(one line or None for silence, exit status)."""
+def explain(error: BaseException, args: Sequence[str] = ()) -> tuple[str | None, int]:
+    """(one line or None for silence, exit status). args: of the command line."""
     if isinstance(error, ForetellError):
         return str(error), 2 if isinstance(error, ConfigError) else 1
     if isinstance(error, typer.Exit):
@@ -60,9 +62,12 @@ def explain(error: BaseException) -> tuple[str | None, int]:
     if isinstance(error, BrokenPipeError) or is_closed_pipe(error):
         return None, BROKEN_PIPE
     if hasattr(error, "format_message"):  # of click, whichever copy of it this typer uses
-        return _usage(error), 2
+        return _usage(error, args), 2
     if isinstance(error, SystemExit):
         return None, error.code if isinstance(error.code, int) else 1
+    if is_out_of_memory(error):
+        left = f"{free_memory() / 1e9:.1f} GB are left to this process"
+        return f"out of memory: {_first_line(error)} ({left}); try --dtype bfloat16, or a shorter --max-new-tokens", 1
     if isinstance(error, OSError):
         where = f" {error.filename!r}" if error.filename else " standard output" if _is_stuck(sys.stdout) else ""
         return f"cannot read or write{where}: {error.strerror or error}", 1
@@ -70,9 +75,13 @@ def explain(error: BaseException) -> tuple[str | None, int]:
         return f"the package {name} is not installed: pip install {name}", 1
     if os.environ.get("FORETELL_TRACEBACK"):
         traceback.print_exception(error)
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-        return f"out of memory: {_first_line(error)}; try --dtype bfloat16, or a shorter --max-new-tokens", 1
     return f"internal error: {type(error).__name__}: {_first_line(error)}; FORETELL_TRACEBACK=1 shows where", 1
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system, torch or a kernel has refused memory."""
+    refused = "allocate memory" in str(error) or "out of memory" in str(error)
+    return refused or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def say(line: str) -> None:
@@ -84,14 +93,11 @@ def say(line: str) -> None:
         pass  # stderr is closed: the message cannot be shown
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, args: Sequence[str]) -> str:
     ctx = getattr(error, "ctx", None)
     see = f"; see '{ctx.command_path} --help'" if ctx is not None else ""
-    option = getattr(error, "option_name", None)
-    if option is not None and hasattr(error, "possibilities"):
-        known = [name for parameter in ctx.command.params for name in parameter.opts] if ctx is not None else []
-        hint = nearest(option, [name for name in known if name.startswith("--")])
-        return f"unknown option {option!r}{hint if 'did you mean' in hint else see}"
+    if ctx is not None and hasattr(error, "possibilities"):
+        return hints.of_option(error.option_name, ctx, args)
     message = str(error.format_message()).strip().rstrip(".")
     return f"{message[:1].lower()}{message[1:]}{see}"
 

@@ -20,7 +20,7 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
     method = speculative["method"]
     parts = ["interrupted"] if interrupted else []
     parts += [
-        f"{config['implementation']} {_held(config)}",
+        f"{config['implementation']} {held(config)}",
         f"{completion.num_tokens} tokens in {completion.seconds_prefill + completion.seconds_decode:.2f} s",
     ]
     if completion.num_tokens:
@@ -34,9 +34,7 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
             f"({completion.num_accepted_tokens} of {completion.num_draft_tokens} guesses)",
         ]
     parts.append(f"{completion.num_steps} steps")
-    if completion.finish_reason == "length" and completion.num_tokens < params.max_new_tokens:
-        context = completion.num_prompt_tokens + completion.num_tokens
-        parts.append(f"the model's context of {context} tokens is full")
+    parts += [cut(completion, params)] if completion.num_tokens < params.max_new_tokens else []
     if completion.left_out:
         parts.append(f"not enforced of the schema: {', '.join(completion.left_out)}")
     if not config["exact"]:
@@ -45,10 +43,19 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
         parts.append(f"seed {completion.seed}")
     if tint and method != "none":
         parts.append(f"{TINT}tinted{RESET}: guessed by {method} and accepted")
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
-def _held(config: Mapping[str, Any]) -> str:
+def cut(completion: "Completion", params: "SamplingParams") -> str:
+    """Why a text ends that did not end by itself; "" where it did."""
+    if completion.finish_reason != "length":
+        return ""
+    if completion.num_tokens == params.max_new_tokens:
+        return f"cut: max_new_tokens = {params.max_new_tokens}"
+    return f"the model's context of {completion.num_prompt_tokens + completion.num_tokens} tokens is full"
+
+
+def held(config: Mapping[str, Any]) -> str:
     """How the target is held: a quantised one is another distribution, which is said."""
     dtype, weights = (SHORT.get(config[key], config[key]) for key in ("dtype", "weights"))
     kv = config.get("kv", dtype)

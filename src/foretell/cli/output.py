@@ -8,12 +8,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from foretell.cli.interrupt import interruptible
 from foretell.core.errors import ConfigError
+from foretell.core.platform import unechoed
 from foretell.core.progress import listening
 from foretell.core.visible import VISIBLE as VISIBLE
+
+if TYPE_CHECKING:
+    from foretell import Piece
+    from foretell.engine.engine import Stream
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
 
@@ -90,7 +95,7 @@ def has_color(stream: TextIO, no_color: bool) -> bool:
 @contextmanager
 def waiting(what: str, *, no_color: bool) -> Iterator[None]:
     """A line on stderr while something takes seconds, with the time, and with the share of what is loaded; nothing where
-    stderr is no terminal. A Ctrl-C meanwhile ends the command, wherever Python was."""
+    stderr is no terminal. What is typed meanwhile is not shown. A Ctrl-C ends the command, wherever Python was."""
     if not sys.stderr.isatty():
         with interruptible() as check:
             yield
@@ -101,7 +106,7 @@ def waiting(what: str, *, no_color: bool) -> Iterator[None]:
 
     console = Console(stderr=True, emoji=False, no_color=not has_color(sys.stderr, no_color))
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as shown:
+    with unechoed(), Progress(*columns, console=console, transient=True) as shown:
         line = shown.add_task(what)
 
         def update(name: str, share: float) -> None:
@@ -145,3 +150,21 @@ class PieceWriter:
             self.stream.write("\n")
             self.last = "\n"
         self.stream.flush()
+
+
+def drain(
+    stream: "Stream", writer: PieceWriter, take: "Callable[[Piece], None]", *, last: Callable[[], None] = lambda: None
+) -> bool:
+    """Give each piece of a completion to ``take``, call ``last``, and close both; whether Ctrl-C ended it."""
+    try:
+        with interruptible() as check:
+            for piece in stream:
+                take(piece)
+                check()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        stream.close()
+        last()
+        writer.close()
+    return False

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretell.checkpoints.catalogue import BUNDLED, CATALOGUE
+from foretell.checkpoints.directories import find_here
 from foretell.checkpoints.names import check_device
 from foretell.cli import early
+from foretell.cli.errors import is_out_of_memory
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
 from foretell.cli.starting import uncollected
+from foretell.cli.train_progress import told_if_interrupted
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams, params_of
+from foretell.core.platform import free_memory
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.learn.options import LearnOptions
@@ -28,6 +32,11 @@ if TYPE_CHECKING:
     from foretell import Engine, MethodConfig
     from foretell.engine.selfcheck import SelfCheck
 
+TWICE = 2.2
+"""What a model takes while it is loaded, in the size of its files: these are mapped, and their matrices written anew in the
+form in which they are multiplied."""
+NOT_OF_LOADING = ("target", "revision", "draft", "draft_weights")
+"""Of ``Models``: what is no argument of ``Engine.load``, or is given otherwise."""
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
     "draft": "model",
@@ -60,33 +69,48 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def loading(target: str, *, no_color: bool, stopped: str = "") -> Iterator[None]:
+    """While a model is loaded: a line that says so, one at Ctrl-C (which ends in ``stopped``), and an error for too little
+    memory that says what is needed, what is left, and what would fit. Raises ModelError."""
+    told = told_if_interrupted(lambda: stopped or f"{target} was being loaded")
+    with told, waiting(f"loading {target}", no_color=no_color):
+        quiet()
+        from foretell import Engine  # noqa: F401  # what libraries take is no part of what is left
+
+        left = free_memory()
+        try:
+            yield
+        except (MemoryError, OSError, RuntimeError, ModelError) as error:
+            if not is_out_of_memory(error):
+                raise
+            path = find_here(target)
+            files = [] if path is None else [path] if path.is_file() else [*path.glob("*.safetensors")]
+            size = TWICE * sum(file.stat().st_size for file in files) / 1e9
+            needs = f" (it takes about {size:.1f} GB while it is loaded)" if size else ""
+            fits = [name for name, model in CATALOGUE.items() if TWICE * model.size < left and name != target]
+            raise ModelError(
+                f"{target} does not fit{needs}: {left / 1e9:.1f} GB are left to this process (see ulimit -v); make room or "
+                f"take a smaller model ({' or '.join(fits) or 'bundled'} would fit)"
+            ) from None
+
+
 @uncollected()
 def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any) -> "Engine":
     """The engine of the options of panel "Models". more: of ``Engine.load``; with speculation "auto" costs are measured."""
-    quiet()
     target = models.target
     if models.revision is not None:
         check_revision(target, models.revision)
         target = f"{target}@{models.revision}"
-    with waiting(f"loading {models.target}", no_color=no_color):
+    own = {name: value for name, value in vars(models).items() if name not in NOT_OF_LOADING}
+    own["device_map"] = device_map(models.device_map)
+    with loading(models.target, no_color=no_color):
         from foretell import Engine
 
-        engine = Engine.load(
-            target,
-            speculative=speculative,
-            device=models.device,
-            dtype=models.dtype,
-            device_map=device_map(models.device_map),
-            implementation=models.implementation,
-            weights=models.weights,
-            kv=models.kv,
-            cuda_graphs=models.cuda_graphs,
-            width=models.width,
-            trust_remote_code=models.trust_remote_code,
-            **more,
-        )
+        engine = Engine.load(target, speculative=speculative, **own, **more)
     if more.get("speculation") == "auto":
-        with waiting("measuring what passes cost here, once", no_color=no_color):
+        why = "costs were being measured, and the next start measures them; --speculation on starts without"
+        with told_if_interrupted(lambda: why), waiting("measuring what passes cost here, once", no_color=no_color):
             engine.measure()
     return engine
 

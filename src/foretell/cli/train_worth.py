@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.cli import settings
 from foretell.cli.errors import say
-from foretell.cli.output import waiting
 from foretell.cli.train_progress import bar
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.jsontext import parse_json
@@ -77,7 +77,7 @@ def evaluate(task: "Task", plan: Mapping[str, Any], run: Path) -> dict[str, Any]
 
 def load_target(task: "Task") -> "Engine":
     """The target, with nothing that guesses. Raises ModelError."""
-    with waiting(f"loading {task.target}", no_color=task.no_color):
+    with settings.loading(task.target, no_color=task.no_color):
         from foretell import Engine
 
         return Engine.load(task.target, speculative="none", device=task.device, dtype=task.dtype)

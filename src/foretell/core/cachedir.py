@@ -1,5 +1,5 @@
-"""The one directory that foretell writes to by itself: built kernels, measured costs, pulled models, heads of
-``train auto``. Deleting it is always safe; heads alone do not come back by themselves."""
+"""The one directory that foretell writes to by itself: built kernels, measured costs, pulled models, heads of ``train
+auto``, the history of ``chat``. Deleting it is always safe; heads and history alone do not come back by themselves."""
 
 import atexit
 import contextlib

@@ -71,10 +71,17 @@ def forget_pages(mapping: Any) -> None:
 
 def free_memory() -> int:
     """Bytes that this process can still be given, without swapping: the machine's, or less where a container's limit is
-    lower."""
-    free = _available()
+    lower, or this process's own (``ulimit -v``)."""
+    limits = [_available()]
     limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    limits += [limit - used] if limit is not None and used is not None else []
+    if sys.platform == "linux":
+        import resource
+
+        own = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limits += [own - pages * _PAGE] if own != resource.RLIM_INFINITY else []
+    return max(0, min(limits))
 
 
 def _available() -> int:
@@ -300,6 +307,29 @@ def forgiving(stream: Any, errors: str) -> None:
     if isinstance(stream, io.TextIOWrapper):
         own = sys.platform == "win32" and not stream.isatty() and not os.environ.get("PYTHONIOENCODING")
         stream.reconfigure(encoding="utf-8" if own else None, errors=errors)
+
+
+@contextlib.contextmanager
+def unechoed() -> Iterator[None]:
+    """Within the block the terminal of standard input shows nothing of what is typed, keeps it for who reads next, and
+    marks what is pasted; Ctrl-C goes on as ever. Nothing on Windows, where there is no terminal, and where it is another
+    job's: changing it would stop this process."""
+    mine = sys.stdin.fileno() if sys.stdin.isatty() and sys.platform != "win32" else -1
+    if mine < 0 or os.tcgetpgrp(mine) != os.getpgrp():
+        yield
+        return
+    import termios
+
+    before, marks = termios.tcgetattr(mine), "\x1b[?2004{}" if sys.stdout.isatty() else ""
+    try:
+        entered, local = before[0] & ~termios.ICRNL, before[3] & ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(mine, termios.TCSANOW, [entered, *before[1:3], local, *before[4:]])
+        print(end=marks.format("h"), flush=True)
+        yield
+    finally:
+        with contextlib.suppress(OSError, termios.error):  # the terminal has been closed
+            print(end=marks.format("l"), flush=True)
+            termios.tcsetattr(mine, termios.TCSANOW, before)
 
 
 def is_closed_pipe(error: BaseException) -> bool:

@@ -107,6 +107,19 @@ def choose(
     return made, speeds
 
 
+def check_least(hours: float, speeds: Speeds, most: int, *, prompt_tokens: float, answer_tokens: float) -> float:
+    """Hours that the fewest prompts, of ``most``, take by what is known so far. Raises ConfigError where they are more than
+    ``hours``."""
+    fewest = min(LEAST_PROMPTS, most)
+    least = fewest * _text(speeds, prompt_tokens, answer_tokens, EPOCHS) / USABLE / 3600
+    if least > hours:
+        raise ConfigError(
+            f"--hours {hours:g} is too little here: {fewest} prompts, the fewest, take {_up(least)} hours at least: give "
+            f"--hours {_up(2 * least)} or more"
+        )
+    return least
+
+
 def _plan(
     hours: float, size: Size, speeds: Speeds, prompt_tokens: float, answer_tokens: float, most_prompts: int
 ) -> TrainPlan:

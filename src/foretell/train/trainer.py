@@ -35,6 +35,8 @@ from foretell.train.optimizers import optimizers_of
 from foretell.train.responses import Responses
 
 LOG, RECORD = "log.jsonl", "record.json"
+FIRST_CHECKPOINT = 1 / 8
+"""Share of training after which there is one, however many steps lie between two."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,11 @@ class Trainer:
                 stop = row.pop("stop")
                 row["seconds"] = round(self.seconds, 3)
                 self.log.append(row)
-                ended = self.config.budget.share(self.step, self.seconds, self.steps_per_epoch) >= 1.0
+                now = self.config.budget.share(self.step, self.seconds, self.steps_per_epoch)
+                ended, is_first = now >= 1.0, now >= FIRST_CHECKPOINT and not checkpoint.found(self.out)
                 if not ended and self.config.eval_every and self.step % self.config.eval_every == 0:
                     row["held_out"] = self._evaluate().as_dict()
-                if stop or ended or self.step % self.config.checkpoint_every == 0:
+                if stop or ended or is_first or self.step % self.config.checkpoint_every == 0:
                     self._checkpoint()
                 if self.progress is not None:
                     speed = row["num_tokens"] / max(1e-9, perf_counter() - begun)

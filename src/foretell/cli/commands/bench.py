@@ -68,29 +68,13 @@ Resume = Annotated[
 
 @with_group(o.Models, into="models")
 def bench(
-    ctx: typer.Context,
-    *,
-    suite: o.Suite = "bundled",
-    sample: Sample = None,
-    categories: o.Categories = None,
-    limit: o.Limit = None,
-    raw: o.Raw = False,
-    quality: Quality = False,
-    rounds: Rounds = 1,
-    models: o.Models,
-    lora: o.Lora = None,
-    threads: o.Threads = None,
-    bandwidth: o.Bandwidth = True,
-    methods: Methods = None,
-    verify: o.Verify = None,
-    temperature: Temperatures = None,
-    seed: BenchSeed = 0,
-    max_new_tokens: o.MaxNewTokens = 128,
-    json_: o.Json = False,
-    output: ReportFile = None,
-    resume: Resume = False,
+    ctx: typer.Context, *, suite: o.Suite = "bundled", sample: Sample = None, categories: o.Categories = None,
+    limit: o.Limit = None, raw: o.Raw = False, quality: Quality = False, rounds: Rounds = 1, models: o.Models,
+    lora: o.Lora = None, threads: o.Threads = None, bandwidth: o.Bandwidth = True, methods: Methods = None,
+    verify: o.Verify = None, temperature: Temperatures = None, seed: BenchSeed = 0,
+    max_new_tokens: o.MaxNewTokens = 128, json_: o.Json = False, output: ReportFile = None, resume: Resume = False,
     no_color: o.NoColor = False,
-) -> None:
+) -> None:  # fmt: skip
     """Measure each method against plain decoding: same prompts, same weights, same process, one after the other.
 
     Figures: tokens/s; speedup with a 95 % interval (paired bootstrap over prompts); mean acceptance length; conditional

@@ -58,6 +58,7 @@ KINDS = {
     "suites": Kind("questions fetched for bench; fetched again when they are named", _within("suites")),
     "models": Kind("models that 'foretell pull' has fetched; 'foretell rm NAME' deletes one", _models, if_named=True),
     "heads": Kind("heads that 'foretell train auto' has trained, and what they learned from", _heads, if_named=True),
+    "history": Kind("what was typed in 'foretell chat'", _within("history"), if_named=True),
 }
 Action = Annotated[str, typer.Argument(metavar="[list|clear]", help="Show what is kept, or delete it.")]
 Which = Annotated[
@@ -65,18 +66,19 @@ Which = Annotated[
     typer.Argument(
         metavar="KIND",
         show_default=False,
-        help=f"{', '.join(KINDS)}. clear: all but models and heads, if none is named.",
+        help=f"{', '.join(KINDS)}. clear: all but models, heads and history, if none is named.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
 
 
 def cache(action: Action = "list", kinds: Which = None, yes: Yes = False, json_: o.Json = False) -> None:
-    """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models, heads.
+    """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models, heads,
+    and the history of chat.
 
-    'foretell cache clear' deletes it, after a question, but for models and heads, which are deleted where they are named.
-    All but heads comes back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept. What lies where
-    you said (--output of bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
+    'foretell cache clear' deletes it, after a question, but for models, heads and history, which are deleted where they are
+    named. All but heads and history comes back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept.
+    What lies where you said (--output of bench and its .runs.jsonl, --learn-dir, --out of train) is yours, and not listed.
     """
     if action not in ("list", "clear"):
         raise ConfigError(f"action {action!r} must be list or clear{nearest(action, ('list', 'clear'))}")

@@ -44,37 +44,15 @@ ReportFile = Annotated[
 
 @with_group(o.Models, into="models", without=("draft_weights",))
 def certify(
-    ctx: typer.Context,
-    *,
-    prompts: o.Prompts = "bundled",
-    limit: Limit = 8,
-    raw: o.Raw = False,
-    models: o.Models,
-    threads: o.Threads = None,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: Verifiers = None,
-    shape: Shapes = None,
-    temperature: Temperatures = None,
-    seed: Seed = 0,
-    max_new_tokens: o.MaxNewTokens = 16,
-    url: u.Url = None,
-    reference_url: u.ReferenceUrl = None,
-    plain: u.Plain = None,
-    model: u.ModelName = None,
-    reference_model: u.ReferenceModelName = None,
-    api_key: u.ApiKey = None,
-    api: u.Api = "auto",
-    concurrency: u.Concurrency = 8,
-    timeout: u.Timeout = 600.0,
-    samples: u.Samples = 200,
-    tolerance: u.Tolerance = 0.1,
-    false_alarms: u.FalseAlarms = 1e-3,
-    skip: u.Skip = None,
-    json_: o.Json = False,
-    output: ReportFile = None,
-    no_color: o.NoColor = False,
-) -> None:
+    ctx: typer.Context, *, prompts: o.Prompts = "bundled", limit: Limit = 8, raw: o.Raw = False, models: o.Models,
+    threads: o.Threads = None, method: o.Method = None, num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: Verifiers = None, shape: Shapes = None, temperature: Temperatures = None, seed: Seed = 0,
+    max_new_tokens: o.MaxNewTokens = 16, url: u.Url = None, reference_url: u.ReferenceUrl = None, plain: u.Plain = None,
+    model: u.ModelName = None, reference_model: u.ReferenceModelName = None, api_key: u.ApiKey = None,
+    api: u.Api = "auto", concurrency: u.Concurrency = 8, timeout: u.Timeout = 600.0, samples: u.Samples = 200,
+    tolerance: u.Tolerance = 0.1, false_alarms: u.FalseAlarms = 1e-3, skip: u.Skip = None, json_: o.Json = False,
+    output: ReportFile = None, no_color: o.NoColor = False,
+) -> None:  # fmt: skip
     """Check that the output is still right: production decoding on these models against what it must be.
 
     window: the distribution at every guess is plain decoding's. draws: guesses come from the distribution that is

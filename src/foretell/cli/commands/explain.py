@@ -55,18 +55,10 @@ Step = Annotated[
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
 def explain(
-    ctx: typer.Context,
-    *,
-    prompt: Prompt = None,
-    raw: o.Raw = False,
-    step: Step = None,
-    models: o.Models,
-    guessing: o.Guessing,
-    temperature: Temperature = 0.7,
-    seed: Seed = 0,
-    json_: o.Json = False,
+    ctx: typer.Context, *, prompt: Prompt = None, raw: o.Raw = False, step: Step = None, models: o.Models,
+    guessing: o.Guessing, temperature: Temperature = 0.7, seed: Seed = 0, json_: o.Json = False,
     no_color: o.NoColor = False,
-) -> None:
+) -> None:  # fmt: skip
     """Look at one step of speculative decoding: the guesses, what both models think, what is kept and why.
 
     The figures are those of a real step. Every term is explained where it first stands. Above temperature 0 a game of two

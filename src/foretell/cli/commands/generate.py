@@ -9,13 +9,12 @@ import typer
 from foretell.cli import options as o, settings
 from foretell.cli.errors import INTERRUPTED
 from foretell.cli.fields import with_fields, with_group
-from foretell.cli.interrupt import interruptible
-from foretell.cli.output import PieceWriter, as_json, check_writable, has_color, write
+from foretell.cli.output import PieceWriter, as_json, check_writable, drain, has_color, write
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, fresh_seed
 
 if TYPE_CHECKING:
-    from foretell import Engine
+    from foretell import Engine, Piece
 
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT|-", help="The text to continue; '-' reads standard input.")
@@ -49,25 +48,12 @@ PredictionFile = Annotated[
 @with_group(o.Guessing, into="guessing")
 @with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_FILES)
 def generate(
-    ctx: typer.Context,
-    *,
-    prompt: Prompt = None,
-    prompt_file: PromptFile = None,
-    chat: Chat = False,
-    system: System = None,
-    models: o.Models,
-    lora: o.Lora = None,
-    guessing: o.Guessing,
-    speculation: o.Speculation = "on",
-    prediction: PredictionText = None,
-    prediction_file: PredictionFile = None,
-    sampling: dict[str, Any] | None = None,
-    json_schema: JsonSchema = None,
-    grammar: Grammar = None,
-    json_: o.Json = False,
-    output: o.Output = None,
-    no_color: o.NoColor = False,
-) -> None:
+    ctx: typer.Context, *, prompt: Prompt = None, prompt_file: PromptFile = None, chat: Chat = False,
+    system: System = None, models: o.Models, lora: o.Lora = None, guessing: o.Guessing,
+    speculation: o.Speculation = "on", prediction: PredictionText = None, prediction_file: PredictionFile = None,
+    sampling: dict[str, Any] | None = None, json_schema: JsonSchema = None, grammar: Grammar = None,
+    json_: o.Json = False, output: o.Output = None, no_color: o.NoColor = False,
+) -> None:  # fmt: skip
     """Continue a text. The output goes to standard output as it is made, the figures to standard error.
 
     On a terminal the tokens that were guessed and accepted are tinted. Whatever the method, the text is the one that
@@ -107,18 +93,12 @@ def _run(
     tint = not silent and has_color(sys.stdout, no_color)
     stream = engine.stream(prompt, params, prediction=guess)
     writer = PieceWriter(sys.stdout, tint=tint)
-    interrupted = False
-    try:
-        with interruptible() as check:
-            for piece in stream:
-                if not silent:
-                    writer.write(piece.text, accepted=piece.source.startswith("draft"))
-                check()
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        stream.close()
-        writer.close()
+
+    def take(piece: "Piece") -> None:
+        if not silent:
+            writer.write(piece.text, accepted=piece.source.startswith("draft"))
+
+    interrupted = drain(stream, writer, take)
     completion = stream.completion
     if silent and not interrupted:
         pretty = output is None and sys.stdout.isatty()

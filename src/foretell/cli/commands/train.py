@@ -11,7 +11,7 @@ import typer
 from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
-from foretell.cli.output import as_json, waiting, write
+from foretell.cli.output import as_json, write
 from foretell.cli.train_progress import answering_bar, speaks, told_if_interrupted, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
@@ -88,27 +88,12 @@ Resume = Annotated[
 
 @with_fields(TrainConfig, into="options", panel=TRAINING)
 def train(
-    ctx: typer.Context,
-    method: Method,
-    data: Data = None,
-    out: Out = None,
-    target: o.Target = o.AUTO,
-    init: Init = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    threads: o.Threads = None,
-    limit: Limit = None,
-    max_new_tokens: ResponseTokens = 160,
-    temperature: Temperatures = None,
-    raw: o.Raw = False,
-    max_short_share: MaxShortShare = 0.25,
-    config: ConfigFile = None,
-    options: dict[str, Any] | None = None,
-    hours: Hours = None,
-    resume: Resume = False,
-    json_: o.Json = False,
-    no_color: o.NoColor = False,
-) -> None:
+    ctx: typer.Context, method: Method, data: Data = None, out: Out = None, target: o.Target = o.AUTO,
+    init: Init = None, device: o.Device = "cpu", dtype: o.Dtype = None, threads: o.Threads = None, limit: Limit = None,
+    max_new_tokens: ResponseTokens = 160, temperature: Temperatures = None, raw: o.Raw = False,
+    max_short_share: MaxShortShare = 0.25, config: ConfigFile = None, options: dict[str, Any] | None = None,
+    hours: Hours = None, resume: Resume = False, json_: o.Json = False, no_color: o.NoColor = False,
+) -> None:  # fmt: skip
     """Train a drafter, or a small head around one, for a target, from text that the target itself writes.
 
     auto makes prompts and answers, chooses the size of an eagle3 head by what guesses cost here, trains it in --hours, and
@@ -120,19 +105,7 @@ def train(
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
     if method == AUTO:
-        _auto(
-            ctx,
-            target,
-            data,
-            out,
-            6.0 if hours is None else hours,
-            options or {},
-            device,
-            dtype,
-            threads,
-            json_,
-            no_color,
-        )
+        _auto(ctx, ctx.params, options or {})
         return
     settings.refuse(ctx, ("hours",), f"is for 'train {AUTO}': give --minutes, or drop it")
     if data is None or out is None:
@@ -183,19 +156,7 @@ def train(
         write("".join(f"{line}\n" for line in summary(figures)), None)
 
 
-def _auto(
-    ctx: typer.Context,
-    target: str,
-    data: str | None,
-    out: str | None,
-    hours: float,
-    options: dict[str, Any],
-    device: str,
-    dtype: str | None,
-    threads: int | None,
-    json_: bool,
-    no_color: bool,
-) -> None:
+def _auto(ctx: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:
     """Prompts, answers, training and what it is worth, by ``commands.train_auto``."""
     from foretell.cli import train_worth
     from foretell.cli.commands import train_auto
@@ -206,15 +167,16 @@ def _auto(
     settings.refuse(ctx, (*unread, *fixed), f"is not for 'train {AUTO}', which decides that itself: drop it")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"'train {AUTO}' is one process: start it without accelerate")
+    target, data = given["target"], given["data"]
     settings.check_paths(ctx, o.Models(target=target))
     if data is not None and not Path(data).is_file():
         raise ConfigError(f"--data {data!r} cannot be read: no such file, or a folder; expected a file of prompts")
     settings.quiet()
-    settings.use_threads(threads)
-    folder = train_auto.default_out(target) if out is None else Path(out)
-    task = Task(target, hours, data, folder, options.get("seed", 0), device, dtype, no_color)
-    result = train_auto.auto(task, _drafter)
-    write(as_json(result, pretty=sys.stdout.isatty()) if json_ else f"{train_worth.worth(result)}\n", None)
+    settings.use_threads(given["threads"])
+    folder = train_auto.default_out(target) if given["out"] is None else Path(given["out"])
+    hours, own = given["hours"], (options.get("seed", 0), given["device"], given["dtype"], given["no_color"])
+    result = train_auto.auto(Task(target, 6.0 if hours is None else hours, data, folder, *own), _drafter)
+    write(as_json(result, pretty=sys.stdout.isatty()) if given["json_"] else f"{train_worth.worth(result)}\n", None)
 
 
 def check_settings(method: str, given: dict[str, Any]) -> None:
@@ -268,25 +230,15 @@ def check_out(out: str, *, resume: bool) -> None:
 
 
 def _drafter(
-    method: str,
-    target: str,
-    data: str,
-    out: str,
-    given: dict[str, Any],
-    init: str | None,
-    device: str,
-    dtype: str | None,
-    resume: bool,
-    asked: "AskedPrompt",
-    max_short_share: float,
-    no_color: bool,
-) -> dict[str, Any]:
+    method: str, target: str, data: str, out: str, given: dict[str, Any], init: str | None, device: str, dtype: str | None,
+    resume: bool, asked: "AskedPrompt", max_short_share: float, no_color: bool,
+) -> dict[str, Any]:  # fmt: skip
     from foretell.train import methods
     from foretell.train.answering import answers_of
     from foretell.train.trainer import train
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
-    with told_if_interrupted(lambda: NOTHING), waiting(f"loading {target}", no_color=no_color):
+    with settings.loading(target, no_color=no_color, stopped=NOTHING):
         from foretell.cli.commands.train_auto import fast_dtype
         from foretell.heads.teacher import Teacher
         from foretell.model.identity import target_hash
@@ -310,13 +262,22 @@ def _drafter(
         "target_hash": target_hash(model),
         "target_dtype": str(model.spec.dtype).removeprefix("torch."),
     }
+    before = _last(out)
     with told_if_interrupted(lambda: _kept(out)), training_bar(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
             save=prepared.save, finish=prepared.finish, progress=progress, notice=_tell,
         )  # fmt: skip
-    figures = evaluation.as_dict()
-    return {"method": method, "target": target, "out": out, **figures}
+    resumed = {"resumed_at": before, "steps": _last(out)} if resume else {}
+    return {"method": method, "target": target, "out": out, **evaluation.as_dict(), **resumed}
+
+
+def _last(out: str) -> int:
+    """The step of the last checkpoint; 0 where there is none."""
+    from foretell.train import checkpoint
+
+    there = checkpoint.found(Path(out)) if Path(out).is_dir() else []
+    return int(there[-1].name.partition("-")[2]) if there else 0
 
 
 def _kept(out: str) -> str:
@@ -342,16 +303,9 @@ def local(device: str) -> str:
 
 
 def _from_labels(
-    method: str,
-    train_on: Callable[..., dict[str, Any]],
-    target: str,
-    data: str,
-    out: str,
-    given: dict[str, Any],
-    device: str,
-    dtype: str | None,
-    no_color: bool,
-) -> dict[str, Any]:
+    method: str, train_on: Callable[..., dict[str, Any]], target: str, data: str, out: str, given: dict[str, Any],
+    device: str, dtype: str | None, no_color: bool,
+) -> dict[str, Any]:  # fmt: skip
     import inspect
 
     known = [
@@ -362,7 +316,7 @@ def _from_labels(
     check_keys(given, known, f"for training {method!r}")
     from foretell.model.load import load_model
 
-    with waiting(f"loading {target}", no_color=no_color):
+    with settings.loading(target, no_color=no_color):
         model = load_model(target, dtype=dtype, device=device)
     with told_if_interrupted(lambda: NOTHING):
         figures = train_on(model, Path(data), Path(out), **given)
@@ -385,4 +339,9 @@ def summary(figures: dict[str, Any]) -> list[str]:
     else:
         plain = {key: value for key, value in figures.items() if isinstance(value, float)}
         lines += [f"{key}: {value:.4g}" for key, value in plain.items()]
+    if "steps" in figures:
+        before, steps = figures["resumed_at"], figures["steps"]
+        went = f"went on behind step {before}" if before else "there was no checkpoint: began with step 1"
+        done = f"{went}, to step {steps}" if before < steps else f"all {steps} steps were done before"
+        lines.append(f"--resume: {done}")
     return lines

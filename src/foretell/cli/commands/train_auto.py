@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -63,6 +64,10 @@ def auto(task: "Task", drafter: Callable[..., dict[str, Any]]) -> dict[str, Any]
         stopped = f"what is done is kept in {task.out}: the same command goes on"
         with told_if_interrupted(lambda: stopped):
             learning = replace(task, dtype=task.dtype or fast_dtype(task.device))
+            if not (task.out / PLAN).exists():
+                say(
+                    f"a head for {task.target} within {time_text(3600 * task.hours)}, in {task.out}; first what it costs"
+                )
             plan = _planned(learning)
             if (task.out / RESULT).exists():
                 done = read(task.out / RESULT)
@@ -159,9 +164,8 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
     from foretell.model.load import load_model
     from foretell.train import responses
     from foretell.train.own_prompts import found_prompts
-    from foretell.train.plan import MOST_PROMPTS, choose
+    from foretell.train.plan import MOST_PROMPTS, SIZES, Speeds, check_least, choose
 
-    model = load_model(task.target, dtype=task.dtype, device=task.device, implementation="transformers")
     spec = engine.model.spec
     answer = min(ANSWER, spec.max_positions // 4)
     given = _given(task, lambda: engine)
@@ -180,18 +184,25 @@ def _made(task: "Task", engine: "Engine", begun: float) -> dict[str, Any]:
         some, probe = _answered(engine, ids, max(3, min(26, answer)))
         seconds_answer = max(1e-9, some - few) / max(1, probe.num_tokens - 2 * len(ids))
         seconds_read = max(0.0, few - 2 * len(ids) * seconds_answer) / sum(map(len, ids))
+        most = MOST_PROMPTS if given is None else len(given) - FEWEST
+        sizes = {"prompt_tokens": sum(map(len, ids)) / len(ids), "answer_tokens": 0.8 * answer}
+        known = Speeds(seconds_read, seconds_answer, 0.0, 0.0, 0.0, 0)
+        least = check_least(task.hours, known, most, **sizes)
+        say(f"answers take {1e3 * seconds_answer:.1f} ms a token: {time_text(3600 * least)} at least, beside learning")
+        model = load_model(task.target, dtype=task.dtype, device=task.device, implementation="transformers")
         plain = list[float]()
 
         def measured(size: "Size") -> "Speeds":
             speeds, seconds = _measured(engine, model, probe, size, Path(folder))
             plain.append(seconds)
-            return replace(speeds, read=seconds_read, answer=seconds_answer)
+            speeds = replace(speeds, read=seconds_read, answer=seconds_answer)
+            smallest = replace(speeds, learn=speeds.learn * estimated(SIZES[-1]) / estimated(size))
+            least = check_least(task.hours, smallest, most, **sizes)
+            say(f"a head learns at {1e3 * speeds.learn:.1f} ms a token: {time_text(3600 * least)} at least in all")
+            return speeds
 
-        plan, speeds = choose(
-            task.hours, measured, estimated=lambda size: _estimated(model, size),
-            prompt_tokens=sum(map(len, ids)) / len(ids), answer_tokens=0.8 * answer,
-            most_prompts=MOST_PROMPTS if given is None else len(given) - FEWEST,
-        )  # fmt: skip
+        estimated = partial(_estimated, model)
+        plan, speeds = choose(task.hours, measured, estimated=estimated, most_prompts=most, **sizes)
     decoded = 5 * answer / 2 * plain[-1]  # seconds for a prompt, by all methods at both temperatures
     count = max(FEWEST, min(MOST, int(EVALUATION * 3600 * task.hours / max(decoded, 1e-9))))
     count = count if given is None else min(count, len(given) - plan.num_prompts)

@@ -1,12 +1,12 @@
 """A choice's text as it comes, taken apart: what was thought, what was answered, and calls of tools."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foretell.engine.request.row import Piece
+from foretell.engine.structured.parts import PartStream
 from foretell.engine.structured.thinking import of_answer
-from foretell.engine.structured.thoughts import Part, Phase, Thinking, ThoughtState, read, rest_of
+from foretell.engine.structured.thoughts import Part, Thinking, ThoughtState, rest_of
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCallStream, ToolUse, WrittenCall, new_call_id
 
 
@@ -18,61 +18,6 @@ class ThoughtDelta:
 
 
 Delta = ThoughtDelta | ContentDelta | CallDelta
-
-
-class ThoughtStream:
-    """Cuts a text into thoughts and answer as it comes; the deltas joined are the same however it was cut into pieces.
-
-    White space around thoughts belongs to the form and is dropped.
-    """
-
-    def __init__(self, thinking: Thinking) -> None:
-        self._family, self._hidden = thinking.thoughts.family, thinking.thoughts.hidden
-        self._phase, self._held = thinking.start, ""
-        self._given = 0  # characters of the text so far
-        self._due: deque[tuple[int, str]] = deque()  # marks that the text leaves out, and where they stood
-        self._begins = self._phase == "thought"  # white space that comes now is the form's
-        self._told: set[Phase] = set()
-        self._blanks = ""  # at the end of a thought so far
-
-    def push(self, pieces: Sequence[Piece], text: str) -> list[ThoughtDelta | ContentDelta]:
-        """The deltas of further tokens, and of the text that became certain with them."""
-        self._due += [(one.offset, self._hidden[one.token_id]) for one in pieces if one.token_id in self._hidden]
-        shown, begin = "", 0
-        while self._due and self._due[0][0] <= self._given + len(text):
-            place, mark = self._due.popleft()
-            end = max(begin, place - self._given)
-            shown, begin = shown + text[begin:end] + mark, end
-        self._given += len(text)
-        self._phase, self._held, parts = read(self._family, self._phase, self._held, shown + text[begin:])
-        return self._deltas(parts)
-
-    def finish(self) -> list[ThoughtDelta | ContentDelta]:
-        """The end of the text: what was held back."""
-        return self._deltas(rest_of(self._family, self._phase, self._held))
-
-    def _deltas(self, parts: Sequence[Part]) -> list[ThoughtDelta | ContentDelta]:
-        made: list[ThoughtDelta | ContentDelta] = []
-        for phase, text in parts:
-            if not text:  # a mark
-                self._begins, self._blanks = True, ""
-                continue
-            if self._begins:
-                text = text.lstrip()
-                if not text:
-                    continue
-                text = "\n\n" + text if phase in self._told else text  # a message of its own
-                self._begins = False
-            self._told.add(phase)
-            if phase == "thought":
-                text = self._blanks + text
-                kept = text.rstrip()
-                self._blanks = text[len(kept) :]
-                if kept:
-                    made.append(ThoughtDelta(kept))
-            else:
-                made.append(ContentDelta(text))
-        return made
 
 
 class AnswerPieces:
@@ -108,7 +53,7 @@ class TextReading:
         self, thinking: Thinking | None, calls: ToolUse | None, new_id: Callable[[], str] = new_call_id
     ) -> None:
         """thinking, calls: None where there are none. new_id makes the calls' ids."""
-        self._thoughts = None if thinking is None else ThoughtStream(thinking)
+        self._thoughts = None if thinking is None else PartStream(thinking)
         self._calls = (
             None if calls is None else ToolCallStream(new_id, only_calls=calls.only_calls, bare=calls.bare_tools)
         )
@@ -122,11 +67,11 @@ class TextReading:
         """The deltas of further tokens and text."""
         if self._thoughts is None:
             return self._called([ContentDelta(text)] if text else [])
-        return self._called(self._thoughts.push(pieces, text))
+        return self._called(_deltas(self._thoughts.push(pieces, text)))
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
         """The end of the text: the deltas that were held back. cut: a limit ended it."""
-        made = self._called(self._thoughts.finish()) if self._thoughts is not None else []
+        made = self._called(_deltas(self._thoughts.finish())) if self._thoughts is not None else []
         return made if self._calls is None else [*made, *self._calls.finish(cut=cut)]
 
     def _called(self, deltas: Sequence[ThoughtDelta | ContentDelta]) -> list[Delta]:
@@ -136,6 +81,10 @@ class TextReading:
         for one in deltas:
             made += self._calls.push(one.text) if isinstance(one, ContentDelta) else [one]
         return made
+
+
+def _deltas(parts: Sequence[Part]) -> list[ThoughtDelta | ContentDelta]:
+    return [ThoughtDelta(text) if phase == "thought" else ContentDelta(text) for phase, text in parts]
 
 
 def whole(deltas: Sequence[Delta]) -> tuple[str, str | None, list[WrittenCall]]:
