@@ -18,10 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 256 };
+enum { MOST = 256, ARGUMENTS = 32 };
 typedef int64_t Call(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                      int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                     int64_t, int64_t, int64_t, int64_t);
+                     int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 
 static void end(const char *why) {
   fprintf(stderr, "%s\n", why);
@@ -51,7 +51,7 @@ int main(int count, char **arguments) {
   if (!in || !out) end("no such files");
   for (int64_t calls = number(in); calls > 0; calls--) {
     char name[32], *buffers[MOST];
-    int64_t sizes[MOST], values[26] = {0};
+    int64_t sizes[MOST], values[ARGUMENTS] = {0};
     if (fread(name, 32, 1, in) != 1) end("the calls are cut short");
     const int64_t held = number(in);
     for (int64_t i = 0; i < held; i++) {
@@ -65,6 +65,7 @@ int main(int count, char **arguments) {
       memcpy(buffers[from] + at, &target, 8);
     }
     const int64_t given = number(in);
+    if (given > ARGUMENTS) end("a call has more arguments than this program gives");
     for (int64_t i = 0; i < given; i++) {
       const int64_t is_buffer = number(in), value = number(in), offset = number(in);
       values[i] = is_buffer ? (int64_t)(intptr_t)(buffers[value] + offset) : value;
@@ -73,7 +74,8 @@ int main(int count, char **arguments) {
     if (!call) end(name);
     const int64_t *v = values;
     const int64_t back = call(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], v[12], v[13], v[14],
-                              v[15], v[16], v[17], v[18], v[19], v[20], v[21], v[22], v[23], v[24], v[25]);
+                              v[15], v[16], v[17], v[18], v[19], v[20], v[21], v[22], v[23], v[24], v[25], v[26], v[27],
+                              v[28], v[29], v[30], v[31]);
     fwrite(&back, 8, 1, out), fwrite(buffers[0], 1, (size_t)sizes[0], out);
     for (int64_t i = 0; i < held; i++) free(buffers[i]);
   }
