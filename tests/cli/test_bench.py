@@ -157,6 +157,7 @@ def test_a_narrow_terminal_gets_a_narrow_table(
 ) -> None:
     from foretell.bench import Interval, Item, run_bench
     from foretell.cli import tables
+    from foretell.cli.layout import console_of
     from foretell.engine.engine import Engine
     from tests.bench.test_run import Letters
     from tests.model.table import TableLM
@@ -183,7 +184,7 @@ def test_a_narrow_terminal_gets_a_narrow_table(
         ]
         report = replace(measured, temperatures=[replace(measured.temperatures[0], methods=methods)])
         for width, shown in [(80, False), (tables.WIDE, True)]:
-            monkeypatch.setattr(tables, "_width", lambda width=width: width)
+            monkeypatch.setattr(tables, "console_of", lambda no_color, _, width=width: console_of(no_color, width))
             tables.show(report, no_color=True)
             text = capsys.readouterr().out
             lines = text.splitlines()
