@@ -99,7 +99,8 @@ class Terminal:
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-c", START, *map(str, args)], stdin=its, stdout=its, stderr=its, start_new_session=True,
-            env={**os.environ, "TERM": "xterm", **(env or {})},
+            env={**{name: os.environ[name] for name in os.environ if name not in ("COLUMNS", "LINES")}, "TERM": "xterm",
+                 **(env or {})},
         )  # fmt: skip
         os.close(its)
 

@@ -235,7 +235,7 @@ def test_a_conversation_in_a_terminal(cache: Path, columns: int) -> None:
         assert "8 tokens" in lines[-2]
         assert "cut: max_new_tokens = 8" in lines[-2]
         terminal.type("/speed\r")
-        terminal.until("decoding · 8 steps")
+        terminal.until(lambda lines: "decoding · 8 steps" in " ".join(" ".join(lines).split()))
         terminal.type("/hepl\r")
         terminal.until("unknown command '/hepl'; known: /help")
         terminal.type("//exit\r")

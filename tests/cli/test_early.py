@@ -201,7 +201,7 @@ def test_methods_is_one_screen_without_torch() -> None:
         "  ngram         what followed the last tokens earlier in prompt and output (works with shapes chain)" in rows
     )
     assert "  block         a chain judged as a whole (works with shapes chain, adaptive, specdec)" in rows
-    assert sum("LOSSY" in row for row in rows) == 4
+    assert sum("LOSSY" in row for row in rows) == 3
 
 
 def test_the_file_of_methods_is_fresh() -> None:

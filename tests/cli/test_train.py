@@ -195,7 +195,7 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     saved = checkpoint.found(tmp_path / "out")[-1]
     at_once, ended = result.stderr.splitlines()
     assert f"stopping after step 2, which is saved in {tmp_path / 'out'}: --resume goes on from there" in at_once
-    assert "Ctrl-C again stops at once; then there is no checkpoint yet" in at_once
+    assert "Ctrl-C again stops at once; then the last good checkpoint is " in at_once
     assert (
         ended == f"foretell: stopped: the last checkpoint is {saved}; the same command with --resume goes on from there"
     )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretell.checkpoints.catalogue import BUNDLED, CATALOGUE
-from foretell.checkpoints.directories import find_here
 from foretell.checkpoints.names import check_device
 from foretell.cli import early
 from foretell.cli.errors import is_out_of_memory
@@ -84,6 +83,8 @@ def loading(target: str, *, no_color: bool, stopped: str = "") -> Iterator[None]
         except (MemoryError, OSError, RuntimeError, ModelError) as error:
             if not is_out_of_memory(error):
                 raise
+            from foretell.checkpoints.directories import find_here
+
             path = find_here(target)
             files = [] if path is None else [path] if path.is_file() else [*path.glob("*.safetensors")]
             size = TWICE * sum(file.stat().st_size for file in files) / 1e9

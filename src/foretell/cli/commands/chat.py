@@ -54,8 +54,7 @@ def chat(
     given = {"seed": fresh_seed(), **(sampling or {})}
     params = settings.sampling(given if max_new_tokens is None else {**given, "max_new_tokens": max_new_tokens})
     with unechoed():  # until the end: what is typed between two prompts is not shown twice
-        with settings.loading(models.target, no_color=no_color):
-            speculative = settings.speculation(ctx, models, guessing)
+        speculative = settings.speculation(ctx, models, guessing)
         more = {"prefix_memory_gib": PREFIX_MEMORY_GIB, "speculation": speculation, "lora": lora}
         engine = settings.load_engine(models, speculative, no_color=no_color, **more)
         engine = settings.careful(engine, no_color=no_color)
