@@ -540,6 +540,43 @@ def test_another_table_is_planned_by_from_then_on() -> None:
     assert planner.will_guess(rows)
 
 
+def test_rows_like_those_that_rest_rest_without_another_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until something is seen of a guess, theirs or another's; not for ever; and only where they are alike."""
+    planner = Planner(CostTable({(1, 1): 1.0, (1, 5): 1.5}, {"m": {(1, 4): 2.0}}), Acceptance(4))
+    decided: list[int] = []
+    decide = planner._decide
+    monkeypatch.setattr(planner, "_decide", lambda rows, ids: decided.append(len(rows)) or decide(rows, ids))
+    row, number = RowView("", "m", 4, 100, length=30), itertools.count()
+
+    def decisions(view: RowView = row, name: str | None = None) -> int:
+        """For a request that comes, decodes one token plainly and goes."""
+        view, before = replace(view, request_id=name or f"new {next(number)}"), len(decided)
+        plan = planner.plan([view])
+        assert plan.caps == [0]
+        planner.observe(plan, StepObservation(1, [], 0.0, 1.0, 0.0))
+        if name is None:
+            planner.forget(view.request_id)
+        return len(decided) - before
+
+    def teach(name: str, heat: int = 0) -> None:
+        """A guess of some request is not kept."""
+        told = RowStep(name, "m", 4, 4, 0, heat=heat)
+        planner.observe(StepPlan([4], option=Option.WHOLE), StepObservation(1, [told], 2.0, 1.5, 0.0))
+
+    for _ in range(30):
+        teach("before")
+        teach("hot", 2)
+    assert [decisions() for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert decisions(replace(row, heat=2)) == 1, "how its text is drawn differs"
+    assert decisions() == 1
+    assert decisions(replace(row, length=90)) == 1, "costs depend on the length"
+    assert [decisions(), decisions()] == [1, 0]
+    teach("another")
+    assert [decisions(), decisions()] == [1, 0]
+    assert decisions(name="before") == 1, "its own guesses are known"
+    assert sum(decisions() for _ in range(4 * planner_module.PERIOD_PLAIN)) == pytest.approx(4, abs=1)
+
+
 @pytest.mark.parametrize("rates", [[0.0], [0.5], [0.9], [0.9, 0.1, 0.0]])
 @pytest.mark.parametrize("guess", [0.05, 0.4, 3.0])
 def test_steps_that_are_not_planned_are_those_that_would_have_been(rates: list[float], guess: float) -> None:

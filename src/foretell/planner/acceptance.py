@@ -157,6 +157,12 @@ class Acceptance:
         self._count()
         return any(self._pools.table[place, -1] for place in self._families.get(method, ()))
 
+    def has_seen(self, request_id: str) -> bool:
+        """Whether anything was seen of a request's guesses, by any method."""
+        self._count()
+        slots = [self._slots.get((request_id, method)) for method in self._families]
+        return any(self._rows.table[slot, -1] for slot in slots if slot is not None)
+
     def expected(self, method: str) -> tuple[list[float], list[float]] | None:
         """kept and expected nodes of a new request by this method, at the heat of which most is known; None where nothing
         is. It changes nothing, so that any thread may ask; what is queued is not counted."""

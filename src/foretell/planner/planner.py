@@ -9,6 +9,7 @@ guessed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from foretell.core.errors import ConfigError
 from foretell.costs.measure import grid
@@ -61,6 +62,7 @@ class Planner:
         self._age = 0  # plans for the same rows since the last decision ...
         self._patience = 1  # ... and when the next one is due
         self._known = 0  # steps of these rows before the last decision
+        self._rested: tuple[Any, int] | None = None  # the kinds of rows that were let rest, and how often since
         self._skips = 0  # steps of the same rest to come, before anybody asks again whether it stands
         self._plain_skip = self._plain_skipped = 0  # plain steps that corrections are not told of, and those so far
         self._least = 0.0  # of plans while the decision stands
@@ -140,7 +142,7 @@ class Planner:
 
     def replan(self) -> None:
         """Decide anew at the next plan, however young the decision that stands is."""
-        self._ids, self._skips = [], 0
+        self._ids, self._skips, self._rested = [], 0, None
 
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
@@ -148,7 +150,7 @@ class Planner:
         self._budget.forget(request_id)
         self.acceptance.forget(request_id)
         self._shares.forget(request_id)
-        self.replan()
+        self._ids, self._skips = [], 0
         if request_id in self.members:
             self.members, self._last = (), replace(self._last, members=())
 
@@ -188,10 +190,28 @@ class Planner:
             return self._last
         ids = [(row.request_id, row.method, row.max_depth) for row in rows]
         self._age += 1
-        if ids != self._ids or self._age >= self._patience or (not self.guessing and self._budget.is_due):
+        is_due = ids != self._ids or self._age >= self._patience or (not self.guessing and self._budget.is_due)
+        if is_due and not self._rests_again(rows, ids):
             self._decide(rows, ids)
         self._last = self._planned(limits, lagging)
         return self._last
+
+    def _rests_again(self, rows: Sequence[RowView], ids: list[tuple[str, str, int]]) -> bool:
+        """Let rows rest that are like those which the last decision let rest, where nobody has guessed since: what is
+        known of a new request is what is known of its pool. A decision takes as long as half a pass of a small model, and
+        where short requests come and go there would be one for each of them."""
+        self._flush()
+        if self._rested is None or ids == self._ids or self._budget.is_due:
+            return False
+        kinds, age = self._rested
+        is_known = any(self.acceptance.has_seen(row.request_id) for row in rows)
+        if age >= PERIOD_PLAIN or is_known or kinds != _kinds(rows):
+            return False
+        self._rested = kinds, age + 1
+        self.standing, self._ids = Decision([0] * len(rows), without=len(rows) / self._offers.plain_of(rows)), ids
+        self._age, self._known, self._patience = 0, 0, PERIOD_PLAIN
+        self._widest = [0] * len(rows)
+        return True
 
     def _decide(self, rows: Sequence[RowView], ids: list[tuple[str, str, int]]) -> None:
         self._flush()
@@ -209,6 +229,7 @@ class Planner:
         self._widest = [row.max_depth if row.method in self.parts else 0 for row in rows]
         self._patience = standing.num_steps if standing.trial else self._period(rows, was_idle=was_idle)
         self._ids = ids
+        self._rested = None if self.guessing or standing.trial else (_kinds(rows), 0)
 
     def _offers_of(self, rows: Sequence[RowView], plain: float) -> dict[Option, Offer]:
         """What guesses of these rows would bring, by each option by which they can gain."""
@@ -348,6 +369,8 @@ class Planner:
             plain, kept = self._offers.plain(step.batch, step.length), self.expected.learn(step.rows)
             self._speed.count((step.batch + kept) / step.batch * plain, step.seconds)
             return
+        if step.rows:
+            self._rested = None
         if self.parts and step.rows:
             step = replace(step, rows=self._own_rows(plan, step.rows))
         drafted = any(row.drafted for row in step.rows)
@@ -451,6 +474,17 @@ class Planner:
             expected = self._offers.draft_seconds(method, rows, step.batch)
             self.corrections.observe_draft(method, drafting, expected)
         return accepted
+
+
+def _kinds(rows: Sequence[RowView]) -> list[tuple[str, int, int, int, int, int]]:
+    """What a decision reads of rows of which nothing is known, lengths by their power of two."""
+    return sorted(
+        (
+            row.method, row.heat, row.max_depth, row.length.bit_length(), row.depth_limit.bit_length(),
+            row.num_unread.bit_length(),
+        )
+        for row in rows
+    )  # fmt: skip
 
 
 def all_ask(rows: Sequence[RowView]) -> bool:

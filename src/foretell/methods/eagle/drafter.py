@@ -55,7 +55,7 @@ class EagleDrafter(FeatureDrafter):
     ) -> None:
         """native: the same head through the C kernels; None: as the torch module."""
         self.head, self.model, self.capacity, self.native = head, model, capacity, native
-        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
+        self._cache: KVCache | None = None
         self.vocabulary = head.vocabulary
         prepare = native.features if native is not None else lambda taps: head.features(taps, model)
         self.features = FeatureBuffer(context.num_rows, prepare)
@@ -68,6 +68,17 @@ class EagleDrafter(FeatureDrafter):
         self._memory = -1
         self.fed: Fed | None = None  # in a twin whose proposal is captured: what it reads first ...
         self._features = self._outputs  # ... and its features [B, FEW, F]
+
+    @property
+    def cache(self) -> KVCache:
+        """Made when it is read for the first time: rows that never guess have none to join, move and free."""
+        if self._cache is None:
+            self._cache = (self.native or self.head).new_cache(len(self.filled), self.capacity)
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: KVCache) -> None:
+        self._cache = cache
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
@@ -211,14 +222,16 @@ class EagleDrafter(FeatureDrafter):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of the cache and of the waiting features."""
         self.filled = [self.filled[row] for row in rows]
-        self.cache.keep(torch.tensor(rows), max(self.filled, default=0))
+        if self._cache is not None:
+            self._cache.keep(torch.tensor(rows), max(self.filled, default=0))
         self.features.keep(rows)
         self._outputs = self._outputs[: len(rows)].clone()  # never used after a growth
 
     def join(self, other: Drafter, context: Context) -> None:
         """Add rows to the cache and to the waiting features."""
         assert isinstance(other, EagleDrafter)
-        self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
+        if self._cache is not None or other._cache is not None:
+            self.cache.join(other.cache, max(other.filled, default=0), max(self.filled, default=0))
         self.features.join(other.features)
         self._outputs = self._outputs.new_zeros(context.num_rows, *self._outputs.shape[1:])
         self.filled += other.filled
