@@ -16,6 +16,7 @@ JSON in a file for each model, written when it is done; cells that are there are
 """
 
 import argparse
+import gc
 import inspect
 import json
 import random
@@ -228,6 +229,8 @@ def main() -> None:
         for name in names:
             mode = "on" if name.startswith("always") else "auto"
             arms.append(Arm(name, engines[name.removeprefix("always ")], mode, limits, turns))
+        gc.collect()
+        gc.freeze()  # as ``foretell serve`` does: else a tenth of a second falls to one arm or the other
         file = options.out / f"{Path(target).stem}.jsonl"
         done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         known = {(one["users"], one["context"], one["temperature"]) for one in done}

@@ -540,6 +540,39 @@ def test_another_table_is_planned_by_from_then_on() -> None:
     assert planner.will_guess(rows)
 
 
+@pytest.mark.parametrize("draft", [0.05, 0.4])
+def test_a_plain_trial_is_made_as_plain_steps_are(draft: float) -> None:
+    """As many in a call as else, and charged so: a single one takes longer than those that it stands for. Alone after a
+    drafter's pass that displaced weights, where the first ones say nothing."""
+    planner = Planner(CostTable({(1, 1): 1.0, (1, 5): 1.02}, {"m": {(1, 4): draft}}), Acceptance(4))
+    decisions, trials = planner._decisions, list[StepPlan]()
+    for at in range(400):
+        row = RowView("a", "m", 4, 100)
+        if at % 20 == 0:
+            decisions.since_plain = decisions_module.PLAIN_TRIAL_PERIOD
+            planner.replan()
+        plan = planner.plan([row])
+        guesses = plan.caps[0] > 0
+        told = RowStep("a", "m", plan.caps[0], plan.caps[0], int(guesses))
+        planner.observe(
+            plan, StepObservation(1, [told] if guesses else [], draft if guesses else 0.0, 1.0, 0.0, 0.0, 4)
+        )
+        trials += [plan] if plan.trial and not guesses else []
+    assert trials, "plain steps are tried"
+    assert any(plan.alone for plan in trials) == (draft > planner_module.HEAVY_DRAFT)
+    assert decisions.num_passes == 4
+    decision = decisions_module.Decision([4], Option.WHOLE, Option.WHOLE, Allocation([4], 2.0, 1.1), 1.0)
+    charged = {}
+    for decisions.num_passes in (1, 4):
+        decisions.since_plain = decisions_module.PLAIN_TRIAL_PERIOD
+        for unsettled in (0, 2):
+            trial = decisions._plain_trial(decision, 0.9, Allocation([4], 1.0, 1.0), 1.0, unsettled)
+            assert trial is not None
+            charged[decisions.num_passes, unsettled] = trial.loss
+    least = charged[1, 0]
+    assert charged == pytest.approx({(1, 0): least, (1, 2): 3 * least, (4, 0): 4 * least, (4, 2): 6 * least})
+
+
 def test_rows_like_those_that_rest_rest_without_another_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until something is seen of a guess, theirs or another's; not for ever; and only where they are alike."""
     planner = Planner(CostTable({(1, 1): 1.0, (1, 5): 1.5}, {"m": {(1, 4): 2.0}}), Acceptance(4))

@@ -311,8 +311,7 @@ class Loop:
         """Make the guesses and the pass that checks them."""
         plan, self._doing = step.plan, "step"
         caps, paid, least = (None, None, 0.0) if plan is None else (plan.caps, plan.paid, plan.least)
-        # A plain step that is a trial tells of one step.
-        event = self.batch.step(caps, paid, step.probe, least, can_run=plan is None or not plan.trial)
+        event = self.batch.step(caps, paid, step.probe, least, can_run=plan is None or not plan.alone)
         self.faults.clear()
         return event
 

@@ -43,6 +43,7 @@ class Decisions:
     def __init__(self, corrections: Corrections, budget: Budget) -> None:
         self._corrections, self._budget = corrections, budget
         self.since_plain = PLAIN_TRIAL_PERIOD  # guessing steps since the last plain one
+        self.num_passes = 1  # of the last call that made plain steps: as many are tried at once
         self._begun = 0.0
 
     def begin(self) -> None:
@@ -121,6 +122,7 @@ class Decisions:
         if batch / plain * exp(doubt) <= expected.rate and self.knows_plain and not is_new:
             return None
         least = MIN_CHARGE_PASSES * plain
-        # Of a new number of rows the table alone says that it loses more, and it is one step for each.
-        loss = (1 + unsettled) * (least if is_new else max(plain - batch / expected.rate, least))
+        # Of a new number of rows the table alone says that it loses more, and it is one step for each. Where several are
+        # made in one call, one by itself would seem dearer than those that it stands for.
+        loss = (unsettled + self.num_passes) * (least if is_new else max(plain - batch / expected.rate, least))
         return Trial(standing.stands, Allocation([0] * batch, float(batch), plain), loss)

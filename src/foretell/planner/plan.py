@@ -23,6 +23,7 @@ class StepPlan:
     lagging: bool = False  # a drafter has more than two tokens to read: what it takes is not what guesses cost
     least: float = 0.0  # chance to be kept below which a guess that costs nothing to look up does not pay its node
     trial: bool = False
+    alone: bool = False  # a plain step that tells of itself: no other is made in the same call
     charged: float | None = None  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once
     expected: bool = False  # rows guess what is expected of them alone

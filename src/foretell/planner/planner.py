@@ -263,6 +263,7 @@ class Planner:
             lagging=lagging,
             least=self._least,
             trial=standing.trial,
+            alone=standing.trial and self._unsettled > 0,
             charged=standing.charged,
             together=self._together,
             members=self.members,
@@ -360,7 +361,7 @@ class Planner:
         self.corrections.tick()
         # Rest, in which most steps pass where guessing does not pay.
         if not step.rows and plan.charged is None and not self._unsettled:
-            self._decisions.since_plain, self._speed.guessed = 0, False
+            self._decisions.since_plain, self._decisions.num_passes, self._speed.guessed = 0, step.num_passes, False
             self._learn_plain(step)
             self._speed.count(step.seconds, step.seconds)
             return

@@ -90,7 +90,7 @@ def observation_of(
     return StepObservation(
         len(jobs), rows, event.seconds_draft * share, event.seconds_target * share,
         (event.seconds_rest + seconds_loop) * share,
-        sum(job.row.length for job in jobs) / len(jobs),
+        sum(job.row.length for job in jobs) / len(jobs), event.num_passes,
     )  # fmt: skip
 
 
