@@ -261,6 +261,9 @@ def test_streams_of_a_step_depend_on_the_root_and_the_node() -> None:
     assert again.stop().tolist() == noise.stop()[[2, 1]].tolist()
     assert again.draft(3).tolist() == noise.draft(3)[[2, 1]].tolist()
     assert again.bonus().tolist() == noise.bonus()[[2, 1]].tolist()
+    numbers = torch.arange(1, 5)
+    keys = stream_keys(noise.seeds[:, None], noise.positions[:, None], Stream.RACE, numbers)
+    assert noise.race_at(numbers).tolist() == keys.tolist(), "a race has draws of its own"
 
 
 # The race, in C and in torch

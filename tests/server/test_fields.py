@@ -450,7 +450,8 @@ TABLE: dict[str, list[Row]] = {
     "AnthropicSchema.schema_": [
         (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "integer"}}}}, "begins", "1")],
     "ContextSettings.edits": [
-        (MESSAGES, {"context_management": {"edits": [{"type": "compact", "trigger": {}}]}}, "error", "edits.0.type")],
+        (MESSAGES, {"context_management": {"edits": [{"type": "compact", "trigger": {}}]}}, "error", "edits.0.type"),
+        (MESSAGES, {"context_management": {"edits": [{"type": "compact", "keeps": 1}]}}, "error", "edits.0.type")],
     # Responses
     "ResponsesRequest.input": [(RESPONSES, {"input": "other"}, "prompt", "<user>other")],
     "ResponsesRequest.instructions": [(RESPONSES, {"instructions": "Be."}, "prompt", "<system>Be.")],
