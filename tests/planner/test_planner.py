@@ -573,6 +573,32 @@ def test_a_plain_trial_is_made_as_plain_steps_are(draft: float) -> None:
     assert charged == pytest.approx({(1, 0): least, (1, 2): 3 * least, (4, 0): 4 * least, (4, 2): 6 * least})
 
 
+def test_a_trial_that_was_refused_to_fewer_rows_is_not_due_where_nothing_can_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else there is a decision in each step, and none of them can come to anything."""
+    passes = {(1, 1): 1.0, (1, 5): 1.2, (8, 8): 2.0, (8, 40): 20.0}
+    planner = Planner(CostTable(passes, {"m": {(1, 4): 1.6, (8, 4): 12.8}}), Acceptance(4))
+    for _ in range(40):  # dear guesses, seldom kept
+        told = RowStep("before", "m", 4, 4, 0)
+        planner.observe(StepPlan([4], option=Option.WHOLE), StepObservation(1, [told], 1.6, 1.2, 0.0))
+    one, rows = RowView("one", "m", 4, 100), [RowView(str(index), "m", 4, 100) for index in range(8)]
+    budget = planner._budget
+    monkeypatch.setattr(planner_module.Acceptance, "has_seen", lambda self, request_id: False)
+    planner.plan([one])
+    budget._asked[Option.WHOLE] = (0.01, False, False)
+    budget._credit[Option.WHOLE] = 1.0
+    assert budget.is_due
+    decided: list[int] = []
+    decide = planner._decide
+    monkeypatch.setattr(planner, "_decide", lambda rows, ids: decided.append(len(rows)) or decide(rows, ids))
+    for _ in range(20):
+        plan = planner.plan(rows)
+        assert plan.caps == [0] * 8
+        planner.observe(plan, StepObservation(8, [], 0.0, 2.0, 0.0))
+    assert decided == [8]
+
+
 def test_rows_like_those_that_rest_rest_without_another_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until something is seen of a guess, theirs or another's; not for ever; and only where they are alike."""
     planner = Planner(CostTable({(1, 1): 1.0, (1, 5): 1.5}, {"m": {(1, 4): 2.0}}), Acceptance(4))

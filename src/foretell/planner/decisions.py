@@ -61,9 +61,9 @@ class Decisions:
         """What these rows do next. plain: seconds of their step without guesses. offers: of options by which a row can
         gain, the lower first. before: what stood so far. unsettled: steps to come that take longer than others."""
         standing = self.choose(batch, plain, offers, before.stands)
+        self._budget.open(plain, offers.keys())  # without offers, too: what was refused to fewer rows is not due now
         if not offers:
             return standing
-        self._budget.open(plain, offers.keys())
         # Where nobody guesses, all of it is to find out whether somebody should: it takes longer than many a trial.
         begun = self._begun if standing.stands == Option.PLAIN else thread_time()
         trial = self._try(plain, offers, standing, unsettled)
