@@ -796,6 +796,33 @@ def test_a_trial_is_charged_what_it_leaves_behind() -> None:
     assert spent(1.6) - spent(1.0) == pytest.approx(0.6, abs=0.1)
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_steps_of_one_call_teach_what_they_teach_one_by_one(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At rest, and after a drafter's pass: first steps there take longer."""
+    calls, singles, row = planner(guess=3.0), planner(guess=3.0), RowView("0", "m", 4, 9999)
+    for made in (calls, singles):
+        for _ in range(first):
+            made.observe(StepPlan([4]), StepObservation(1, [RowStep("0", "m", 4, 4, 0)], 3.0, 1.0, 0.0))
+    decided: list[Planner] = []
+    decide = Planner._decide
+    monkeypatch.setattr(Planner, "_decide", lambda self, *given: decided.append(self) or decide(self, *given))
+    for count in [1, 4, 4, 3, 2, 4, 1, *[4] * 100]:
+        step = StepObservation(1, [], 0.0, 1.1, 0.0)
+        plan = calls.again(0, lagging=False) or calls.plan([row])
+        if any(plan.caps) or plan.trial:  # these are single
+            count = 1
+        calls.observe(plan, replace(step, num_passes=count))
+        for _ in range(count):
+            singles.observe(singles.again(0, lagging=False) or singles.plan([row]), step)
+    for made in (calls, singles):
+        made._flush()
+    assert decided.count(calls) == decided.count(singles) > 2
+    assert calls._budget._served == pytest.approx(singles._budget._served)
+    assert calls.acceptance._step == singles.acceptance._step
+    found, expected = ({name: value for name, value in one.state.items() if name != "mode"} for one in (calls, singles))
+    assert found == pytest.approx(expected, rel=0.01), "of eight plain steps one is told, another one"
+
+
 def test_rest_teaches_the_same_whether_its_rows_are_named_or_left_out() -> None:
     """Rows that are left out take a shorter way."""
     rng, row = np.random.default_rng(3), RowView("0", "m", 4, 9999)

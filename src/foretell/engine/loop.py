@@ -372,10 +372,7 @@ class Loop:
             return
         seconds_loop = max(stepped - step.began - event.seconds, 0.0) + self._behind + owed
         self._led = any(one is not None and one.proposed for one in lights)
-        seen = observation_of(step.jobs, step.plan, lights, event, seconds_loop)
-        self.planner.observe(step.plan, seen)
-        for _ in range(1, event.num_passes):  # of one call: the plan stood for them, too
-            self.planner.observe(self.planner.again(0, lagging=False) or step.plan, seen)
+        self.planner.observe(step.plan, observation_of(step.jobs, step.plan, lights, event, seconds_loop))
 
     def _show(self, step: LoopStep, event: StepEvent, probe: Probe) -> None:
         """A step to observers and watchers."""

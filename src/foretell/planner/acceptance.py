@@ -93,9 +93,9 @@ class Acceptance:
         adds = np.concatenate([(came >= at) & (allowed > at), (came > at) & (allowed > at)], axis=2)
         self._adds = adds.reshape(-1, 2 * depth).astype(np.float64)
 
-    def tick(self) -> None:
-        """To be called after every step, with or without guesses."""
-        self._step += 1
+    def tick(self, count: int = 1) -> None:
+        """To be called after every step, or so many, with or without guesses."""
+        self._step += count
 
     def observe(
         self,

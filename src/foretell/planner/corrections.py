@@ -115,9 +115,9 @@ class Corrections:
         share = math.exp(-2.0 * self._ticks / self.MEMORY)
         return self._cov[one][other] * share + (self._still[one] * (1.0 - share) if one == other else 0.0)
 
-    def tick(self) -> None:
-        """A step has passed."""
-        self._ticks += 1
+    def tick(self, count: int = 1) -> None:
+        """So many steps have passed."""
+        self._ticks += count
 
     def _settle(self) -> None:
         """The steps that have passed: each part falls back, and is known less."""

@@ -17,9 +17,13 @@ class LiveSpeed:
         """None before any step."""
         return self._plain_seconds / self._seconds if self._seconds else None
 
-    def count(self, worth: float, seconds: float) -> None:
-        """A step took so long, for tokens that are worth so many seconds of plain decoding. The machine may have stood
-        still in it: its ratio counts, its length only so far."""
+    def count(self, worth: float, seconds: float, times: int = 1) -> None:
+        """A step took so long, for tokens that are worth so many seconds of plain decoding, and others as long. The machine
+        may have stood still in it: its ratio counts, its length only so far."""
+        for _ in range(times):
+            self._count(worth, seconds)
+
+    def _count(self, worth: float, seconds: float) -> None:
         seconds, self.before = seconds + self.before, 0.0
         most = STALLED * self._seconds
         if seconds * self._known > most > 0.0:

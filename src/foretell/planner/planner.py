@@ -54,7 +54,8 @@ class Planner:
         self.acceptance, self.mode, self.parts = acceptance, mode, dict(parts or {})
         self._shares = LightShares()
         self._budget, self._speed = Budget(), LiveSpeed()
-        self._waiting: list[tuple[StepPlan, StepObservation]] = []  # steps to learn from, a few at a time
+        self._waiting: list[tuple[StepPlan, StepObservation]] = []  # to learn from, a few at a time ...
+        self._num_waiting = 0  # ... and their steps
         self._last = StepPlan([])
         self.members: tuple[str, ...] = ()  # of the last plan
         self._ids: list[tuple[str, str, int]] = []  # of the rows that ``standing`` is for, and what they may guess
@@ -340,10 +341,13 @@ class Planner:
         """To be called after every step, with its plan and its measurements; where no row may guess, rows are left out.
         While a decision stands that much is known for, a few steps are learned from together: after a pass code and data
         are cold, and the first costs more than those after it."""
+        further = step.num_passes - 1  # of the same call: the plan stood for them, too
+        self._age, self._skips = self._age + further, max(self._skips - further, 0)
         if step.batch > 0 and step.seconds > 0.0 and self.mode != "off":
-            self._budget.earn(step.seconds)
+            self._budget.earn(step.seconds * step.num_passes)
             self._waiting.append((plan, step))
-            if len(self._waiting) >= plan.together:
+            self._num_waiting += step.num_passes
+            if self._num_waiting >= plan.together:
                 self._flush()
 
     def observe_reading(self, seconds: float) -> None:
@@ -352,18 +356,18 @@ class Planner:
 
     def _flush(self) -> None:
         """Learn from all steps that wait."""
-        steps, self._waiting = self._waiting, []
+        steps, self._waiting, self._num_waiting = self._waiting, [], 0
         for plan, step in steps:
             self._learn(plan, step)
 
     def _learn(self, plan: StepPlan, step: StepObservation) -> None:
-        self.acceptance.tick()
-        self.corrections.tick()
+        self.acceptance.tick(step.num_passes)
+        self.corrections.tick(step.num_passes)
         # Rest, in which most steps pass where guessing does not pay.
         if not step.rows and plan.charged is None and not self._unsettled:
             self._decisions.since_plain, self._decisions.num_passes, self._speed.guessed = 0, step.num_passes, False
             self._learn_plain(step)
-            self._speed.count(step.seconds, step.seconds)
+            self._speed.count(step.seconds, step.seconds, step.num_passes)
             return
         if plan.expected:
             self._speed.guessed = True
@@ -380,7 +384,7 @@ class Planner:
         heavy = drafted and step.seconds_draft > HEAVY_DRAFT * step.seconds_target
         settled = heavy or not self._unsettled
         if not settled:
-            self._unsettled -= 1
+            self._unsettled = max(self._unsettled - step.num_passes, 0)
             if not drafted and self._tried:  # the first steps after a trial that displaced weights are its cost
                 plain = self._offers.plain(step.batch, step.length)
                 self._budget.charge_extra(step.seconds, plain, plain)
@@ -393,7 +397,7 @@ class Planner:
         """What the step has won or lost."""
         plain, seconds = self._offers.plain(step.batch, step.length), step.seconds
         if not drafted:
-            self._speed.count(seconds, seconds)
+            self._speed.count(seconds, seconds, step.num_passes)
             if plan.charged is not None:
                 self._budget.charge_extra(seconds - plain, plan.charged, plain)
             return
@@ -431,7 +435,7 @@ class Planner:
         return found
 
     def _learn_plain(self, step: StepObservation) -> None:
-        self._plain_skipped += 1
+        self._plain_skipped += step.num_passes
         # Where they are known well, one of a few plain steps says enough.
         if self._plain_skipped > self._plain_skip or not self.corrections.knows_size(step.batch):
             plain = self.costs.verify(step.batch, step.batch, step.length)
