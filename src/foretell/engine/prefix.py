@@ -185,9 +185,9 @@ class PrefixStore:
         first: int = 0,
     ) -> None:
         """Keep a copy of slots [0, len(ids)) of a cache of one row: of what no stored text has. A stored text that this
-        one continues is replaced. taps: of the tokens from ``first`` on; those before must be stored. states: recurrent
-        ones at some positions, of a model that has them; those of a text that is replaced are kept. store: see
-        ``Submission``."""
+        one continues is replaced. taps: of the tokens from ``first`` on, from now on the store's; those before must be
+        stored. states: recurrent ones at some positions, of a model that has them; those of a text that is replaced are
+        kept. store: see ``Submission``."""
         keys = block_hashes(ids, owner)
         if not keys:
             return
@@ -223,7 +223,8 @@ class PrefixStore:
                 self._drop(older)
         pieces = [] if base is None else _clipped(base, common, mixed=not layers)
         if common < count:
-            new = KVPiece(*row.saved(count, common), None if taps is None else taps[:, common - first :].clone())
+            own = taps if taps is None or common == first else taps[:, common - first :].clone()
+            new = KVPiece(*row.saved(count, common), own)
             if pieces and pieces[-1][1] + count - common <= MERGED:
                 last, used = pieces.pop()
                 pieces.append((last.and_then(used, new), used + count - common))

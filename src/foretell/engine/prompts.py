@@ -131,7 +131,7 @@ class PromptReader:
         ``first`` on, and saved states. asked: whose text it is."""
         if self.prefixes is not None:
             known = states if isinstance(row, RecurrentCache) else None
-            joined = torch.cat(taps, 1) if taps else None
+            joined = taps[0] if len(taps) == 1 else torch.cat(taps, 1) if taps else None
             add = partial(
                 self.prefixes.add, ids, row, layers, joined, asked.owner, known, store=asked.store, first=first
             )
