@@ -10,15 +10,7 @@ from foretell.core.tree import DrawnBy, TokenTree, chain_tree
 from foretell.verify import Evidence, Rejection, Walk, rejection as module
 from foretell.verify.base import stops_from_edges
 from foretell.verify.rejection import children_of, try_children
-from tests.verify.enumerate import (
-    Case,
-    Drafts,
-    Tables,
-    drafts,
-    emitted_joint,
-    error,
-    tables,
-)
+from tests.verify.enumerate import Case, Drafts, Tables, drafts, emitted_joint, error, tables
 from tests.verify.kernels import joint_error, use
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
