@@ -39,6 +39,11 @@ class Text:
         """Tokens emitted so far."""
         return len(self.ids) - self.num_prompt
 
+    @property
+    def where(self) -> str:
+        """The place that it has come to, for people."""
+        return f"prompt of {self.num_prompt} tokens, output position {self.num_output}"
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -62,6 +67,11 @@ class Visit:
             path.insert(0, node)
             node = int(self.parent[node])
         return path
+
+    def where(self, node: int) -> str:
+        """A node, for people."""
+        text, path = self.text, self.tokens[self.path(node)].tolist()
+        return f"{text.where}, node {node} (path {path}), temperature {text.params.temperature:g}"
 
     def context(self, node: int) -> list[int]:
         """The text that node ends."""
@@ -107,6 +117,11 @@ def problem_of(tree: TokenTree) -> str:
     if bool((q.gather(1, tree.tokens[row, node][:, None]) == 0).any()):
         return "q gives a guess that was drawn from it no chance"
     return ""
+
+
+def unwatched(engine: Engine, config: MethodConfig) -> Engine:
+    """engine's target and method under another configuration."""
+    return engine.with_method(config, method=engine.method, speculation="on", drafter_errors="raise")
 
 
 Listener = Callable[[Sequence[Text], Evidence], None]
@@ -169,14 +184,7 @@ class VisitRecorder:
 
     def engine(self, engine: Engine, config: MethodConfig) -> Engine:
         """engine's target and method under another configuration, watched."""
-        recorded = Engine(
-            engine.model,
-            engine.tokenizer,
-            speculative=config,
-            method=engine.method,
-            width=engine.width,
-            drafter_errors="raise",
-        )
         self.method = config.method
+        recorded = unwatched(engine, config)
         recorded.observers.append(self)
         return recorded

@@ -1,6 +1,5 @@
 """``certify``: decode with every verifier and shape under observation, then check what was recorded."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +14,15 @@ from foretell.certify.draws import DrawChecks
 from foretell.certify.joint import check_joint
 from foretell.certify.noise import check_noise
 from foretell.certify.plain import RoundingJudge, Tolerance, distribution_of, plain_logits
-from foretell.certify.recorder import Proposal, Visit, VisitRecorder
+from foretell.certify.recorder import Proposal, Visit, VisitRecorder, unwatched
 from foretell.certify.report import (
     DEFECT,
     NEAR_TIE,
     Certificate,
     Check,
     Finding,
-    few,
+    Tally,
     unquantised_of,
-    verdict_of,
     weights_distance,
 )
 from foretell.certify.tokens import ObservedRun, check_tokens, follows_noise
@@ -37,7 +35,7 @@ from foretell.engine.engine import Engine, Prompt, Request
 from foretell.engine.request.request import token_ids
 from foretell.engine.request.result import Completion
 from foretell.model.target import CausalModel
-from foretell.verify import VERIFIERS, Verifier, parse_verifier
+from foretell.verify import VERIFIERS, parse_verifier
 
 
 def unquiet(ids: Tensor, logits: Tensor) -> Tensor:
@@ -102,34 +100,25 @@ def check_window(
     The rows that production gave to its verifier are compared with a fresh cache, one node a pass, and processors
     that read only a history. Beyond the tolerance of the dtype a ``RoundingJudge`` separates rounding from defects.
     """
-    findings: list[Finding] = []
-    worst, worst_log, worst_share, where, tolerance, num_contexts, num_off_path = 0.0, 0.0, -1.0, "", 0.0, 0, 0
+    tally, worst_log, num_off_path, num_near = Tally(), 0.0, 0, 0
     for visit, node, logits in plain_logits(model, visits, width):
         allowed = Tolerance.of(model.spec.dtype, visit.text.params)
         gap, log = deviations(visit.p[node], distribution_of(logits, visit.text, visit.context(node), model))
-        num_contexts += 1
         num_off_path += node > 0
-        share = max(gap / allowed.probability, log / allowed.log)
-        here = (
-            f"prompt of {visit.text.num_prompt} tokens, output position {visit.text.num_output}, "
-            f"node {node} (path {visit.tokens[visit.path(node)].tolist()}), temperature {visit.text.params.temperature:g}"
-        )
+        share, here = max(gap / allowed.probability, log / allowed.log), visit.where(node)
         if share > 1:
             explained, words = judge.explain(visit, node, visit.p[node], logits)
             figures = {"probability": gap, "log": log, "seed": visit.text.params.seed, "node": node}
-            findings.append(Finding(NEAR_TIE if explained else DEFECT, here, words, figures))
+            tally.findings.append(Finding(NEAR_TIE if explained else DEFECT, here, words, figures))
             if explained:
+                num_near += 1
                 continue
-        if share > worst_share:
-            worst_share, where, tolerance = share, here, allowed.probability
-        worst, worst_log = max(worst, gap), max(worst_log, log)
-    return Check(
-        "window", verifier, shape, verdict_of(findings, num_off_path), num_contexts, "nodes",
-        worst if num_contexts else None, tolerance if num_contexts else None,
-        "largest difference of a probability, near-ties apart", where, few(findings),
-        {"largest_log": worst_log, "guessed_nodes": num_off_path, "visits": len(visits),
-         "near_ties": sum(finding.verdict == NEAR_TIE for finding in findings)},
-    )  # fmt: skip
+        tally.add(gap, allowed.probability, here, share)
+        worst_log = max(worst_log, log)
+    tally.count += num_near
+    told = {"largest_log": worst_log, "guessed_nodes": num_off_path, "visits": len(visits), "near_ties": num_near}
+    measure = "largest difference of a probability, near-ties apart"
+    return tally.check("window", verifier, shape, "nodes", measure, told, decisive=num_off_path)
 
 
 SHAPES = ("chain", "static/branching=3x2x1")
@@ -148,18 +137,6 @@ class CertifyBudget:
     distributions: int = 2  # contexts of ``law`` at each temperature
     batch_size: int = 4
     seeds: int = 100_000  # of ``noise``, a tree
-
-
-@dataclass(frozen=True)
-class Combination:
-    """A verifier and a shape that compose."""
-
-    config: MethodConfig
-
-    @property
-    def verifier(self) -> Verifier:
-        """The rule."""
-        return self.config.verifier
 
 
 def certify(
@@ -203,8 +180,8 @@ def certify(
         for temperature in dict.fromkeys(temperatures)
         for request in requests(ids, temperature, max_new_tokens, seed)
     ]
-    for pair in pairs:
-        pair.config.load_verifier(engine.model)  # a missing head is reported now
+    for config in pairs:
+        config.load_verifier(engine.model)  # a missing head is reported now
     total = len(pairs) + 1
     say = progress or (lambda done, total, what: None)
 
@@ -215,13 +192,13 @@ def certify(
     checks: list[Check] = []
     contexts: dict[str, list[VisitedContext]] = {}
     with torch.inference_mode():
-        for done, pair in enumerate(pairs, 1):
-            say(done, total, f"{pair.config.verify}, {pair.config.shape}")
+        for done, config in enumerate(pairs, 1):
+            say(done, total, f"{config.verify}, {config.shape}")
             alpha = ALPHA / 2 / len(pairs)
             try:
-                checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
+                checks += certify_pair(engine, config, asked, expected, judge, budget, seed, alpha, contexts)
             except (VerifierError, DrafterError) as error:
-                checks.append(broken(pair.config.verify, pair.config.shape, "while decoding", error))
+                checks.append(broken(config.verify, config.shape, "while decoding", error))
         say(total, total, "laws")
         checks += certify_distributions(contexts, seed, ALPHA / 2, budget.seeds)
     if not any(temperatures):  # texts say all there is of a rule that keeps them, but for other temperatures
@@ -246,8 +223,9 @@ def certify(
 
 def combinations(
     base: MethodConfig, verifiers: Sequence[str], shapes: Sequence[str]
-) -> tuple[list[Combination], list[str]]:
-    """The legal pairs of a verifier and a shape, and why the others are not. Raises ConfigError where none is legal."""
+) -> tuple[list[MethodConfig], list[str]]:
+    """base with each legal pair of a verifier and a shape, and why the others are not legal. Raises ConfigError where none
+    is."""
     pairs, left_out = [], []
     for verify in verifiers:
         verifier = parse_verifier(verify)
@@ -255,7 +233,7 @@ def combinations(
             shape = parse_shape(text, base.num_speculative_tokens)
             reason = refusal(base.method, base.capabilities, verifier, shape, parse_draws(base.draws))
             if reason is None:
-                pairs.append(Combination(dataclasses.replace(base, verify=verify, shape=text)))
+                pairs.append(replace(base, verify=verify, shape=text))
             else:
                 left_out.append(f"{verify}, {text}: {reason}")
     if not pairs:
@@ -280,7 +258,6 @@ def certify_pair(
     temperatures = list(dict.fromkeys(request.params.temperature for request in asked))
     runs: list[ObservedRun] = []
     visits: list[Visit] = []
-    last: VisitRecorder | None = None
     proposals: dict[int, list[Proposal]] = {}
     for temperature in temperatures:
         part = [index for index, request in enumerate(asked) if request.params.temperature == temperature]
@@ -295,19 +272,12 @@ def certify_pair(
             prompt = asked[index].prompt
             assert not isinstance(prompt, str)
             runs.append(ObservedRun(asked[index], list(prompt), expected[index], completion))
-        last = recorder
-    assert last is not None
-    last.proposals = proposals
     checks = [check_window(engine.model, visits, judge, config.verify, shape, engine.width)]
     if verifier.exact and "q" in verifier.reads:
         checks.append(draws.check(config.verify, shape, alpha))
     same = [run for run in runs if run.request.params.temperature == 0 or follows_noise(verifier)]
     if same:
-        unrecorded = Engine(
-            engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width,
-            drafter_errors="raise",
-        )  # fmt: skip
-        checks.append(check_tokens(same, unrecorded, last, judge, verifier, shape))
+        checks.append(check_tokens(same, unwatched(engine, config), proposals, judge, verifier, shape))
     return checks
 
 
