@@ -14,7 +14,7 @@ from foretell.certify.draws import DrawChecks
 from foretell.certify.joint import check_joint
 from foretell.certify.noise import check_noise
 from foretell.certify.plain import RoundingJudge, Tolerance, distribution_of, plain_logits
-from foretell.certify.recorder import Proposal, Visit, VisitRecorder, unwatched
+from foretell.certify.recorder import Visit, VisitRecorder, unwatched
 from foretell.certify.report import (
     DEFECT,
     NEAR_TIE,
@@ -47,32 +47,25 @@ def unquiet(ids: Tensor, logits: Tensor) -> Tensor:
     return out
 
 
-def conditions(temperature: float, max_new_tokens: int) -> list[SamplingParams]:
-    """One of each kind: no processor, penalties, filters, rules. Prompts take them in turn."""
-    base = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-    return [
-        SamplingParams(**base),  # type: ignore[arg-type]
-        SamplingParams(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, **base),  # type: ignore[arg-type]
-        SamplingParams(top_p=0.9, top_k=50, min_p=0.01, **base),  # type: ignore[arg-type]
-        SamplingParams(min_new_tokens=max_new_tokens // 2, logits_processor=unquiet, **base),  # type: ignore[arg-type]
-    ]
-
-
-NAMES = ("plain", "penalties", "filters", "rules")
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    "filters": {"top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    "rules": {"logits_processor": unquiet},
+}
+"""Settings of a request beside its temperature: prompts take them in turn."""
 
 
 def requests(prompts: Sequence[Prompt], temperature: float, max_new_tokens: int, seed: int) -> list[Request]:
     """A request a prompt, each with a seed of its own: with equal seeds draws would not be independent."""
-    kinds = conditions(temperature, max_new_tokens)
-    return [
-        Request(prompt, replace(kinds[index % len(kinds)], seed=request_seed(seed, temperature, index)))
-        for index, prompt in enumerate(prompts)
-    ]
-
-
-def request_seed(seed: int, temperature: float, index: int) -> int:
-    """A seed in [0, ``MAX_SEED``] that no other prompt or temperature has."""
-    return derive_seed(seed, int(temperature * 1_000_000), index) & MAX_SEED
+    names, made = list(CONDITIONS), []
+    for index, prompt in enumerate(prompts):
+        name = names[index % len(names)]
+        least = max_new_tokens // 2 if name == "rules" else 0
+        own = derive_seed(seed, int(temperature * 1_000_000), index) & MAX_SEED
+        base = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, min_new_tokens=least, seed=own)
+        made.append(Request(prompt, replace(base, **CONDITIONS[name])))
+    return made
 
 
 HEAVY = 0.01
@@ -215,7 +208,7 @@ def certify(
             left_out.append(f"distance of {engine.model.spec.weights} weights from unquantised ones: {error}")
     settings: dict[str, Any] = {
         **{key: value for key, value in engine.resolved().items() if key != "exact"},
-        "verifiers": chosen, "shapes": list(shapes), "temperatures": list(temperatures), "conditions": list(NAMES),
+        "verifiers": chosen, "shapes": list(shapes), "temperatures": list(temperatures), "conditions": list(CONDITIONS),
         "num_prompts": len(prompts), "max_new_tokens": max_new_tokens, "seed": seed, "alpha": ALPHA,
     }  # fmt: skip
     return Certificate(tuple(checks), tuple(left_out), settings, perf_counter() - begun, distance)
@@ -258,7 +251,6 @@ def certify_pair(
     temperatures = list(dict.fromkeys(request.params.temperature for request in asked))
     runs: list[ObservedRun] = []
     visits: list[Visit] = []
-    proposals: dict[int, list[Proposal]] = {}
     for temperature in temperatures:
         part = [index for index, request in enumerate(asked) if request.params.temperature == temperature]
         recorder = VisitRecorder(budget.visits, derive_seed(seed, part[0]), [draws])
@@ -266,7 +258,6 @@ def certify_pair(
             [asked[index] for index in part], batch_size=budget.batch_size
         )
         visits += recorder.visits
-        proposals |= recorder.proposals
         contexts.setdefault(config.verify, []).extend(contexts_of(recorder.visits, budget.distributions))
         for index, completion in zip(part, found, strict=True):
             prompt = asked[index].prompt
@@ -277,7 +268,7 @@ def certify_pair(
         checks.append(draws.check(config.verify, shape, alpha))
     same = [run for run in runs if run.request.params.temperature == 0 or follows_noise(verifier)]
     if same:
-        checks.append(check_tokens(same, unwatched(engine, config), proposals, judge, verifier, shape))
+        checks.append(check_tokens(same, unwatched(engine, config), judge, verifier, shape))
     return checks
 
 

@@ -5,14 +5,14 @@ that decided (log p / E under coupled noise, the logit at temperature 0), and wi
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from foretell.certify.plain import ROUNDING, RoundingJudge, after, distribution_of, unfiltered
-from foretell.certify.recorder import Proposal, Text
+from foretell.certify.recorder import Text
 from foretell.certify.report import DEFECT, NEAR_TIE, Check, Finding, Tally
 from foretell.core.noise import Noise, derive_seed, exponentials
 from foretell.engine.engine import Engine, Request
@@ -39,13 +39,11 @@ class ObservedRun:
 def check_tokens(
     runs: Sequence[ObservedRun],
     engine: Engine,
-    proposals: Mapping[int, Sequence[Proposal]],
     judge: RoundingJudge,
     verifier: Verifier,
     shape: str,
 ) -> Check:
-    """Compare all texts. engine is the speculative one, not watched: it decodes again where texts part. proposals: by
-    request's seed."""
+    """Compare all texts. engine is the speculative one, not watched: it decodes again where texts part."""
     tally, num_tokens, num_parted, tie = Tally(), 0, 0, ROUNDING[engine.model.spec.dtype]
     for run in runs:
         expected, found = run.plain.token_ids, run.found.token_ids
@@ -55,7 +53,7 @@ def check_tokens(
         num_parted += 1
         if not verifier.exact:
             continue
-        finding = difference(run, engine, proposals, judge)
+        finding = difference(run, engine, judge)
         tally.findings.append(finding)
         tally.add(finding.figures["gap"], tie, finding.where)
     tally.count, tally.tolerance = num_tokens, tie
@@ -65,19 +63,14 @@ def check_tokens(
     return tally.check("tokens", engine.speculative.verify, shape, "tokens", measure, told, exact=verifier.exact)
 
 
-def difference(
-    run: ObservedRun, engine: Engine, proposals: Mapping[int, Sequence[Proposal]], judge: RoundingJudge
-) -> Finding:
+def difference(run: ObservedRun, engine: Engine, judge: RoundingJudge) -> Finding:
     """What happened at the first token that differs."""
     expected, found = run.plain.token_ids, run.found.token_ids
     common = min(len(expected), len(found))
     at = next((k for k in range(common) if expected[k] != found[k]), common)
     params = run.request.params
-    made = [one for one in proposals.get(int(params.seed or 0), []) if one.num_output <= at]
-    node = made[-1].node_before(found, at) if made else 0
-    where = f"prompt of {len(run.prompt_ids)} tokens, output token {at}, after node {node}, "
-    where += f"temperature {params.temperature:g}"
-    figures: dict[str, Any] = {"seed": params.seed, "position": at, "node": node}
+    where = f"prompt of {len(run.prompt_ids)} tokens, output token {at}, temperature {params.temperature:g}"
+    figures: dict[str, Any] = {"seed": params.seed, "position": at}
     if at == common:
         words = "one text is the beginning of the other: no rounding explains that"
         return Finding(DEFECT, where, words, {**figures, "gap": math.inf})
