@@ -24,10 +24,7 @@ def test_our_format(tmp_path: Path) -> None:
         {"question_id": 3, "category": "code", "format": "text", "turns": ["def f("], "reference": "x"},
         {"question_id": 4, "category": "copy", "format": "chat", "turns": ["Repeat: a"], "prediction": "a"},
     )
-    assert load_suite(file) == [
-        Item(3, "code", "def f(", "text", None),
-        Item(4, "copy", "Repeat: a", "chat", "a"),
-    ]
+    assert load_suite(file) == [Item(3, "code", "def f(", "text", None), Item(4, "copy", "Repeat: a", "chat", "a")]
 
 
 def test_spec_bench_questions(tmp_path: Path) -> None:

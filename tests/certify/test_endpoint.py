@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretell.certify.endpoint import (
-    Endpoint,
-    EndpointBudget,
-    EndpointCertificate,
-    certify_endpoint,
-)
+from foretell.certify.endpoint import Endpoint, EndpointBudget, EndpointCertificate, certify_endpoint
 from foretell.certify.endpoint.client import Answer
 from foretell.certify.endpoint.diagnosis import settled
 from foretell.certify.endpoint.report import APART, EndpointCheck

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell.certify.plain import RoundingJudge, Tolerance, after, distribution_of
-from foretell.certify.recorder import Proposal, Text, Visit
+from foretell.certify.recorder import Text, Visit
 from foretell.certify.report import DEFECT, NEAR_TIE, Certificate
 from foretell.certify.run import deviations
 from foretell.core.params import SamplingParams
@@ -125,10 +125,3 @@ def test_laws_that_are_none() -> None:
     assert deviations(fine, fine) == (0.0, 0.0)
     assert deviations(broken, broken) == (0.0, 0.0), "the same failure, which decoding reports"
     assert deviations(broken, fine) == deviations(fine, broken) == (math.inf, math.inf)
-
-
-def test_a_token_is_found_in_the_tree_it_came_from() -> None:
-    made = Proposal(2, [9, 4, 5, 6, 4], [-1, 0, 0, 2, 1])
-    emitted = [1, 1, 5, 6, 7]
-    assert [made.node_before(emitted, position) for position in (2, 3, 4)] == [0, 2, 3]
-    assert made.node_before([1, 1, 8], 3) == 0, "a token that was not guessed"

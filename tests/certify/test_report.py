@@ -5,18 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from foretell.certify.report import (
-    DEFECT,
-    LOSSY,
-    NEAR_TIE,
-    NOTHING,
-    PASS,
-    Certificate,
-    Check,
-    Finding,
-    few,
-    verdict_of,
-)
+from foretell.certify.report import DEFECT, LOSSY, NEAR_TIE, NOTHING, PASS, Certificate, Check, Finding, few, verdict_of
 from foretell.cli.output import as_json
 
 ONE = Check("window", "rejection", "chain", PASS, 3, "nodes", 1e-6, 1e-4, "largest difference")

@@ -26,7 +26,7 @@ from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import Kangaroo, NativeAdapter
 from foretell.methods.kangaroo.head import KangarooHead
-from foretell.methods.medusa.drafter import MOST_HEADS, Medusa, NativeMedusa, native_medusa
+from foretell.methods.medusa.drafter import MOST_HEADS, Medusa, NativeMedusa
 from foretell.methods.medusa.head import MedusaHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
@@ -264,7 +264,7 @@ def test_acceptance_heads(layers: int, normalize: bool) -> None:
 
 def test_too_many_heads_run_in_torch() -> None:
     head = MedusaHead.fresh(target(), num_heads=MOST_HEADS + 1, num_layers=1)
-    assert str(MOST_HEADS) in str(native_medusa(head, target())[1])
+    assert str(MOST_HEADS) in str(Medusa(head, target()).not_native)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -289,12 +289,13 @@ def test_a_head_that_runs_by_torch_beside_a_native_target_is_said_once(
 ) -> None:
     monkeypatch.setattr(build, "_warned", [])
     for _ in range(2):
-        made, reason = native_medusa(medusa(), target(torch.bfloat16), "auto")
-        assert made is None
+        made = Medusa(medusa(), target(torch.bfloat16))
+        assert made.native is None
+    reason = made.not_native
     assert reason == "its weights are torch.float32, and the target's torch.bfloat16"
     assert caplog.messages == [f"the drafter's head runs by torch, which is slower: {reason}"]
     caplog.clear()
     monkeypatch.setattr(build, "_warned", [])
     other = TransformersModel(tiny_module("llama", head_dim=16))  # of which its loading has spoken
-    assert native_medusa(medusa(), other, "auto")[0] is None
+    assert Medusa(medusa(), other).native is None
     assert caplog.messages == []

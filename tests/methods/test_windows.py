@@ -18,8 +18,9 @@ from foretell.model.llama.run.lean import LeanModel
 from foretell.model.llama.run.native import NativeModel
 from foretell.model.target import CausalModel
 from foretell.model.windows import UNBOUNDED, DraftWindow
+from tests.methods.decoding import Decoding, prompts
 from tests.methods.eagle.eagles import random_head, same_trees
-from tests.methods.eagle.test_drafter import CONFIGS, Decoding, decoded, prompts
+from tests.methods.eagle.test_drafter import CONFIGS, decoded
 from tests.methods.eagle.test_native import Levels, distance
 from tests.methods.test_native import flash, requests, run, target, twin
 from tests.model.tiny import VOCAB, tiny_module

@@ -7,15 +7,7 @@ from torch import Tensor
 
 from foretell.heads.teacher import ComputedBatch, LossSlot, Outcome, TeacherBatch
 from foretell.train.losses import DIVERGENCES, forward_kl
-from foretell.train.metrics import (
-    Meter,
-    compare,
-    divergence_of,
-    evaluate,
-    expected_length,
-    loss_per_slot,
-    slot_losses,
-)
+from foretell.train.metrics import Meter, compare, divergence_of, evaluate, expected_length, loss_per_slot, slot_losses
 from tests.train.harness import Linear, teacher, texts
 
 B, T, V = 2, 6, 5

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -446,11 +447,11 @@ def test_a_run_that_is_too_long_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_rest_behind_the_run_that_starts_from_p_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, distributions = multidraft.try_behind, tables(3, 2, 0)
+    original, distributions = multidraft.try_children, tables(3, 2, 0)
 
-    def from_p(rest: Tensor, *args: Tensor) -> tuple[Tensor, Tensor]:
-        return original(distributions.p[0].expand_as(rest), *args)
+    def from_p(rest: Tensor, *args: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return original(distributions.p[0].expand_as(rest), *args, **options)
 
-    monkeypatch.setattr(multidraft, "try_behind", from_p)
+    monkeypatch.setattr(multidraft, "try_children", from_p)
     for rule in RULES:
         assert error(rule, Case((-1, 0, 0, 0), (F, I, I, F)), distributions) > 1e-3

@@ -10,15 +10,7 @@ from foretell.core.tree import DrawnBy, TokenTree, chain_tree
 from foretell.verify import Evidence, Rejection, Walk, rejection as module
 from foretell.verify.base import stops_from_edges
 from foretell.verify.rejection import children_of, try_children
-from tests.verify.enumerate import (
-    Case,
-    Drafts,
-    Tables,
-    drafts,
-    emitted_joint,
-    error,
-    tables,
-)
+from tests.verify.enumerate import Case, Drafts, Tables, drafts, emitted_joint, error, tables
 from tests.verify.kernels import joint_error, use
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
@@ -282,7 +274,7 @@ def test_children_above_one_raise() -> None:
 def test_try_children_leaves_the_rest_only_where_asked() -> None:
     p = torch.tensor([[0.2, 0.3, 0.5]])
     tokens, real = torch.tensor([[2, 1]]), torch.ones(1, 2, dtype=torch.bool)
-    edges, rest = try_children(p, None, tokens, torch.zeros(1, 2, dtype=torch.int64), real)
+    edges, rest = try_children(p, None, tokens, torch.zeros(1, 2, dtype=torch.int64), real, asks_rest=True)
     assert torch.allclose(edges, torch.tensor([[0.5, 0.3]]))
     assert rest.tolist() == [[p[0, 0].item(), 0.0, 0.0]]
-    assert try_children(p, None, tokens[:, :1], tokens[:, :1] * 0, real[:, :1])[1] is None
+    assert try_children(p, None, tokens[:, :1], tokens[:, :1] * 0, real[:, :1])[1] is p

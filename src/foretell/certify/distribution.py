@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.certify.recorder import Visit
-from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
+from foretell.certify.report import DEFECT, Check, Finding, Tally
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
 from foretell.verify.contract import checked
@@ -35,7 +35,6 @@ class VisitedContext:
     q: Tensor | None  # [V]; None where the child was FIXED
     token: int  # the first child's
     where: str
-    temperature: float
 
 
 def contexts_of(visits: Sequence[Visit], limit: int) -> list[VisitedContext]:
@@ -50,13 +49,9 @@ def contexts_of(visits: Sequence[Visit], limit: int) -> list[VisitedContext]:
             if not children:
                 continue
             drawn = int(visit.drawn_by[children[0]]) in (DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT)
-            where = (
-                f"prompt of {visit.text.num_prompt} tokens, output position {visit.text.num_output}, node {node}, "
-                f"temperature {visit.text.params.temperature:g}"
-            )
             q = visit.q[node] if drawn and visit.q is not None else None
             token = int(visit.tokens[children[0]])
-            found.append(VisitedContext(visit.p[node], q, token, where, visit.text.params.temperature))
+            found.append(VisitedContext(visit.p[node], q, token, visit.where(node)))
     if len(found) <= limit:
         return found
     return [found[index * len(found) // limit] for index in range(limit)]
@@ -103,26 +98,21 @@ def emitted_distribution(verifier: Verifier, p: Tensor, q: Tensor | None, token:
 
 def check_distribution(verifier: Verifier, spec: str, contexts: Sequence[VisitedContext]) -> Check:
     """Compare the emitted distribution with p at every context."""
-    findings: list[Finding] = []
-    worst, worst_tv, sum_tv, where, largest_cut = -1.0, 0.0, 0.0, "", 0.0
+    tally, variations, largest_cut = Tally(), list[float](), 0.0
     for context in contexts:
         emitted, cut = emitted_distribution(verifier, context.p, context.q, context.token)
         difference = (emitted - context.p.double()).nan_to_num(nan=float("inf")).abs()
         gap, variation = float(difference.max()), 0.5 * float(difference.sum())
-        worst_tv, sum_tv, largest_cut = max(worst_tv, variation), sum_tv + variation, max(largest_cut, cut)
-        if gap > worst:
-            worst, where = gap, context.where
+        variations.append(variation)
+        largest_cut = max(largest_cut, cut)
+        tally.add(gap, TOLERANCE, context.where)
         if verifier.exact and not gap <= TOLERANCE:
             token = int(difference.argmax())
             words = f"token {token}: emitted {float(emitted[token]):.6f}, p {float(context.p[token]):.6f}"
-            findings.append(Finding(DEFECT, context.where, words, {"probability": gap, "total_variation": variation}))
-    count = len(contexts)
-    verdict = verdict_of(findings, count, exact=verifier.exact)
-    figures = {"largest_total_variation": worst_tv, "largest_mass_cut": largest_cut}
-    if count:
-        figures["mean_total_variation"] = sum_tv / count
-    return Check(
-        "law", spec, "one guess", verdict, count, "laws", worst if count else None,
-        TOLERANCE if count and verifier.exact else None, "largest difference of a probability, emitted against p",
-        where, few(findings), figures,
-    )  # fmt: skip
+            figures = {"probability": gap, "total_variation": variation}
+            tally.findings.append(Finding(DEFECT, context.where, words, figures))
+    told = {"largest_total_variation": max(variations, default=0.0), "largest_mass_cut": largest_cut}
+    if variations:
+        told["mean_total_variation"] = sum(variations) / len(variations)
+    measure = "largest difference of a probability, emitted against p"
+    return tally.check("law", spec, "one guess", "laws", measure, told, exact=verifier.exact)

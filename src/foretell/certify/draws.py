@@ -89,8 +89,9 @@ class DrawChecks:
         chance = float(probs[token]) / mass if mass > 0 else math.nan
         if not math.isfinite(mass) or not chance > 0:
             words = f"token {token} was drawn, and its distribution gives it {chance:.3g}"
-            where = f"prompt of {text.num_prompt} tokens, output position {text.num_output}, node {node}"
-            self.impossible.append(Finding(DEFECT, where, words, {"token": token, "seed": text.params.seed}))
+            self.impossible.append(
+                Finding(DEFECT, f"{text.where}, node {node}", words, {"token": token, "seed": text.params.seed})
+            )
             return None
         probs /= mass
         if float(probs.max()) > ONE_HOT:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.certify.distribution import VisitedContext
-from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
+from foretell.certify.report import DEFECT, Check, Finding, Tally
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
 from foretell.verify.contract import checked
@@ -147,25 +147,19 @@ def check_joint(verifier: Verifier, spec: str, contexts: Sequence[VisitedContext
     lossy one: in its own)."""
     trees = CHAINS if verifier.chains_only else CHAINS | TREES
     ways = list(dict.fromkeys((verifier.draws, *SAMPLED, DrawMode.FIXED))) if verifier.exact else [verifier.draws]
-    findings: list[Finding] = []
-    worst, worst_tv, where, done = -1.0, 0.0, "", 0
-    sets = projected(contexts, 1 + 3, count)
-    for probs in sets:
+    tally, worst_tv = Tally(), 0.0
+    for probs in projected(contexts, 1 + 3, count):
         for name, parent in trees.items():
             for how in ways:
                 gap, variation = joint_error(verifier, outcomes(parent, how, probs), probs)
-                done += 1
                 here = f"tree {name}, draws {how.value}, distributions of {probs.where}"
                 worst_tv = max(worst_tv, variation)
-                if gap > worst:
-                    worst, where = gap, here
+                tally.add(gap, TOLERANCE, here)
                 if verifier.exact and not gap <= TOLERANCE:
                     words = f"joint probability {gap:.2e}, total variation {variation:.2e}"
-                    findings.append(Finding(DEFECT, here, words, {"probability": gap, "total_variation": variation}))
-    verdict = verdict_of(findings, done, exact=verifier.exact)
-    return Check(
-        "joint", spec, "chains" if verifier.chains_only else "small trees", verdict, done, "joint laws",
-        worst if done else None, TOLERANCE if done and verifier.exact else None,
-        f"largest difference of a joint probability, distributions cut to {SIZE} tokens", where, few(findings),
-        {"largest_total_variation": worst_tv},
-    )  # fmt: skip
+                    figures = {"probability": gap, "total_variation": variation}
+                    tally.findings.append(Finding(DEFECT, here, words, figures))
+    shape = "chains" if verifier.chains_only else "small trees"
+    measure = f"largest difference of a joint probability, distributions cut to {SIZE} tokens"
+    told = {"largest_total_variation": worst_tv}
+    return tally.check("joint", spec, shape, "joint laws", measure, told, exact=verifier.exact)

@@ -13,7 +13,7 @@ from torch import Tensor
 from foretell.certify.distribution import VisitedContext
 from foretell.certify.draws import freedman_bound
 from foretell.certify.joint import SIZE, ContextTables, projected
-from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
+from foretell.certify.report import DEFECT, Check, Finding, Tally
 from foretell.core.noise import Noise, exponentials, int64_seed, mix
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
@@ -67,8 +67,7 @@ def check_noise(
     chosen = projected(contexts, 3, SETS)
     trees = {"1-1": TREES["1-1"]} if verifier.chains_only else TREES
     each = alpha / max(1, len(chosen) * len(trees) * SIZE * SIZE)
-    findings: list[Finding] = []
-    worst, worst_share, tolerance, where, done = 0.0, -1.0, 0.0, "", 0
+    tally = Tally()
     for number, distributions in enumerate(chosen):
         target = (distributions.p[0].flatten()[:, None] * distributions.p[1]).flatten()  # [SIZE * SIZE]
         for name, parent in trees.items():
@@ -76,19 +75,13 @@ def check_noise(
             noise = Noise(mix(torch.arange(num_seeds) ^ key), torch.full((num_seeds,), 7))
             gaps = (counts(verifier, parent, distributions, noise) / num_seeds - target).abs()
             bounds = torch.tensor([freedman_bound(num_seeds * float(x * (1 - x)), each) / num_seeds for x in target])
-            done += 1
             at = int((gaps / bounds).argmax())
             here = f"tree {name}, distributions of {distributions.where}"
-            if float(gaps[at] / bounds[at]) > worst_share:
-                worst, tolerance, where = float(gaps[at]), float(bounds[at]), here
-                worst_share = worst / tolerance
+            tally.add(float(gaps[at]), float(bounds[at]), here)
             if not bool((gaps <= bounds).all()):
                 words = f"the frequency of a pair of tokens is {float(gaps[at]):.4f} from its probability; "
                 words += f"by chance at most {float(bounds[at]):.4f}, but for {each:.1e}"
-                findings.append(Finding(DEFECT, here, words, {"probability": float(gaps[at])}))
-    return Check(
-        "noise", spec, "small trees", verdict_of(findings, done), done, f"laws, {num_seeds} seeds",
-        worst if done else None, tolerance if done else None,
-        f"largest difference of a frequency, distributions cut to {SIZE} tokens, and its bound", where, few(findings),
-        {"alpha": alpha, "seeds": num_seeds},
-    )  # fmt: skip
+                tally.findings.append(Finding(DEFECT, here, words, {"probability": float(gaps[at])}))
+    measure = f"largest difference of a frequency, distributions cut to {SIZE} tokens, and its bound"
+    told = {"alpha": alpha, "seeds": num_seeds}
+    return tally.check("noise", spec, "small trees", f"laws, {num_seeds} seeds", measure, told)

@@ -4,6 +4,7 @@ A ``VisitRecorder`` is an observer of the engine's steps (``StepEvent``): it cha
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,11 @@ class Text:
         """Tokens emitted so far."""
         return len(self.ids) - self.num_prompt
 
+    @property
+    def where(self) -> str:
+        """The place that it has come to, for people."""
+        return f"prompt of {self.num_prompt} tokens, output position {self.num_output}"
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -63,28 +69,14 @@ class Visit:
             node = int(self.parent[node])
         return path
 
+    def where(self, node: int) -> str:
+        """A node, for people."""
+        text, path = self.text, self.tokens[self.path(node)].tolist()
+        return f"{text.where}, node {node} (path {path}), temperature {text.params.temperature:g}"
+
     def context(self, node: int) -> list[int]:
         """The text that node ends."""
         return [*self.text.ids, *self.tokens[self.path(node)].tolist()]
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What was proposed to one row in one step: enough to find a token's node again."""
-
-    num_output: int
-    tokens: list[int]
-    parent: list[int]
-
-    def node_before(self, emitted: Sequence[int], position: int) -> int:
-        """The node after which output token ``position`` was drawn, given the output emitted."""
-        node = 0
-        for token in emitted[self.num_output : position]:
-            children = [i for i in range(1, len(self.parent)) if self.parent[i] == node and self.tokens[i] == token]
-            if not children:
-                break
-            node = children[0]
-        return node
 
 
 def problem_of(tree: TokenTree) -> str:
@@ -109,6 +101,11 @@ def problem_of(tree: TokenTree) -> str:
     return ""
 
 
+def unwatched(engine: Engine, config: MethodConfig) -> Engine:
+    """engine's target and method under another configuration."""
+    return engine.with_method(config, method=engine.method, speculation="on", drafter_errors="raise")
+
+
 Listener = Callable[[Sequence[Text], Evidence], None]
 """Called with the texts before a step, and the verifier's input."""
 
@@ -120,7 +117,7 @@ class VisitRecorder:
         """max_visits of each request are kept: the last with guesses in a line, which sees what all steps before it left
         in the cache, then a uniform sample. seed is the certificate's own, apart from the noise of production."""
         self.max_visits = max_visits
-        self.proposals: dict[int, list[Proposal]] = {}  # by seed of the request
+        self._num_steps = Counter[int]()  # by seed of the request
         self.method = "none"  # that is watched
         self._last: dict[int, Visit] = {}  # by seed too
         self._sample: dict[int, list[Visit]] = {}
@@ -146,15 +143,14 @@ class VisitRecorder:
             )
         texts = [Text(event.text(index), len(row.prompt_ids), row.params) for index, row in enumerate(event.rows)]
         room = max(1, MAX_BYTES // max(1, 2 * p[0].numel() * p.element_size()))
-        tokens, parents = tree.tokens.tolist(), tree.parent.tolist()
+        parents = tree.parent.tolist()
         for row, text in enumerate(texts):
             key = int(text.params.seed or 0)
-            known = self.proposals.setdefault(key, [])
-            known.append(Proposal(text.num_output, tokens[row], parents[row]))
+            self._num_steps[key] += 1
             late = key not in self._last or any(above > 0 for above in parents[row])
             sample = self._sample.setdefault(key, [])
             num_sampled = min(self.max_visits - 1, room // max(1, len(self._sample)) - 1)
-            place = len(sample) if len(sample) < num_sampled else self._random.randrange(len(known))
+            place = len(sample) if len(sample) < num_sampled else self._random.randrange(self._num_steps[key])
             if not late and place >= num_sampled:
                 continue
             q = None if tree.q is None else tree.q[row].clone()
@@ -169,14 +165,7 @@ class VisitRecorder:
 
     def engine(self, engine: Engine, config: MethodConfig) -> Engine:
         """engine's target and method under another configuration, watched."""
-        recorded = Engine(
-            engine.model,
-            engine.tokenizer,
-            speculative=config,
-            method=engine.method,
-            width=engine.width,
-            drafter_errors="raise",
-        )
         self.method = config.method
+        recorded = unwatched(engine, config)
         recorded.observers.append(self)
         return recorded

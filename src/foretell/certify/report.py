@@ -212,6 +212,36 @@ class Certificate:
         }
 
 
+@dataclass
+class Tally:
+    """What a check has compared so far, and the deviation that is largest beside what is allowed there."""
+
+    count: int = 0
+    deviation: float = 0.0
+    tolerance: float = 0.0
+    where: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    share: float = -1.0  # of the deviation in its tolerance
+
+    def add(self, deviation: float, tolerance: float, where: str, share: float | None = None) -> None:
+        """A place. share: what ranks it, where that is not the deviation over the tolerance."""
+        self.count += 1
+        share = deviation / tolerance if share is None else share
+        if share > self.share:
+            self.share, self.deviation, self.tolerance, self.where = share, deviation, tolerance, where
+
+    def check(
+        self, name: str, verifier: str, shape: str, unit: str, measure: str, figures: dict[str, Any], *,
+        exact: bool = True, decisive: int | None = None,
+    ) -> Check:  # fmt: skip
+        """The check; exact: of the rule. decisive: how many of the places decide, where not all do."""
+        verdict = verdict_of(self.findings, self.count if decisive is None else decisive, exact=exact)
+        return Check(
+            name, verifier, shape, verdict, self.count, unit, self.deviation if self.count else None,
+            self.tolerance if self.count and exact else None, measure, self.where, few(self.findings), figures,
+        )  # fmt: skip
+
+
 def verdict_of(findings: list[Finding], num_contexts: int, *, exact: bool = True) -> str:
     """The verdict of a check that found these. exact: of the rule; another is measured alone."""
     if not exact and num_contexts:

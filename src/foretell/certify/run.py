@@ -1,6 +1,5 @@
 """``certify``: decode with every verifier and shape under observation, then check what was recorded."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +14,15 @@ from foretell.certify.draws import DrawChecks
 from foretell.certify.joint import check_joint
 from foretell.certify.noise import check_noise
 from foretell.certify.plain import RoundingJudge, Tolerance, distribution_of, plain_logits
-from foretell.certify.recorder import Proposal, Visit, VisitRecorder
+from foretell.certify.recorder import Visit, VisitRecorder, unwatched
 from foretell.certify.report import (
     DEFECT,
     NEAR_TIE,
     Certificate,
     Check,
     Finding,
-    few,
+    Tally,
     unquantised_of,
-    verdict_of,
     weights_distance,
 )
 from foretell.certify.tokens import ObservedRun, check_tokens, follows_noise
@@ -37,7 +35,7 @@ from foretell.engine.engine import Engine, Prompt, Request
 from foretell.engine.request.request import token_ids
 from foretell.engine.request.result import Completion
 from foretell.model.target import CausalModel
-from foretell.verify import VERIFIERS, Verifier, parse_verifier
+from foretell.verify import VERIFIERS, parse_verifier
 
 
 def unquiet(ids: Tensor, logits: Tensor) -> Tensor:
@@ -49,32 +47,25 @@ def unquiet(ids: Tensor, logits: Tensor) -> Tensor:
     return out
 
 
-def conditions(temperature: float, max_new_tokens: int) -> list[SamplingParams]:
-    """One of each kind: no processor, penalties, filters, rules. Prompts take them in turn."""
-    base = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-    return [
-        SamplingParams(**base),  # type: ignore[arg-type]
-        SamplingParams(repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, **base),  # type: ignore[arg-type]
-        SamplingParams(top_p=0.9, top_k=50, min_p=0.01, **base),  # type: ignore[arg-type]
-        SamplingParams(min_new_tokens=max_new_tokens // 2, logits_processor=unquiet, **base),  # type: ignore[arg-type]
-    ]
-
-
-NAMES = ("plain", "penalties", "filters", "rules")
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    "filters": {"top_p": 0.9, "top_k": 50, "min_p": 0.01},
+    "rules": {"logits_processor": unquiet},
+}
+"""Settings of a request beside its temperature: prompts take them in turn."""
 
 
 def requests(prompts: Sequence[Prompt], temperature: float, max_new_tokens: int, seed: int) -> list[Request]:
     """A request a prompt, each with a seed of its own: with equal seeds draws would not be independent."""
-    kinds = conditions(temperature, max_new_tokens)
-    return [
-        Request(prompt, replace(kinds[index % len(kinds)], seed=request_seed(seed, temperature, index)))
-        for index, prompt in enumerate(prompts)
-    ]
-
-
-def request_seed(seed: int, temperature: float, index: int) -> int:
-    """A seed in [0, ``MAX_SEED``] that no other prompt or temperature has."""
-    return derive_seed(seed, int(temperature * 1_000_000), index) & MAX_SEED
+    names, made = list(CONDITIONS), []
+    for index, prompt in enumerate(prompts):
+        name = names[index % len(names)]
+        least = max_new_tokens // 2 if name == "rules" else 0
+        own = derive_seed(seed, int(temperature * 1_000_000), index) & MAX_SEED
+        base = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, min_new_tokens=least, seed=own)
+        made.append(Request(prompt, replace(base, **CONDITIONS[name])))
+    return made
 
 
 HEAVY = 0.01
@@ -102,34 +93,25 @@ def check_window(
     The rows that production gave to its verifier are compared with a fresh cache, one node a pass, and processors
     that read only a history. Beyond the tolerance of the dtype a ``RoundingJudge`` separates rounding from defects.
     """
-    findings: list[Finding] = []
-    worst, worst_log, worst_share, where, tolerance, num_contexts, num_off_path = 0.0, 0.0, -1.0, "", 0.0, 0, 0
+    tally, worst_log, num_off_path, num_near = Tally(), 0.0, 0, 0
     for visit, node, logits in plain_logits(model, visits, width):
         allowed = Tolerance.of(model.spec.dtype, visit.text.params)
         gap, log = deviations(visit.p[node], distribution_of(logits, visit.text, visit.context(node), model))
-        num_contexts += 1
         num_off_path += node > 0
-        share = max(gap / allowed.probability, log / allowed.log)
-        here = (
-            f"prompt of {visit.text.num_prompt} tokens, output position {visit.text.num_output}, "
-            f"node {node} (path {visit.tokens[visit.path(node)].tolist()}), temperature {visit.text.params.temperature:g}"
-        )
+        share, here = max(gap / allowed.probability, log / allowed.log), visit.where(node)
         if share > 1:
             explained, words = judge.explain(visit, node, visit.p[node], logits)
             figures = {"probability": gap, "log": log, "seed": visit.text.params.seed, "node": node}
-            findings.append(Finding(NEAR_TIE if explained else DEFECT, here, words, figures))
+            tally.findings.append(Finding(NEAR_TIE if explained else DEFECT, here, words, figures))
             if explained:
+                num_near += 1
                 continue
-        if share > worst_share:
-            worst_share, where, tolerance = share, here, allowed.probability
-        worst, worst_log = max(worst, gap), max(worst_log, log)
-    return Check(
-        "window", verifier, shape, verdict_of(findings, num_off_path), num_contexts, "nodes",
-        worst if num_contexts else None, tolerance if num_contexts else None,
-        "largest difference of a probability, near-ties apart", where, few(findings),
-        {"largest_log": worst_log, "guessed_nodes": num_off_path, "visits": len(visits),
-         "near_ties": sum(finding.verdict == NEAR_TIE for finding in findings)},
-    )  # fmt: skip
+        tally.add(gap, allowed.probability, here, share)
+        worst_log = max(worst_log, log)
+    tally.count += num_near
+    told = {"largest_log": worst_log, "guessed_nodes": num_off_path, "visits": len(visits), "near_ties": num_near}
+    measure = "largest difference of a probability, near-ties apart"
+    return tally.check("window", verifier, shape, "nodes", measure, told, decisive=num_off_path)
 
 
 SHAPES = ("chain", "static/branching=3x2x1")
@@ -148,18 +130,6 @@ class CertifyBudget:
     distributions: int = 2  # contexts of ``law`` at each temperature
     batch_size: int = 4
     seeds: int = 100_000  # of ``noise``, a tree
-
-
-@dataclass(frozen=True)
-class Combination:
-    """A verifier and a shape that compose."""
-
-    config: MethodConfig
-
-    @property
-    def verifier(self) -> Verifier:
-        """The rule."""
-        return self.config.verifier
 
 
 def certify(
@@ -203,8 +173,8 @@ def certify(
         for temperature in dict.fromkeys(temperatures)
         for request in requests(ids, temperature, max_new_tokens, seed)
     ]
-    for pair in pairs:
-        pair.config.load_verifier(engine.model)  # a missing head is reported now
+    for config in pairs:
+        config.load_verifier(engine.model)  # a missing head is reported now
     total = len(pairs) + 1
     say = progress or (lambda done, total, what: None)
 
@@ -215,13 +185,13 @@ def certify(
     checks: list[Check] = []
     contexts: dict[str, list[VisitedContext]] = {}
     with torch.inference_mode():
-        for done, pair in enumerate(pairs, 1):
-            say(done, total, f"{pair.config.verify}, {pair.config.shape}")
+        for done, config in enumerate(pairs, 1):
+            say(done, total, f"{config.verify}, {config.shape}")
             alpha = ALPHA / 2 / len(pairs)
             try:
-                checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
+                checks += certify_pair(engine, config, asked, expected, judge, budget, seed, alpha, contexts)
             except (VerifierError, DrafterError) as error:
-                checks.append(broken(pair.config.verify, pair.config.shape, "while decoding", error))
+                checks.append(broken(config.verify, config.shape, "while decoding", error))
         say(total, total, "laws")
         checks += certify_distributions(contexts, seed, ALPHA / 2, budget.seeds)
     if not any(temperatures):  # texts say all there is of a rule that keeps them, but for other temperatures
@@ -238,7 +208,7 @@ def certify(
             left_out.append(f"distance of {engine.model.spec.weights} weights from unquantised ones: {error}")
     settings: dict[str, Any] = {
         **{key: value for key, value in engine.resolved().items() if key != "exact"},
-        "verifiers": chosen, "shapes": list(shapes), "temperatures": list(temperatures), "conditions": list(NAMES),
+        "verifiers": chosen, "shapes": list(shapes), "temperatures": list(temperatures), "conditions": list(CONDITIONS),
         "num_prompts": len(prompts), "max_new_tokens": max_new_tokens, "seed": seed, "alpha": ALPHA,
     }  # fmt: skip
     return Certificate(tuple(checks), tuple(left_out), settings, perf_counter() - begun, distance)
@@ -246,8 +216,9 @@ def certify(
 
 def combinations(
     base: MethodConfig, verifiers: Sequence[str], shapes: Sequence[str]
-) -> tuple[list[Combination], list[str]]:
-    """The legal pairs of a verifier and a shape, and why the others are not. Raises ConfigError where none is legal."""
+) -> tuple[list[MethodConfig], list[str]]:
+    """base with each legal pair of a verifier and a shape, and why the others are not legal. Raises ConfigError where none
+    is."""
     pairs, left_out = [], []
     for verify in verifiers:
         verifier = parse_verifier(verify)
@@ -255,7 +226,7 @@ def combinations(
             shape = parse_shape(text, base.num_speculative_tokens)
             reason = refusal(base.method, base.capabilities, verifier, shape, parse_draws(base.draws))
             if reason is None:
-                pairs.append(Combination(dataclasses.replace(base, verify=verify, shape=text)))
+                pairs.append(replace(base, verify=verify, shape=text))
             else:
                 left_out.append(f"{verify}, {text}: {reason}")
     if not pairs:
@@ -280,8 +251,6 @@ def certify_pair(
     temperatures = list(dict.fromkeys(request.params.temperature for request in asked))
     runs: list[ObservedRun] = []
     visits: list[Visit] = []
-    last: VisitRecorder | None = None
-    proposals: dict[int, list[Proposal]] = {}
     for temperature in temperatures:
         part = [index for index, request in enumerate(asked) if request.params.temperature == temperature]
         recorder = VisitRecorder(budget.visits, derive_seed(seed, part[0]), [draws])
@@ -289,25 +258,17 @@ def certify_pair(
             [asked[index] for index in part], batch_size=budget.batch_size
         )
         visits += recorder.visits
-        proposals |= recorder.proposals
         contexts.setdefault(config.verify, []).extend(contexts_of(recorder.visits, budget.distributions))
         for index, completion in zip(part, found, strict=True):
             prompt = asked[index].prompt
             assert not isinstance(prompt, str)
             runs.append(ObservedRun(asked[index], list(prompt), expected[index], completion))
-        last = recorder
-    assert last is not None
-    last.proposals = proposals
     checks = [check_window(engine.model, visits, judge, config.verify, shape, engine.width)]
     if verifier.exact and "q" in verifier.reads:
         checks.append(draws.check(config.verify, shape, alpha))
     same = [run for run in runs if run.request.params.temperature == 0 or follows_noise(verifier)]
     if same:
-        unrecorded = Engine(
-            engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width,
-            drafter_errors="raise",
-        )  # fmt: skip
-        checks.append(check_tokens(same, unrecorded, last, judge, verifier, shape))
+        checks.append(check_tokens(same, unwatched(engine, config), judge, verifier, shape))
     return checks
 
 

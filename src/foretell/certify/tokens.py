@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from foretell.certify.plain import ROUNDING, RoundingJudge, after, distribution_of, unfiltered
-from foretell.certify.recorder import Text, VisitRecorder
-from foretell.certify.report import DEFECT, NEAR_TIE, Check, Finding, few, verdict_of
+from foretell.certify.recorder import Text
+from foretell.certify.report import DEFECT, NEAR_TIE, Check, Finding, Tally
 from foretell.core.noise import Noise, derive_seed, exponentials
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request.result import Completion
@@ -39,13 +39,12 @@ class ObservedRun:
 def check_tokens(
     runs: Sequence[ObservedRun],
     engine: Engine,
-    recorder: VisitRecorder,
     judge: RoundingJudge,
     verifier: Verifier,
     shape: str,
 ) -> Check:
     """Compare all texts. engine is the speculative one, not watched: it decodes again where texts part."""
-    findings, worst, num_tokens, num_parted, where = [], 0.0, 0, 0, ""
+    tally, num_tokens, num_parted, tie = Tally(), 0, 0, ROUNDING[engine.model.spec.dtype]
     for run in runs:
         expected, found = run.plain.token_ids, run.found.token_ids
         num_tokens += len(expected)
@@ -54,32 +53,24 @@ def check_tokens(
         num_parted += 1
         if not verifier.exact:
             continue
-        finding = difference(run, engine, recorder, judge)
-        findings.append(finding)
-        if finding.figures["gap"] >= worst:
-            worst, where = finding.figures["gap"], finding.where
-    verdict = verdict_of(findings, num_tokens, exact=verifier.exact)
+        finding = difference(run, engine, judge)
+        tally.findings.append(finding)
+        tally.add(finding.figures["gap"], tie, finding.where)
+    tally.count, tally.tolerance = num_tokens, tie
     temperatures = sorted({run.request.params.temperature for run in runs})
-    return Check(
-        "tokens", engine.speculative.verify, shape, verdict, num_tokens, "tokens",
-        worst if num_tokens and verifier.exact else None,
-        ROUNDING[engine.model.spec.dtype] if num_tokens and verifier.exact else None,
-        "largest gap between two tokens where texts part, in float32", where, few(findings),
-        {"texts": len(runs), "texts_parted": num_parted, "temperatures": temperatures, "known": verifier.distance},
-    )  # fmt: skip
+    told = {"texts": len(runs), "texts_parted": num_parted, "temperatures": temperatures, "known": verifier.distance}
+    measure = "largest gap between two tokens where texts part, in float32"
+    return tally.check("tokens", engine.speculative.verify, shape, "tokens", measure, told, exact=verifier.exact)
 
 
-def difference(run: ObservedRun, engine: Engine, recorder: VisitRecorder, judge: RoundingJudge) -> Finding:
+def difference(run: ObservedRun, engine: Engine, judge: RoundingJudge) -> Finding:
     """What happened at the first token that differs."""
     expected, found = run.plain.token_ids, run.found.token_ids
     common = min(len(expected), len(found))
     at = next((k for k in range(common) if expected[k] != found[k]), common)
     params = run.request.params
-    proposals = [made for made in recorder.proposals.get(int(params.seed or 0), []) if made.num_output <= at]
-    node = proposals[-1].node_before(found, at) if proposals else 0
-    where = f"prompt of {len(run.prompt_ids)} tokens, output token {at}, after node {node}, "
-    where += f"temperature {params.temperature:g}"
-    figures: dict[str, Any] = {"seed": params.seed, "position": at, "node": node}
+    where = f"prompt of {len(run.prompt_ids)} tokens, output token {at}, temperature {params.temperature:g}"
+    figures: dict[str, Any] = {"seed": params.seed, "position": at}
     if at == common:
         words = "one text is the beginning of the other: no rounding explains that"
         return Finding(DEFECT, where, words, {**figures, "gap": math.inf})
@@ -121,15 +112,10 @@ def gaps(text: Text, judge: RoundingJudge, a: int, b: int) -> tuple[float, bool]
 def equal_at_width(run: ObservedRun, engine: Engine) -> bool:
     """Whether both texts agree when every pass of either, plain ones too, has as many nodes as the widest."""
     width = max(engine.width, engine.speculative.max_nodes)
-    wide = Engine(
-        engine.model,
-        engine.tokenizer,
-        speculative=engine.speculative,
-        method=engine.method,
-        width=width,
-        drafter_errors="raise",
+    plain, found = (
+        Engine(engine.model, engine.tokenizer, **kind, width=width, drafter_errors="raise")
+        .generate(run.prompt_ids, run.request.params)
+        .token_ids
+        for kind in ({"speculative": "none"}, {"speculative": engine.speculative, "method": engine.method})
     )
-    request = Request(run.prompt_ids, run.request.params)
-    alone = Engine(engine.model, engine.tokenizer, speculative={"method": "none"}, width=width)
-    plain = alone.generate(request.prompt, request.params)
-    return wide.generate(request.prompt, request.params).token_ids == plain.token_ids
+    return found == plain

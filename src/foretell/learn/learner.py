@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from time import perf_counter
@@ -74,7 +74,7 @@ class Learner:
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)  # requests that ended; guessed: first guesses
         self.paused, self.failure = False, ""
         self._paused: set[str] = set()  # tenants who have paused theirs
-        self._counts = dict.fromkeys(("texts", "updates", "swaps", "refused", "reverts", "drifts", "failures"), 0)
+        self._counts = Counter[str]()  # by the end of their names in ``LearnFigures``
         self._dropped = self._num_requests = self._steps = 0
         self._ready: deque[tuple[str, Version, Method]] = deque()  # built, to be swapped in between steps
         self._lock = threading.Lock()  # of what serves: reverts come on the trainers' thread too
@@ -255,14 +255,11 @@ class Learner:
                 self._take(one, found)
             return
         kind = found["event"]
+        if counted := {"failed": "failures", "update": "updates", "refused": "refused"}.get(kind):
+            self._counts[counted] += 1
         if kind == "failed":
             self.failure = found["reason"]
-            self._counts["failures"] += 1
             logger.error("learn: %s; the drafter serves on as it is", self.failure)
-        elif kind == "update":
-            self._counts["updates"] += 1
-        elif kind == "refused":
-            self._counts["refused"] += 1
         elif kind == "chosen":
             one = self.adapters.by_name.get(name)
             if one is not None and found["version"] < found["instead"]:
@@ -319,7 +316,7 @@ class Learner:
         """See ``Learning``."""
         served = self.adapters.of(None)
         rates = [one.watch.quick for one in served if one.watch.quick is not None]
-        counts = self._counts
+        named = ("texts", "updates", "swaps", "refused", "reverts", "drifts", "failures")
         return LearnFigures(
             is_learning=not self.paused and not self.failure,
             version=max((one.method.serving[0] for one in served), default=0),
@@ -328,14 +325,8 @@ class Learner:
             + self.capture.held_bytes
             + (0 if self._process is None else self._process.waiting_bytes),
             num_adapters=len(served),
-            num_texts=counts["texts"],
             num_skipped=self.capture.num_skipped + self._dropped,
-            num_updates=counts["updates"],
-            num_swaps=counts["swaps"],
-            num_refused=counts["refused"],
-            num_reverts=counts["reverts"],
-            num_drifts=counts["drifts"],
-            num_failures=counts["failures"],
+            **{f"num_{name}": self._counts[name] for name in named},
             seconds_learning=self._process.seconds if self._process is not None else self.seconds_inline,
             seconds_serving=self.capture.seconds,
         )

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Settings", "Summary", "app", "from_args", "generate_files"]
 
-_HOMES = {
-    "Settings": "serve",
-    "Summary": "data",
-    "app": "serve",
-    "from_args": "serve",
-    "generate_files": "data",
-}
+_HOMES = {"Settings": "serve", "Summary": "data", "app": "serve", "from_args": "serve", "generate_files": "data"}
 _NEEDS = {
     "serve": ("ray", "fastapi", "mmh3"),  # mmh3: the session router's hash
     "data": ("ray", "pyarrow", "pandas"),

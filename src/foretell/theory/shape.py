@@ -35,25 +35,20 @@ def best_tree(acceptance: Sequence[float], size: int, depth: int) -> Parent:
     return _build(_plan(rates, size, depth), size, depth)
 
 
-def check_rates(acceptance: Sequence[float], name: str = "acceptance") -> list[float]:
+def check_rates(acceptance: Sequence[float]) -> list[float]:
     """The rates as floats. Raises ConfigError where one is outside [0, 1]."""
     rates = [float(rate) for rate in acceptance]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise ConfigError(f"{name} is a probability in [0, 1]; given {rates}")
-    return rates
-
-
-def _check_acceptance(acceptance: Sequence[float]) -> list[float]:
-    rates = check_rates(acceptance)
-    if sum(rates) > 1.0 + 1e-9:
-        raise ConfigError(f"at most one child is accepted: acceptance sums to 1 at most; given a sum of {sum(rates)}")
+        raise ConfigError(f"acceptance is a probability in [0, 1]; given {rates}")
     return rates
 
 
 def _check(acceptance: Sequence[float], size: int, depth: int) -> list[float]:
     if size < 1 or depth < 0:
         raise ConfigError(f"a tree has at least one node and no negative depth; given size {size}, depth {depth}")
-    rates = _check_acceptance(acceptance)
+    rates = check_rates(acceptance)
+    if sum(rates) > 1.0 + 1e-9:
+        raise ConfigError(f"at most one child is accepted: acceptance sums to 1 at most; given a sum of {sum(rates)}")
     steps = depth * max(1, len(rates)) * size**2
     if depth > DEEPEST or steps > MOST_STEPS:
         raise ConfigError(

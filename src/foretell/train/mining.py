@@ -51,10 +51,7 @@ class Mined:
 
     def line(self) -> str:
         """As JSON."""
-        packed = {
-            **asdict(self),
-            "swaps": [[swap.position, swap.token, int(swap.important)] for swap in self.swaps],
-        }
+        packed = {**asdict(self), "swaps": [[swap.position, swap.token, int(swap.important)] for swap in self.swaps]}
         return json.dumps(packed)
 
     @classmethod

@@ -19,17 +19,7 @@ from torch import Tensor
 from foretell.core.tree import DrawMode, DrawnBy, is_chain
 from foretell.kernels.residual import is_distribution
 from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at, stops_from_edges
-from foretell.verify.rejection import (
-    Rejection,
-    believed,
-    by_node,
-    children_of,
-    drawn_from,
-    reject_child,
-    source_of,
-    strike,
-    try_children,
-)
+from foretell.verify.rejection import Rejection, by_node, children_of, try_children
 
 PLAIN = Rejection()
 
@@ -135,7 +125,8 @@ class MultiDraft(RatioVerifier):
         if len(more):
             rest = self.rest(tuple(x[more] for x in fit), p[more], q[more], count[more])
             left = (1.0 - chances[more].sum(-1)).clamp(min=0.0).to(p.dtype)
-            edges[more] += try_behind(rest, left, q[more], tokens[more], probs[more], behind[more], count[more])[0]
+            children = tokens[more], probs[more], behind[more]
+            edges[more] += try_children(rest, q[more], *children, start=count[more], left=left)[0]
         return edges, fit
 
     def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
@@ -158,7 +149,7 @@ class MultiDraft(RatioVerifier):
         if not p.is_cpu or bool((real.sum(-1) > start).any()):
             safe = children.clamp(min=0)
             tokens, labels = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe)
-            rest = try_behind(rest, torch.ones_like(p[:, 0]), q, tokens, labels, real, start)[1]
+            rest = try_children(rest, q, tokens, labels, real, start=start, asks_rest=True)[1]
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
@@ -176,32 +167,6 @@ def run_of(q: Tensor, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
     rows = rows_of(ran)  # the sum over V is only for these
     drawn[rows] &= (is_distribution(q[rows]) | ~ran[rows])[:, None]
     return drawn.long().cumprod(1).sum(1)
-
-
-def try_behind(
-    rest: Tensor, left: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor, start: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Recursive rejection of the children from start [R] on, against rest [R, V] (any scale); left [R] is the chance
-    that all before were rejected. Returns edges [R, C] (zero before start) and what is left of rest. Pure."""
-    edges = torch.zeros(tokens.shape, dtype=rest.dtype, device=rest.device)
-    drawn = drawn_from(q, labels, real)
-    unseen = q
-    for c in range(tokens.shape[1]):
-        token, here = tokens[:, c : c + 1], real[:, c] & (start <= c)
-        source = source_of(q, unseen, labels[:, c], first=c == 0)
-        from_q = believed(source, token, drawn[:, c])
-        if not rest.is_cpu or bool(here.any()):
-            total = rest.sum(-1)
-            chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
-            if source is not None:
-                share = source.gather(1, token)[:, 0] / torch.where(from_q, source.sum(-1), 1.0)
-                chance = torch.where(from_q, (chance / torch.where(from_q, share, 1.0)).clamp(max=1.0), chance)
-            chance = torch.where(here, chance, 0.0)
-            edges[:, c] = left * chance
-            left = left * (1.0 - chance)
-            rest = reject_child(rest, source, token, from_q, here)
-        unseen = strike(unseen, token, from_q)
-    return edges, rest
 
 
 ROUNDING = 1e-14

@@ -44,35 +44,37 @@ def by_node(tree: TokenTree, table: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def try_children(
-    p: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Recursive rejection at R nodes at once.
+    rest: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor, *, start: Tensor | None = None,
+    left: Tensor | None = None, asks_rest: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Recursive rejection at R nodes at once. Pure.
 
-    p [R, V] distributions; q [R, V] or None; tokens, labels, real [R, C]: the children in order. Returns edges [R, C], the
-    probability that the walk goes to each child, and the rest of p [R, V] (unnormalised) after all were rejected.
-    With one child the rest is not built (None): only the row where the walk stops needs it.
+    rest [R, V]: p, or what is left of it, at any scale; q [R, V] or None; tokens, labels, real [R, C]: the children in
+    order, of which those before start [R] were rejected already, left [R] being the chance of that. Returns edges [R, C],
+    the probability that the walk goes to each child, and, where that is asked for, what is left of rest after all were
+    rejected: it is needed of the row alone where the walk stops.
     """
-    num_children = tokens.shape[1]
     drawn = drawn_from(q, labels, real)  # [R, C]
-    rest, left = p, torch.ones_like(p[:, 0])  # [R, V], [R] chance that all before were rejected
-    unseen = q
-    edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
-    for c in range(num_children):
-        token, here = tokens[:, c : c + 1], real[:, c]
-        total = rest.sum(-1) if c else torch.ones_like(left)
-        chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
+    unseen, is_whole = q, start is None  # rest and q sum to 1
+    left = torch.ones_like(rest[:, 0]) if left is None else left  # [R] chance that all before were rejected
+    edges = torch.zeros(tokens.shape, dtype=rest.dtype, device=rest.device)
+    for c in range(tokens.shape[1]):
+        token, here = tokens[:, c : c + 1], real[:, c] if start is None else real[:, c] & (start <= c)
         source = source_of(q, unseen, labels[:, c], first=c == 0)
         from_q = believed(source, token, drawn[:, c])
-        if source is not None:
-            mass = source.sum(-1) if c else torch.ones_like(left)
-            ratio = chance * mass / torch.where(from_q, source.gather(1, token)[:, 0], 1.0)
-            chance = torch.where(from_q, ratio.clamp(max=1.0), chance)
-        chance = torch.where(here, chance, 0.0)
-        edges[:, c] = left * chance
-        left = left * (1.0 - chance)
-        if num_children == 1:
-            return edges, None
-        rest, unseen = reject_child(rest, source, token, from_q, here), strike(unseen, token, from_q)
+        if start is None or not rest.is_cpu or bool(here.any()):
+            total = torch.ones_like(left) if is_whole else rest.sum(-1)
+            chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
+            if source is not None:
+                mass = torch.ones_like(left) if is_whole else source.sum(-1)
+                ratio = chance * mass / torch.where(from_q, source.gather(1, token)[:, 0], 1.0)
+                chance = torch.where(from_q, ratio.clamp(max=1.0), chance)
+            chance = torch.where(here, chance, 0.0)
+            edges[:, c] = left * chance
+            left = left * (1.0 - chance)
+            if asks_rest or c < tokens.shape[1] - 1:
+                rest = reject_child(rest, source, token, from_q, here)
+        unseen, is_whole = strike(unseen, token, from_q), False
     return edges, rest
 
 
@@ -158,11 +160,5 @@ class Rejection(RatioVerifier):
         p = row_at(evidence.p, at)  # [B, V]
         q = None if tree.q is None else row_at(tree.q, at)
         tokens, labels, real = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe), children >= 0
-        drawn = drawn_from(q, labels, real)
-        rest, unseen = p, q
-        for c in range(children.shape[1]):
-            token, source = tokens[:, c : c + 1], source_of(q, unseen, labels[:, c], first=c == 0)
-            from_q = believed(source, token, drawn[:, c])
-            rest = reject_child(rest, source, token, from_q, real[:, c])
-            unseen = strike(unseen, token, from_q)
+        rest = try_children(p, q, tokens, labels, real, asks_rest=True)[1]
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)

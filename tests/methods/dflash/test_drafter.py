@@ -1,7 +1,7 @@
 """The block drafter in decoding: its logits are those of training on the same text, and its memory holds features alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from foretell import Engine, Request, SamplingParams
 from foretell.core.errors import ConfigError, ModelError
-from foretell.core.probs import History, Processors
-from foretell.core.tree import DrawMode, Plan, TokenTree, layout
+from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Commit, Context, PromptChunk
 from foretell.draft.config import check_stop
 from foretell.draft.shapes import parse_shape
@@ -21,9 +20,8 @@ from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.model import prefill
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.prefill import feed
-from foretell.model.target import Target
 from tests.draft.growing.grown import noise_for
+from tests.methods.decoding import Decoding, Recording
 from tests.model.tiny import VOCAB, tiny_module
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -41,12 +39,6 @@ CONFIG = DFlashHeadConfig(
     hidden_size=32, vocab_size=VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2,
     block_size=5, layer_ids=(0, 2, 3), mask_token_id=VOCAB - 1,
 )  # fmt: skip
-PARENTS = [[-1, 0, 0, 1, 1, 2, 3], [-1, 0, 0, 2, 2, -1, -1], [-1, 0, 1, 2, -1, -1, -1], [-1, 0, 1, 2, 3, 4, 5]]
-STEPS = [  # nodes kept in each row: of different number, side branches among them
-    [[0, 2, 5], [0, 2, 4], [0], [0, 1, 2, 3, 4, 5, 6]],
-    [[0], [0, 1], [0, 1, 2, 3], [0, 1]],
-    [[0, 1, 4], [0, 2, 3], [0, 1], [0]],
-]
 TEXTS = [[7], [5, 9], [3, 1, 4, 1, 5, 9, 2, 6, 5], [11, 12, 13, 14, 15]]  # one is a prompt of a single token
 
 
@@ -67,50 +59,8 @@ def random_head(model: TransformersModel, **changes: Any) -> DFlashHead:
     return head.eval()
 
 
-@dataclass
-class Seen:
-    """One distribution that the drafter gave."""
-
-    ids: list[int]  # the row's text, the pending token last
-    depth: int  # of the node
-    token: int  # of the node
-    logits: Tensor  # [V]
-    chance: float | None = None  # of the node
-    above: int = -1  # token of the node's parent, where the chance was told
-
-
-class Spy(DFlashDrafter):
-    """Writes down all distributions that shapes are grown from."""
-
-    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        logits, base = super().begin(context, limits)
-        self.texts, self.limits = [list(ids) for ids in context.history.ids], list(limits)
-        self.seen: list[Seen] = getattr(self, "seen", [])
-        self.token_at = {(row, 0): text[-1] for row, text in enumerate(self.texts)}  # by (row, column of the tree)
-        self._note(context.pending[:, None], torch.zeros_like(context.pending)[:, None], logits)
-        return logits, base
-
-    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
-        logits = super().logits(tokens, plan)
-        self._note(tokens, plan.positions - plan.length[:, None], logits, plan)
-        return logits
-
-    def _note(self, tokens: Tensor, depth: Tensor, logits: Tensor, plan: Plan | None = None) -> None:
-        for row, (ids, limit) in enumerate(zip(self.texts, self.limits, strict=True)):
-            for node in range(tokens.shape[1]):
-                at = int(depth[row, node])
-                if at >= limit:
-                    continue
-                one = Seen(ids, at, int(tokens[row, node]), logits[row, node].clone())
-                self.seen.append(one)
-                if plan is None:
-                    continue
-                column = int(plan.slots[row, node] - plan.length[row])
-                self.token_at[row, column] = one.token
-                if self.chance is not None and at:
-                    seen = plan.ancestry[row, node].nonzero()[:, 0].tolist()
-                    assert seen[-1] == column
-                    one.chance, one.above = float(self.chance[row, node]), self.token_at[row, seen[-2]]
+class Recorded(Recording, DFlashDrafter):
+    """Keeps every answer."""
 
 
 def in_training(head: DFlashHead, model: TransformersModel, ids: list[int]) -> tuple[Tensor, Tensor]:
@@ -123,20 +73,21 @@ def in_training(head: DFlashHead, model: TransformersModel, ids: list[int]) -> t
         return normed[0], head.logits(normed, model)[0]
 
 
-def check(head: DFlashHead, model: TransformersModel, seen: list[Seen]) -> float:
-    """The largest difference between what was seen and the training forward, logits and chances."""
+def check(decoding: Decoding) -> float:
+    """The largest difference between what was told and the training forward, logits and chances."""
+    head: Any = decoding.head
     known: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     worst = 0.0
-    for one in seen:
-        key = tuple(one.ids)
+    for one in decoding.drafter.passes:
+        key = tuple(one.text)
         if key not in known:
-            known[key] = in_training(head, model, one.ids)
+            known[key] = in_training(head, decoding.model, one.text)
         normed, logits = known[key]
-        row = one.depth + head.config.first_row
+        row, tokens = len(one.path) + head.config.first_row, [*one.text, *one.path]
         with torch.no_grad():
             expected = logits[row]
             if head.markov_head is not None:
-                expected = expected + head.bias(torch.tensor(one.token))
+                expected = expected + head.bias(torch.tensor(tokens[-1]))
             told = one.logits
             if head.vocabulary is not None:
                 outside = torch.ones(VOCAB, dtype=torch.bool).index_fill_(0, head.vocabulary, False)
@@ -144,127 +95,76 @@ def check(head: DFlashHead, model: TransformersModel, seen: list[Seen]) -> float
                 told = told[head.vocabulary]
             worst = max(worst, float((told - expected).abs().max()))
             if one.chance is not None:  # the guess that the node is was made by the row before
-                foreseen = head.confidence(normed[row - 1], torch.tensor(one.above)).sigmoid()
+                foreseen = head.confidence(normed[row - 1], torch.tensor(tokens[-2])).sigmoid()
                 worst = max(worst, abs(one.chance - float(foreseen)))
     return worst
 
 
-class Played:
-    """Rows driven through a drafter's whole life by a script: the drafter guesses, the script says what was kept."""
-
-    def __init__(
-        self, model: TransformersModel, head: DFlashHead, texts: list[list[int]], spy: type[Spy] = Spy
-    ) -> None:
-        self.model, self.head = model, head
-        self.texts = [list(text) for text in texts]
-        self.random = torch.Generator().manual_seed(9)
-        self.target = Target(model, len(texts), 48)
-        self.drafter = spy(head, model, self.context(), 48)
-        feed(
-            self.target, [text[:-1] for text in texts], [0] * len(texts), head=False, taps=head.taps,
-            on_chunk=lambda start, count, taps: self.drafter.read_prompt(PromptChunk(start, count, taps)),
-        )  # fmt: skip
-
-    def context(self, depth_limit: Sequence[int] = ()) -> Context:
-        lengths = [len(text) - 1 for text in self.texts]
-        params = [SamplingParams(temperature=1.0)] * len(lengths)
-        processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=torch.device("cpu"))
-        return Context(
-            History([list(text) for text in self.texts], [1] * len(lengths)), processors, torch.tensor(lengths), lengths,
-            torch.tensor([text[-1] for text in self.texts]), [[] for _ in lengths], list(depth_limit) or [9] * len(lengths),
-        )  # fmt: skip
-
-    def step(
-        self, paths: list[list[int]], *, shape: str = "static/branching=2x2x1x1", depth_limit: Sequence[int] = ()
-    ) -> None:
-        """Propose, then commit the paths of another tree, of random tokens."""
-        context, parsed = self.context(depth_limit), parse_shape(shape, 4)
-        context.depth_limit = [min(limit, parsed.depth) for limit in context.depth_limit]
-        with torch.inference_mode():
-            proposed = self.drafter.propose(context, parsed, DrawMode.COUPLED, noise_for(context))
-            proposed.check()
-            parent = torch.tensor(PARENTS[: len(paths)])
-            tokens = torch.randint(0, VOCAB, parent.shape, generator=self.random)
-            tokens[:, 0] = context.pending
-            out = self.target.forward(tokens, layout(parent, context.length, 48), taps=self.head.taps)
-            bonus = torch.randint(0, VOCAB, (len(paths),), generator=self.random).tolist()
-            emitted = [[*ids[path[1:]].tolist(), more] for ids, path, more in zip(tokens, paths, bonus, strict=True)]
-            width = max(map(len, paths))
-            src = torch.tensor([path + list(range(len(path), width)) for path in paths])
-            self.target.commit(context.length[:, None] + src, context.length[:, None] + torch.arange(width))
-            tree = TokenTree(tokens, parent, torch.zeros_like(parent))
-            self.drafter.observe(Commit(tree, context.length, paths, emitted, out.taps))
-        for text, more in zip(self.texts, emitted, strict=True):
-            text += more
-
-    def keep(self, rows: list[int]) -> None:
-        self.target.keep(torch.tensor(rows))
-        self.drafter.keep(rows)
-        self.texts = [self.texts[row] for row in rows]
-
-    def audit(self) -> None:
-        """The memory is what the features of each row's text project to, and nothing of any block."""
-        for row, text in enumerate(self.texts):
-            ids = text[: self.drafter.features.rows[row].start]  # what was taken is in memory
-            if not ids:
-                continue
-            batch = TeacherBatch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
-            context = self.head.fuse(Teacher(self.model).label(batch, self.head.taps).taps)
+def audit(decoding: Decoding) -> None:
+    """The memory is what the features of each row's text project to, and nothing of any block."""
+    head: Any = decoding.head
+    for row, text in enumerate(decoding.context.history.ids):
+        ids = text[: decoding.drafter.features.rows[row].start]  # what was taken is in memory
+        if not ids:
+            continue
+        batch = TeacherBatch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
+        with torch.no_grad():
+            context = head.fuse(Teacher(decoding.model).label(batch, head.taps).taps)
             positions = torch.arange(len(ids))[None]
-            for layer, block in enumerate(self.head.layers):
-                attention: Any = block.self_attn
-                held = (
-                    self.drafter.cache.keys[layer][row, :, : len(ids)],
-                    self.drafter.cache.values[layer][row, :, : len(ids)],
-                )
-                with torch.no_grad():
-                    torch.testing.assert_close(held[0], attention.keys(context, positions)[0], rtol=1e-5, atol=1e-5)
-                    torch.testing.assert_close(held[1], attention.values(context)[0], rtol=1e-5, atol=1e-5)
+            for layer, block in enumerate(head.layers):
+                cache, attention = decoding.drafter.cache, block.self_attn
+                keys, values = (held[layer][row, :, : len(ids)] for held in (cache.keys, cache.values))
+                torch.testing.assert_close(keys, attention.keys(context, positions)[0], rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(values, attention.values(context)[0], rtol=1e-5, atol=1e-5)
+
+
+TREE = "static/branching=2x2x1x1"
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
 def test_logits_are_those_of_training_in_a_ragged_batch(
     kind: str, model: TransformersModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill, "PREFILL_CHUNK", 4)  # prompts of several chunks
-    head = random_head(model, **KINDS[kind])
-    played = Played(model, head, TEXTS)
-    played.step(STEPS[0])
-    played.audit()
-    played.step(STEPS[1], shape="dyspec/size=8", depth_limit=[4, 0, 2, 1])
-    played.audit()
-    played.keep([0, 2, 3])
-    played.step([STEPS[2][row] for row in (0, 2, 3)], shape="eagle2")
-    played.step([[0]] * 3, depth_limit=[0, 0, 0])  # nothing is proposed: what became known waits
-    played.step([[0]] * 3, shape="chain")
-    played.audit()
-    seen = played.drafter.seen
-    assert {one.depth for one in seen} == {0, 1, 2, 3}
-    assert len(seen) > 40
-    assert any(one.chance is not None for one in seen) == head.config.confidence
-    told = torch.stack([one.logits for one in seen])
-    assert check(head, model, seen) < 1e-5 * max(1.0, float(told[told.isfinite()].std()))
+    decoding = Decoding(model, random_head(model, **KINDS[kind]), TEXTS, Recorded)
+    decoding.step(TREE)
+    decoding.step(TREE)
+    audit(decoding)
+    decoding.step("dyspec/size=8", depth_limit=[4, 0, 2, 1])
+    audit(decoding)
+    decoding.keep([0, 2, 3])
+    decoding.step("eagle2")
+    decoding.step("chain", depth_limit=[0, 0, 0])  # nothing is proposed: what became known waits
+    decoding.step("chain")
+    audit(decoding)
+    passes = decoding.drafter.passes
+    assert {len(one.path) for one in passes} == {0, 1, 2, 3}
+    assert len(passes) > 40
+    assert any(one.chance is not None for one in passes) == KINDS[kind].get("confidence", False)
+    told = torch.stack([one.logits for one in passes])
+    assert check(decoding) < 1e-5 * max(1.0, float(told[told.isfinite()].std()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
 def test_logits_are_those_of_training_alone(kind: str, model: TransformersModel) -> None:
-    head = random_head(model, **KINDS[kind])
     for text in (TEXTS[0], TEXTS[2]):
-        played = Played(model, head, [text])
-        for paths, shape in zip(STEPS, ("chain", "static/branching=3x2", "dyspec/size=5"), strict=True):
-            played.step([paths[0]], shape=shape)
-        played.audit()
-        assert check(head, model, played.drafter.seen) < 1e-5
+        decoding = Decoding(model, random_head(model, **KINDS[kind]), [text], Recorded)
+        for shape in ("chain", "static/branching=3x2", "dyspec/size=5"):
+            decoding.step(shape)
+        audit(decoding)
+        assert check(decoding) < 1e-5
 
 
-class LatePrompt(Spy):
+class LatePrompt(Recorded):
     """A mutant: features of the prompt one place too late."""
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         super().read_prompt(replace(chunk, taps=chunk.taps.roll(1, 1)))
 
 
-class LateStep(Spy):
+class LateStep(Recorded):
     """A mutant: features of kept nodes are those of the nodes before them."""
 
     def observe(self, commit: Commit) -> None:
@@ -272,7 +172,7 @@ class LateStep(Spy):
         super().observe(replace(commit, taps=commit.taps.roll(1, 1)))
 
 
-class LeftBehind(Spy):
+class LeftBehind(Recorded):
     """A mutant: rows of the block are taken for text."""
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -287,28 +187,36 @@ class LeftBehind(Spy):
 
 
 @pytest.mark.parametrize("mutant", [LatePrompt, LateStep, LeftBehind])
-def test_features_in_the_wrong_place_are_caught(mutant: type[Spy], model: TransformersModel) -> None:
-    head = random_head(model)
-    played = Played(model, head, [TEXTS[2]], mutant)
-    played.step([[0, 1, 3]])
-    played.step([[0]])
-    assert check(head, model, played.drafter.seen) > 1e-2
+@torch.inference_mode()
+def test_features_in_the_wrong_place_are_caught(mutant: type[Recorded], model: TransformersModel) -> None:
+    decoding = Decoding(model, random_head(model), [TEXTS[2]], mutant)
+    decoding.step(TREE, choose=lambda row, parents: 3)
+    decoding.step(TREE)
+    assert check(decoding) > 1e-2
 
 
+def proposed(decoding: Decoding, shape: str, depth: int = 4) -> TokenTree:
+    """A tree that is not decoded further."""
+    context = decoding.context
+    tree: TokenTree = decoding.drafter.propose(context, parse_shape(shape, depth), DrawMode.COUPLED, noise_for(context))
+    return tree
+
+
+@torch.inference_mode()
 def test_a_block_bounds_the_depth(model: TransformersModel) -> None:
     for changes, guesses in (({}, 4), ({"sample_from_anchor": True}, 5), ({"causal": True}, 4)):
-        played = Played(model, random_head(model, **changes), [TEXTS[2]])
-        context = played.context(depth_limit=[9])
-        tree = played.drafter.propose(context, parse_shape("chain", 8), DrawMode.COUPLED, noise_for(context))
-        assert tree.num_nodes == 1 + guesses
+        decoding = Decoding(model, random_head(model, **changes), [TEXTS[2]], Recorded)
+        decoding.context.depth_limit = [9]
+        assert proposed(decoding, "chain", 8).num_nodes == 1 + guesses
 
 
+@torch.inference_mode()
 def test_a_causal_block_runs_only_the_rows_it_needs(model: TransformersModel) -> None:
-    played = Played(model, random_head(model, causal=True), [TEXTS[2]])
+    head = random_head(model, causal=True)
     widths: list[int] = []
-    rows = played.head.rows
-    played.head.rows = lambda blocks, *rest: (widths.append(blocks.shape[1]), rows(blocks, *rest))[1]  # type: ignore[method-assign]
-    played.step([[0]], shape="chain/depth=2")
+    rows = head.rows
+    head.rows = lambda blocks, *rest: (widths.append(blocks.shape[1]), rows(blocks, *rest))[1]  # type: ignore[method-assign]
+    Decoding(model, head, [TEXTS[2]], Recorded).step("chain/depth=2")
     assert widths == [3]
 
 
@@ -321,19 +229,18 @@ def test_a_head_of_another_target_is_refused(model: TransformersModel) -> None:
 
 @torch.inference_mode()
 def test_the_confidence_head_can_stop_a_chain(model: TransformersModel) -> None:
-    played = Played(model, random_head(model, markov_rank=6, confidence=True), TEXTS)
-    context = played.context()
+    decoding = Decoding(model, random_head(model, markov_rank=6, confidence=True), TEXTS, Recorded)
     for threshold, nodes in ((0.0, 2), (1.0, 5)):  # at once; never
-        shape = parse_shape(f"specdec/threshold={threshold}", 4)
-        assert played.drafter.propose(context, shape, DrawMode.COUPLED, noise_for(context)).num_nodes == nodes
-    check_stop(DFlash(played.head, model), shape)
-    chance = played.drafter.chance
+        shape = f"specdec/threshold={threshold}"
+        assert proposed(decoding, shape).num_nodes == nodes
+    check_stop(DFlash(decoding.head, model), parse_shape(shape, 4))
+    chance = decoding.drafter.chance
     assert bool(((chance > 0) & (chance < 1)).all())
-    played = Played(model, random_head(model, markov_rank=6), TEXTS)
+    without = Decoding(model, random_head(model, markov_rank=6), TEXTS, Recorded)
     with pytest.raises(ConfigError, match="none is loaded"):
-        played.drafter.propose(context, shape, DrawMode.COUPLED, noise_for(context))
+        proposed(without, shape)
     with pytest.raises(ConfigError, match="none is loaded"):
-        check_stop(DFlash(played.head, model), shape)
+        check_stop(DFlash(without.head, model), parse_shape(shape, 4))
 
 
 @pytest.mark.parametrize("of_head", [torch.float32, torch.bfloat16])

@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from foretell.core.errors import ConfigError
-from foretell.methods.dflash.head import (
-    DFlashHead,
-    DFlashHeadConfig,
-    block_mask,
-    block_positions,
-    spread_layers,
-)
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, block_mask, block_positions, spread_layers
 from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -4,7 +4,7 @@ A lossless verifier hides a broken head, so nothing else would notice features o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +14,8 @@ from torch import Tensor
 
 from foretell import Engine, Request, SamplingParams
 from foretell.core.errors import ModelError
-from foretell.core.noise import Noise
-from foretell.core.probs import History, Processors
-from foretell.core.tree import DrawMode, Plan, TokenTree, layout
-from foretell.draft.base import Commit, Context, PromptChunk
-from foretell.draft.shapes import parse_shape
+from foretell.core.tree import DrawMode, Plan, TokenTree
+from foretell.draft.base import Commit, PromptChunk
 from foretell.heads.modules import RopeScaling
 from foretell.heads.pair_head import PairHead
 from foretell.heads.teacher import Teacher, TeacherBatch
@@ -29,137 +26,15 @@ from foretell.methods.eagle.objective import unrolled
 from foretell.methods.features import TOGETHER, FeatureBuffer
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
-from foretell.model.prefill import feed
-from foretell.model.target import CausalModel, Target
+from foretell.model.target import CausalModel
 from tests.engine.harness import VOCAB as TOY, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.methods.decoding import Decoding, Pass, Recording, prompts
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.model.tiny import VOCAB, tiny_module
 
-CAPACITY = 96
 
-
-@dataclass
-class Pass:
-    """What was asked of the head at one node of one row, and what it answered."""
-
-    text: list[int]  # committed and pending tokens
-    path: list[int]  # drafted tokens down to the node; empty for the root
-    logits: Tensor  # [V]
-
-
-@dataclass
-class Recorded(EagleDrafter):
+class Recorded(Recording, EagleDrafter):
     """Keeps every answer."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.passes: list[Pass] = []
-        self.widest = 0
-
-    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        logits, base = super().begin(context, limits)
-        self.texts = [list(ids) if limit else [] for ids, limit in zip(context.history.ids, limits, strict=True)]
-        self.by_column: dict[tuple[int, int], int] = {}
-        self.passes += [Pass(text, [], one[0]) for text, one in zip(self.texts, logits, strict=True) if text]
-        return logits, base
-
-    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
-        logits = super().logits(tokens, plan)
-        self.widest = max(self.widest, tokens.shape[1])
-        for row, text in enumerate(self.texts):
-            for node, token in enumerate(tokens[row].tolist()):
-                own = int(plan.slots[row, node] - plan.length[row])
-                self.by_column[row, own] = token
-                seen = [column for column, sees in enumerate(plan.ancestry[row, node].tolist()) if sees and column]
-                assert seen[-1] == own
-                depth = int(plan.positions[row, node] - plan.length[row])
-                if text and len(seen) == depth:  # else the node is padding
-                    path = [self.by_column[row, column] for column in seen]
-                    self.passes.append(Pass(text, path, logits[row, node]))
-        return logits
-
-
-@dataclass
-class Decoding:
-    """Rows decoded as the engine decodes them, except that what is kept of a tree is drawn at random."""
-
-    model: CausalModel
-    head: PairHead
-    prompts: list[list[int]]
-    drafter_class: type[EagleDrafter] = Recorded
-    random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(5))
-
-    def __post_init__(self) -> None:
-        num_rows = len(self.prompts)
-        lengths = [len(ids) - 1 for ids in self.prompts]
-        params = [SamplingParams(temperature=0.9)] * num_rows
-        self.context = Context(
-            history=History([list(ids) for ids in self.prompts], [len(ids) for ids in self.prompts]),
-            processors=Processors(params, vocab_size=VOCAB, end_token_ids=(), device=torch.device("cpu")),
-            length=torch.tensor(lengths),
-            lengths=lengths,
-            pending=torch.tensor([ids[-1] for ids in self.prompts]),
-            predictions=[[] for _ in self.prompts],
-            depth_limit=[4] * num_rows,
-        )
-        self.target = Target(self.model, num_rows, CAPACITY)
-        self.drafter: Any = self.drafter_class(self.head, self.model, self.context, CAPACITY)
-        known = [ids[:-1] for ids in self.prompts]
-        if any(known):
-            feed(
-                self.target, known, [0] * num_rows, head=False, taps=self.head.taps,
-                on_chunk=lambda start, count, taps: self.drafter.read_prompt(PromptChunk(start, count, taps)),
-            )  # fmt: skip
-
-    def step(self, shape: str, draws: DrawMode, *, depth_limit: list[int] | None = None, most: int = 4) -> TokenTree:
-        """Propose, run the target, keep a random path of at most ``most`` guesses and a random bonus."""
-        context = self.context
-        parsed = parse_shape(shape, 4)
-        context.depth_limit = [min(limit, parsed.depth) for limit in depth_limit or [100] * context.num_rows]
-        noise = Noise(torch.arange(context.num_rows), context.length)
-        tree = self.drafter.propose(context, parsed, draws, noise)
-        plan = layout(tree.parent, context.length, CAPACITY)
-        out = self.target.forward(tree.tokens, plan, taps=self.head.taps)
-        paths, tokens = [], []
-        for ids, parent in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
-            path = [0]
-            while len(path) <= most:
-                below = [node for node, above in enumerate(parent) if above == path[-1]]
-                if not below or self._draw(6) == 0:
-                    break
-                path.append(below[self._draw(len(below))])
-            paths.append(path)
-            tokens.append([ids[node] for node in path[1:]] + [self._draw(VOCAB)])
-        width = max(map(len, paths))
-        nodes = torch.tensor([path + list(range(len(path), width)) for path in paths])
-        self.target.commit(context.length[:, None] + nodes, context.length[:, None] + torch.arange(width))
-        commit = Commit(tree, context.length, paths, tokens, out.taps)
-        for ids, new in zip(context.history.ids, tokens, strict=True):
-            ids += new
-        self._renew()
-        self.drafter.observe(commit)
-        return tree
-
-    def _draw(self, count: int) -> int:
-        return int(torch.randint(count, (), generator=self.random))
-
-    def _renew(self) -> None:
-        context = self.context
-        context.lengths = [len(ids) - 1 for ids in context.history.ids]
-        context.length = torch.tensor(context.lengths)
-        context.pending = torch.tensor([ids[-1] for ids in context.history.ids])
-
-    def keep(self, rows: list[int]) -> None:
-        old = self.context
-        self.context = replace(
-            old,
-            history=History([old.history.ids[row] for row in rows], [old.history.num_prompt[row] for row in rows]),
-            processors=old.processors.keep(rows),
-            predictions=[[] for _ in rows],
-        )
-        self._renew()
-        self.target.keep(torch.tensor(rows))
-        self.drafter.keep(rows)
 
 
 def trained(head: PairHead, passes: Sequence[Pass]) -> Tensor:
@@ -189,11 +64,6 @@ def largest_error(decoding: Decoding) -> float:
     return float((given - expected)[known].abs().max())
 
 
-def prompts(lengths: Sequence[int]) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(11)
-    return [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in lengths]
-
-
 MODULE = tiny_module("llama")
 ORACLE = TransformersModel(MODULE)
 MODELS: dict[str, CausalModel] = {"transformers": ORACLE, "lean": LeanModel.from_hf(MODULE)}
@@ -221,7 +91,7 @@ STEPS = [
 
 def decoded(head: PairHead, model: CausalModel, lengths: Sequence[int], **options: Any) -> Decoding:
     """Rows after a few steps of many shapes; with several rows, some go without room and one is dropped on the way."""
-    decoding = Decoding(model, head, prompts(lengths), **options)
+    decoding = Decoding(model, head, prompts(lengths), **{"drafter_class": Recorded, **options})
     several = len(lengths) > 1
     with torch.inference_mode():
         for number, (shape, draws) in enumerate(STEPS):
@@ -254,7 +124,7 @@ def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_text_of_one_token_is_guessed_only_from_its_second_step_on() -> None:
-    decoding = Decoding(ORACLE, random_head(EAGLE3), prompts([1]))
+    decoding = Decoding(ORACLE, random_head(EAGLE3), prompts([1]), Recorded)
     with torch.inference_mode():
         assert decoding.step("chain", DrawMode.COUPLED).num_nodes == 1
         assert not decoding.drafter.passes

@@ -20,8 +20,9 @@ from foretell.methods.eagle.native import NativePair
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
+from tests.methods.decoding import Decoding, Pass, prompts
 from tests.methods.eagle.eagles import random_head, same_trees
-from tests.methods.eagle.test_drafter import CONFIGS, Decoding, Pass, Recorded, decoded, prompts
+from tests.methods.eagle.test_drafter import CONFIGS, Recorded, decoded
 from tests.model.tiny import VOCAB, tiny_module
 
 CPU = torch.device("cpu")
@@ -271,7 +272,7 @@ def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhe
     assert "head dimension 8" in str(beside(NativePair, random_head(CONFIGS["eagle3"]), target())[1])
     method = Eagle3(head, target())
     assert method.native is not None
-    decoding = Decoding(target(), head, prompts((7,)))
+    decoding = Decoding(target(), head, prompts((7,)), Recorded)
     drafter = method.open(decoding.context, 96, decoding.target)
     assert drafter.native is method.native
     assert method.runs_as == "native"

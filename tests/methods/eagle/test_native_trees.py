@@ -13,19 +13,10 @@ from foretell.core.tree import DrawMode, DrawnBy
 from foretell.draft.shapes import parse_shape
 from foretell.methods import chains
 from foretell.methods.eagle import drafter as eagle_drafter
+from tests.methods.decoding import Decoding, prompts
 from tests.methods.eagle.eagles import random_head, same_trees
-from tests.methods.eagle.test_drafter import Decoding, Recorded, prompts
-from tests.methods.eagle.test_native import (
-    CPU,
-    LENGTHS,
-    SIZES,
-    TEMPERATURES,
-    Levels,
-    Whole,
-    grown,
-    pytestmark,
-    target,
-)
+from tests.methods.eagle.test_drafter import Recorded
+from tests.methods.eagle.test_native import CPU, LENGTHS, SIZES, TEMPERATURES, Levels, Whole, grown, pytestmark, target
 from tests.model.tiny import VOCAB
 
 __all__ = ["pytestmark"]

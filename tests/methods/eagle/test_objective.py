@@ -1,13 +1,12 @@
-"""EAGLE objectives: which distribution stands at which slot, what is left out, and that following the gradient pays."""
+"""EAGLE objectives: which distribution stands at which slot, and what is left out."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.heads.teacher import ComputedBatch, LossSlot, Objective, Outcome, Teacher, TeacherBatch
+from foretell.heads.teacher import ComputedBatch, Objective, Outcome, Teacher, TeacherBatch
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective import Eagle1Objective, Eagle3Objective
@@ -36,21 +35,6 @@ def labeled_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start:
 
 def outcome(objective: Objective, labeled: ComputedBatch, *, training: bool, seed: int = 0) -> Outcome:
     return objective.outcome(labeled, TEACHER, torch.Generator().manual_seed(seed), training=training)
-
-
-def divergence(slot: LossSlot, labeled: ComputedBatch) -> Tensor:
-    """Mean cross-entropy of q against p, restricted to the draft vocabulary and renormalised."""
-    wanted = labeled.logits[slot.row, slot.at]
-    if slot.vocab is not None:
-        wanted = wanted[:, slot.vocab]
-    return -(wanted.softmax(-1) * slot.logits.log_softmax(-1)).sum(-1).mean()
-
-
-def loss(given: Outcome, labeled: ComputedBatch) -> Tensor:
-    total = torch.zeros(()) if given.extra is None else given.extra
-    for slot in given.slots:
-        total = total + slot.weight * divergence(slot, labeled)
-    return total
 
 
 def test_slots_cover_the_supervised_positions_that_have_an_anchor() -> None:
@@ -148,36 +132,3 @@ def test_a_batch_without_a_response_is_no_loss() -> None:
     given = outcome(objective, labeled, training=True)
     assert float(given.extra.detach()) == 0.0
     assert len(given.slots[0].at) == 0
-
-
-def objectives() -> dict[str, Objective]:
-    return {
-        "eagle1": Eagle1Objective(eagle1(own_embedding=True)),
-        "eagle3": Eagle3Objective(eagle3(own_embedding=True), num_slots=4),
-        "eagle3.1": Eagle3Objective(eagle3(fc_norm=True, norm_output=True), num_slots=4),
-        "eagle3-normed": Eagle3Objective(eagle3(norm_before_residual=True), num_slots=4),
-    }
-
-
-@pytest.mark.parametrize("name", objectives())
-def test_gradients_reach_every_parameter_and_steps_reduce_the_loss(name: str) -> None:
-    objective = objectives()[name]
-    labeled = TEACHER.label(
-        TeacherBatch(torch.tensor([[5, 9, 11, 17] * 6] * 2), torch.tensor([24, 20]), torch.tensor([4, 2])),
-        objective.taps,
-    )
-    optimiser = torch.optim.AdamW(objective.head.parameters(), lr=3e-3)
-    before = [float(divergence(slot, labeled).detach()) for slot in outcome(objective, labeled, training=False).slots]
-    for step in range(30):
-        optimiser.zero_grad()
-        loss(outcome(objective, labeled, training=True, seed=step), labeled).backward()
-        for key, parameter in objective.head.named_parameters():
-            assert parameter.grad is not None, key
-            assert torch.isfinite(parameter.grad).all(), key
-            assert parameter.grad.abs().sum() > 0, key
-        optimiser.step()
-    after = [float(divergence(slot, labeled).detach()) for slot in outcome(objective, labeled, training=False).slots]
-    trained = 1 if name == "eagle1" else 4
-    assert len(after) >= trained
-    for slot in range(trained):
-        assert after[slot] < 0.9 * before[slot]

@@ -11,7 +11,8 @@ from foretell.heads import formats
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from tests.heads.reference import LAYER_IDS, Options, Reference
-from tests.methods.eagle.test_drafter import MODULE, ORACLE, Decoding, decoded
+from tests.methods.decoding import Decoding
+from tests.methods.eagle.test_drafter import MODULE, ORACLE, decoded
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

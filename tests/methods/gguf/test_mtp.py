@@ -102,10 +102,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"tensors": {"blk.3.nextn.gate.weight": np.zeros(4, np.float32)}},
         "has tensor blk.3.nextn.gate.weight",
     ),
-    "whole numbers": (
-        {"tensors": {"blk.3.nextn.enorm.weight": np.zeros(32, np.int32)}},
-        "enorm.weight of its MTP",
-    ),
+    "whole numbers": ({"tensors": {"blk.3.nextn.enorm.weight": np.zeros(32, np.int32)}}, "enorm.weight of its MTP"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +12,8 @@ from torch import Tensor
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.errors import ModelError
 from foretell.core.noise import Noise
-from foretell.core.probs import History, Processors
-from foretell.core.tree import DrawMode, Plan, layout
-from foretell.draft.base import Commit, Context, Method, PromptChunk
+from foretell.core.tree import DrawMode, Plan
+from foretell.draft.base import Commit, Method
 from foretell.draft.shapes import parse_shape
 from foretell.heads.modules import causal_mask
 from foretell.heads.teacher import Teacher, TeacherBatch
@@ -22,11 +21,11 @@ from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
-from foretell.model.prefill import feed
-from foretell.model.target import CausalModel, Target
+from foretell.model.target import CausalModel
 from tests.engine.conftest import audited  # noqa: F401 - every step is followed by adding up the books
 from tests.engine.harness import ToyTokenizer, plain, prompts
 from tests.engine.test_cache import assert_like_prefill
+from tests.methods.decoding import CAPACITY, Decoding, Recording, prompts as texts_of
 from tests.methods.kangaroo.test_head import random_head
 from tests.model.tiny import VOCAB, path_to, tiny_module
 
@@ -48,112 +47,44 @@ def lean() -> LeanModel:
 # -- step by step, with paths chosen by the test -------------------------------------------------------------------
 
 
-@dataclass
-class Drafted:
-    """Logits that a drafter was asked for, and the tokens from the root to where they stand."""
-
-    row: int
-    path: list[int]
-    logits: Tensor
+class Recorded(Recording, KangarooDrafter):
+    """Keeps every answer."""
 
 
-class Recorder(KangarooDrafter):
-    """Keeps all that it told the shapes."""
-
-    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        logits, base = super().begin(context, limits)
-        self.fed = context.pending[:, None]  # [B, n] in the order of slots
-        self.drafted = [Drafted(row, [token], logits[row, 0]) for row, token in enumerate(context.pending.tolist())]
-        return logits, base
-
-    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
-        logits = super().logits(tokens, plan)
-        slots = plan.slots - plan.length[:, None]
-        self.fed = torch.nn.functional.pad(self.fed, (0, max(0, int(slots.max()) + 1 - self.fed.shape[1])))
-        self.fed.scatter_(1, slots, tokens)
-        for row in range(len(tokens)):
-            for node in range(tokens.shape[1]):
-                path = self.fed[row, plan.ancestry[row, node, : self.fed.shape[1]]].tolist()
-                if plan.positions[row, node] - plan.length[row] == len(path) - 1:  # else padding of the frontier
-                    self.drafted.append(Drafted(row, path, logits[row, node]))
-        return logits
-
-
-class Walk:
-    """The engine's loop without a verifier: which path is kept is said by the test."""
+class Walk(Decoding):
+    """Rows of random texts by one implementation, and another that says what training computes."""
 
     def __init__(self, model: CausalModel, oracle: CausalModel, lengths: Sequence[int]) -> None:
-        """model decodes; oracle says what training computes."""
-        self.model, self.oracle, self.random = model, oracle, torch.Generator().manual_seed(4)
-        head = random_head()
-        self.texts = [self._draw(length) for length in lengths]
-        num_rows, capacity = len(lengths), 128
-        self.target = Target(model, num_rows, capacity)
-        self.depth_limit = [99] * num_rows
-        self.drafter = Recorder(head, self.target, self.context(), capacity)
-        feed(
-            self.target, [text[:-1] for text in self.texts], [0] * num_rows, head=False, taps=head.taps,
-            on_chunk=lambda start, count, taps: self.drafter.read_prompt(PromptChunk(start, count, taps)),
-        )  # fmt: skip
+        self.oracle = oracle
+        super().__init__(model, random_head(), texts_of(lengths))
 
-    def _draw(self, count: int) -> list[int]:
-        return torch.randint(3, VOCAB, (count,), generator=self.random).tolist()
+    def open(self) -> KangarooDrafter:
+        return Recorded(self.head, self.target, self.context, CAPACITY)
 
-    def context(self) -> Context:
-        """As the engine would make it."""
-        lengths = [len(text) - 1 for text in self.texts]
-        device = torch.device("cpu")
-        return Context(
-            history=History(self.texts, [1] * len(lengths)),
-            processors=Processors([SamplingParams()] * len(lengths), vocab_size=VOCAB, end_token_ids=(), device=device),
-            length=torch.tensor(lengths),
-            lengths=lengths,
-            pending=torch.tensor([text[-1] for text in self.texts]),
-            predictions=[[] for _ in lengths],
-            depth_limit=self.depth_limit,
-        )
-
-    def step(self, shape: str, choose: Callable[[int, list[int]], int]) -> list[list[int]]:
-        """Propose and verify; choose(row, parents) names the node that is kept with all above it. Returns the paths."""
-        context, parsed = self.context(), parse_shape(shape, 4)
-        context.depth_limit = [min(limit, parsed.depth) for limit in context.depth_limit]
-        noise = Noise(torch.arange(len(self.texts)), context.length)
-        tree = self.drafter.propose(context, parsed, DrawMode.COUPLED, noise)
-        tree.check()
-        plan = layout(tree.parent, context.length, self.drafter.capacity)
-        layers = (tree.hidden_layer, self.model.spec.num_layers)
-        self.verified = self.target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden).logits
-        parents: list[list[int]] = tree.parent.tolist()
-        self.seen = [
-            (row, [*text, *(int(tree.tokens[row, above]) for above in path_to(parents[row], node)[1:])], node)
-            for row, text in enumerate(self.texts)
+    def check(self, shape: str, choose: Callable[[int, list[int]], int], **options: Any) -> None:
+        """A step, and its drafted and verified logits against whole texts."""
+        self.drafter.passes.clear()
+        tree = self.step(shape, choose=choose, **options)
+        passes, parents, tokens = self.drafter.passes, tree.parent.tolist(), tree.tokens.tolist()
+        seen = [
+            (row, node, [*text, *(tokens[row][above] for above in path_to(parents[row], node)[1:])])
+            for row, text in enumerate(self.before)
             for node in range(tree.num_nodes)
             if node == 0 or parents[row][node] >= 0
         ]
-        paths = [path_to(row, choose(index, row)) for index, row in enumerate(parents)]
-        bonus = self._draw(len(paths))
-        emitted = [[*(int(tree.tokens[row, node]) for node in path[1:]), bonus[row]] for row, path in enumerate(paths)]
-        depth = max(map(len, paths))
-        source = torch.tensor([path + list(range(len(path), depth)) for path in paths])
-        self.target.commit(context.length[:, None] + source, context.length[:, None] + torch.arange(depth))
-        self.texts = [text + tokens for text, tokens in zip(self.texts, emitted, strict=True)]
-        self.drafter.observe(Commit(tree, context.length, paths, emitted))
-        return paths
-
-    def check(self, texts_before: list[list[int]]) -> None:
-        """Drafted and verified logits against whole texts."""
-        assert self.verified is not None
-        drafted = self.drafter.drafted
-        texts = [texts_before[one.row][:-1] + one.path for one in drafted] + [text for _, text, _ in self.seen]
-        draft, target = whole(self.oracle, self.drafter.head, texts)
-        found = torch.stack([one.logits for one in drafted])
-        torch.testing.assert_close(found, draft[: len(drafted)], atol=2e-5, rtol=1e-5)
-        found = torch.stack([self.verified[row, node] for row, _, node in self.seen])
-        torch.testing.assert_close(found, target[len(drafted) :], atol=2e-5, rtol=1e-5)
+        texts = [[*one.text, *one.path] for one in passes] + [text for _, _, text in seen]
+        head: Any = self.head
+        draft, target = whole(self.oracle, head, texts)
+        if passes:
+            told = torch.stack([one.logits for one in passes])
+            torch.testing.assert_close(told, draft[: len(passes)], atol=2e-5, rtol=1e-5)
+        assert self.out.logits is not None
+        found = torch.stack([self.out.logits[row, node] for row, node, _ in seen])
+        torch.testing.assert_close(found, target[len(passes) :], atol=2e-5, rtol=1e-5)
 
     def check_cache(self) -> None:
         """The target's cache against a prefill."""
-        state: Any = self.context()
+        state: Any = self.context
         assert_like_prefill(self.target, state, state.lengths)
 
 
@@ -195,11 +126,9 @@ def test_decoding_is_training(
         walk = Walk(lean if shape != "chain" else hf, hf, lengths)
         kept, moved = 0, 0
         for kind in ("all", "last", "none", "some", "ragged", "all", "leading"):
-            before = walk.texts
-            paths = walk.step(shape, CHOICES[kind])
-            walk.check(before)
-            kept += sum(path[-1] in walk.drafter.leaves for path in paths)
-            moved += sum(path != list(range(len(path))) for path in paths)
+            walk.check(shape, CHOICES[kind])
+            kept += sum(path[-1] in walk.drafter.leaves for path in walk.paths)
+            moved += sum(path != list(range(len(path))) for path in walk.paths)
         walk.check_cache()
         if not shape.startswith("adaptive"):  # which may have read its last guess too
             assert kept >= 2, "leaves without keys of the adapter were kept"
@@ -211,11 +140,8 @@ def test_rows_without_room(hf: TransformersModel, lean: LeanModel) -> None:
     with torch.inference_mode():
         walk = Walk(lean, hf, (5, 2, 8))
         for depth_limit in ([3, 0, 1], [0, 0, 0], [0, 2, 4], [9, 9, 9]):
-            walk.depth_limit, before = depth_limit, walk.texts
-            paths = walk.step("static/branching=2x2x1", CHOICES["all"])
-            assert [len(path) - 1 for path in paths] == [min(most, 3) for most in depth_limit]
-            if any(depth_limit):
-                walk.check(before)
+            walk.check("static/branching=2x2x1", CHOICES["all"], depth_limit=depth_limit)
+            assert [len(path) - 1 for path in walk.paths] == [min(most, 3) for most in depth_limit]
         walk.check_cache()
 
 
@@ -223,14 +149,10 @@ def test_dropped_rows(hf: TransformersModel) -> None:
     """Rows go between steps, right after their neighbours were accepted whole."""
     with torch.inference_mode():
         walk = Walk(hf, hf, (5, 2, 8))
-        walk.step("chain", CHOICES["all"])
-        walk.texts, walk.depth_limit = [walk.texts[2], walk.texts[1]], walk.depth_limit[:2]
-        walk.target.keep(torch.tensor([2, 1]))
-        walk.drafter.keep([2, 1])
+        walk.step("chain", choose=CHOICES["all"])
+        walk.keep([2, 1])
         for _ in range(2):
-            before = walk.texts
-            walk.step("static/branching=2x2", CHOICES["ragged"])
-            walk.check(before)
+            walk.check("static/branching=2x2", CHOICES["ragged"])
         walk.check_cache()
 
 
@@ -249,11 +171,9 @@ def test_the_classic_faults_are_seen(fault: str, hf: TransformersModel, monkeypa
     monkeypatch.setattr(KangarooDrafter, "observe", wrong)
     with torch.inference_mode():
         walk = Walk(hf, hf, (6,))
-        walk.step("static/branching=2x2x1", CHOICES["all"])
-        before = walk.texts
-        walk.step("chain", CHOICES["none"])
-        with pytest.raises(AssertionError):
-            walk.check(before)
+        walk.step("static/branching=2x2x1", choose=CHOICES["all"])
+        with pytest.raises(AssertionError, match="not close"):
+            walk.check("chain", CHOICES["none"])
 
 
 # -- through the engine ------------------------------------------------------------------------------------------------
@@ -351,7 +271,7 @@ def test_kangaroos_second_exit(hf: TransformersModel) -> None:
     method = Kangaroo(random_head(exit_layer=3), hf)
     with torch.inference_mode():
         walk = Walk(hf, hf, (7,))
-        drafter = method.open(walk.context(), 128, walk.target)
+        drafter = method.open(walk.context, CAPACITY, walk.target)
         told: list[float] = []
         logits = drafter.logits
 
@@ -361,6 +281,6 @@ def test_kangaroos_second_exit(hf: TransformersModel) -> None:
             return out
 
         drafter.logits = listening  # type: ignore[method-assign]
-        tree = drafter.propose(walk.context(), shape, DrawMode.COUPLED, Noise(torch.tensor([0]), walk.context().length))
+        tree = drafter.propose(walk.context, shape, DrawMode.COUPLED, Noise(torch.tensor([0]), walk.context.length))
     sure = [chance >= 0.6 for chance in told]
     assert tree.num_nodes - 1 == (1 + sure.index(False) if False in sure else 4)

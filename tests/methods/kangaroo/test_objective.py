@@ -1,4 +1,4 @@
-"""Kangaroo's objective: the right target for every place, gradients for the adapter alone, and a loss that falls."""
+"""Kangaroo's objective: the right target for every place."""
 
 import torch
 
@@ -39,23 +39,3 @@ def test_a_place_reads_nothing_behind_it() -> None:
     (short,) = objective.outcome(teacher.label(cut, objective.taps), teacher, torch.Generator(), training=False).slots
     assert short.at.tolist() == [3, 4]
     torch.testing.assert_close(short.logits, slot.logits[:2], atol=1e-5, rtol=1e-5)
-
-
-def test_a_few_steps_lower_the_loss() -> None:
-    model = TransformersModel(tiny_module("qwen3"))
-    model.module.requires_grad_(False)
-    teacher, objective = Teacher(model), KangarooObjective(random_head())
-    labeled = labeled_for(teacher, objective)
-    optimizer = torch.optim.Adam(objective.head.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(15):
-        (slot,) = objective.outcome(labeled, teacher, torch.Generator(), training=True).slots
-        log_p = labeled.logits[slot.row, slot.at].log_softmax(-1)
-        loss = (log_p.exp() * (log_p - slot.logits.log_softmax(-1))).sum(-1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in objective.head.parameters())
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(weight.grad is None for weight in model.module.parameters())

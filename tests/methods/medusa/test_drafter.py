@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from foretell import Engine, Request, SamplingParams
 from foretell.draft.shapes import SHAPES
 from foretell.heads.teacher import Teacher, TeacherBatch
 from foretell.methods.medusa import drafter as module
-from foretell.methods.medusa.drafter import Medusa
+from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
 from foretell.methods.medusa.head import MedusaHead, MedusaObjective
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
+from tests.methods.decoding import Pass, Recording
 from tests.model.tiny import tiny_module
 
 V, K = 40, 3
@@ -90,52 +91,24 @@ def test_other_heads(model: CausalModel, options: dict[str, Any]) -> None:
     assert sum(one.num_accepted_tokens for one in found) > 0
 
 
-class Watched:
-    """Records, of every proposal, what the drafter said at each depth, and of which text."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.found: list[tuple[list[int], int, Tensor]] = []  # text with the pending token, depth, logits [V]
-        begin, logits = module.MedusaDrafter.begin, module.MedusaDrafter.logits
-        texts: list[list[int]] = []
-        limited: list[int] = []
-
-        def watched_begin(drafter: Any, context: Any, limits: Any) -> Any:
-            out = begin(drafter, context, limits)
-            texts[:], limited[:] = [list(ids) for ids in context.history.ids], list(limits)
-            self.found += [(ids, 0, out[0][row, 0]) for row, ids in enumerate(texts) if limits[row]]
-            return out
-
-        def watched_logits(drafter: Any, tokens: Tensor, plan: Any) -> Tensor:
-            out: Tensor = logits(drafter, tokens, plan)
-            for row, ids in enumerate(texts):
-                for column, position in enumerate(plan.positions[row].tolist()):
-                    depth = position - (len(ids) - 1)
-                    if depth:  # 0: padding
-                        self.found.append((ids, depth, out[row, column]))
-            return out
-
-        monkeypatch.setattr(module.MedusaDrafter, "begin", watched_begin)
-        monkeypatch.setattr(module.MedusaDrafter, "logits", watched_logits)
-
-
-def errors(model: CausalModel, head: MedusaHead, found: list[tuple[list[int], int, Tensor]], shift: int = 0) -> float:
+def errors(model: CausalModel, head: MedusaHead, passes: list[Pass], shift: int = 0) -> float:
     """Largest distance of what was said from the training-time forward on the same tokens: the slot of head k + 1, at the
     place that is supervised by p at the position of the k-th guess's parent."""
     worst = 0.0
-    for ids, depth, said in found:
-        tokens = torch.tensor([ids + [0] * K])
+    for one in passes:
+        depth, tokens = len(one.path), torch.tensor([one.text + [0] * K])
         batch = TeacherBatch(tokens, torch.tensor([tokens.shape[1]]), torch.tensor([1]))
         labeled = Teacher(model).label(batch, head.taps)
         outcome = MedusaObjective(head).outcome(labeled, Teacher(model), torch.Generator(), training=False)
         slot = outcome.slots[depth]
-        # The pending token is at len(ids) - 1; the distribution of the guess behind depth guesses stands where p does.
-        place = (slot.at == len(ids) - 1 + depth + shift).nonzero()[0, 0]
+        # The pending token is the text's last; the distribution of the guess behind depth guesses stands where p does.
+        place = (slot.at == len(one.text) - 1 + depth + shift).nonzero()[0, 0]
         expected = slot.logits[place].detach()
         if slot.vocab is not None:
             expected = torch.full((V,), -torch.inf).index_copy(0, slot.vocab, expected)
         finite = expected.isfinite()
-        assert torch.equal(finite, said.isfinite())
-        worst = max(worst, float((said - expected)[finite].abs().max()))
+        assert torch.equal(finite, one.logits.isfinite())
+        worst = max(worst, float((one.logits - expected)[finite].abs().max()))
     return worst
 
 
@@ -146,17 +119,22 @@ def test_decoding_is_the_training_forward(
 ) -> None:
     """Logits of decoding, rows ragged and dropped on the way, are those of one forward over the whole text; one place
     earlier or later they are not."""
-    head = trained(model)
-    watched = Watched(monkeypatch)
+    head, passes = trained(model), list[Pass]()
+
+    class Recorded(Recording, MedusaDrafter):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.passes = passes
+
+    monkeypatch.setattr(module, "MedusaDrafter", Recorded)
     with torch.random.fork_rng():
         engine(model, head, shape).generate_batch(requests(max_new_tokens=10), batch_size=batch_size)
-    depths = {depth for _, depth, _ in watched.found}
-    assert depths == {0, 1, 2}
-    chosen = watched.found[:: max(1, len(watched.found) // 24)]
+    assert {len(one.path) for one in passes} == {0, 1, 2}
+    chosen = passes[:: max(1, len(passes) // 24)]
     assert errors(model, head, chosen) < 1e-5
+    inner = [one for one in chosen if len(one.text) > 2][:10]
     for shift in (-1, 1):
-        inner = [one for one in chosen if len(one[0]) > 2][:10]
-        assert errors(model, head, [(ids, depth, said) for ids, depth, said in inner if depth < 2], shift) > 0.1
+        assert errors(model, head, [one for one in inner if len(one.path) < 2], shift) > 0.1
 
 
 def test_chunked_prompts(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:

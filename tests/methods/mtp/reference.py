@@ -144,10 +144,7 @@ def module(family: str, c: Any, own: Tensors, block: Tensors, embeds: Tensor, hi
     embedding of token t + 1), [T, H] each."""
     attention, second, (embedding_norm, hidden_norm, projection, last) = FAMILIES[family]
     norm = {"eps": c.rms_norm_eps, "plus_one": family.startswith("qwen")}
-    pair = [
-        rms(embeds, own[f"{embedding_norm}.weight"], **norm),
-        rms(hidden, own[f"{hidden_norm}.weight"], **norm),
-    ]
+    pair = [rms(embeds, own[f"{embedding_norm}.weight"], **norm), rms(hidden, own[f"{hidden_norm}.weight"], **norm)]
     x = torch.cat(pair[::-1] if family == "mimo" else pair, -1) @ own[f"{projection}.weight"].T
     x = x + attention(block, c, rms(x, block["input_layernorm.weight"], **norm))
     x = x + second(block, c, rms(x, block["post_attention_layernorm.weight"], **norm))

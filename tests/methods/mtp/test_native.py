@@ -13,9 +13,10 @@ from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.hf.one_layer import text_config
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
+from tests.methods.decoding import Decoding, prompts
 from tests.methods.eagle.eagles import same_trees
-from tests.methods.eagle.test_drafter import Recorded, decoded, prompts
-from tests.methods.eagle.test_native import LENGTHS, Decoding, Levels, Rounded, Whole, distance
+from tests.methods.eagle.test_drafter import Recorded, decoded
+from tests.methods.eagle.test_native import LENGTHS, Levels, Rounded, Whole, distance
 from tests.methods.gguf.record import WHOLE, open_data, save_whole
 from tests.methods.gguf.rewrite import rewrite
 from tests.methods.mtp.checkpoints import config_of, save

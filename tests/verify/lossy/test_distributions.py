@@ -91,13 +91,7 @@ def test_enumerated_laws_and_their_bounds(case: Case, monkeypatch: pytest.Monkey
 CHAIN, FORK = (-1, 0, 1), (-1, 0, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("rule", "label", "parent"),
-    [
-        (Typical(), C, CHAIN),
-        (TopN(), C, CHAIN),
-    ],
-)
+@pytest.mark.parametrize(("rule", "label", "parent"), [(Typical(), C, CHAIN), (TopN(), C, CHAIN)])
 def test_defaults_are_not_exact(rule: Verifier, label: DrawnBy, parent: tuple[int, ...]) -> None:
     case = Case(parent, (F, *[label] * (len(parent) - 1)))
     assert statistics.p_value(statistics.decode(case, rule)) < statistics.FALSE_ALARM

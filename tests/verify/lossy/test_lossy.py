@@ -35,11 +35,7 @@ RULES: list[Lossy] = [
     Judge(head=HEAD),
     Judge(threshold=0.3, off_support=True, head=HEAD),
 ]
-STRICTEST: list[Lossy] = [
-    Typical(epsilon=1.0, delta=math.inf),
-    TopN(n=0),
-    Judge(threshold=1.0, head=HEAD),
-]
+STRICTEST: list[Lossy] = [Typical(epsilon=1.0, delta=math.inf), TopN(n=0), Judge(threshold=1.0, head=HEAD)]
 
 
 def ids(rules: list[Lossy]) -> list[str]:
@@ -160,11 +156,7 @@ def test_rows_alone_in_ragged_batches_and_padded(rule: Lossy) -> None:
         assert (int(one[0]), int(one[1])) == (int(at[row]), int(bonus[row]))
 
 
-LOOSEST: list[Lossy] = [
-    Typical(epsilon=0.0),
-    TopN(n=64, delta=1.0),
-    Judge(threshold=0.0, head=HEAD),
-]
+LOOSEST: list[Lossy] = [Typical(epsilon=0.0), TopN(n=64, delta=1.0), Judge(threshold=0.0, head=HEAD)]
 
 
 def two_children(p: list[float], tokens: list[int], label: DrawnBy = F, q: list[float] | None = None) -> Evidence:

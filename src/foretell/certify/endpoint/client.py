@@ -129,6 +129,7 @@ class Endpoint:
         self.about: Mapping[str, Any] = {}
         self._api = api
         self._abilities: Abilities | None = None
+        self._refusal = ""  # of the last request that it did not take
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency + 1)
         self._client = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=10.0), headers=headers, limits=limits)
@@ -162,7 +163,7 @@ class Endpoint:
         self._abilities = Abilities(api, {}, None, 1, False)
         neutral = next((one for one in NEUTRAL if self._takes(Ask(prompt, 1, 1.0, fields=one)) is not None), None)
         if neutral is None:
-            raise ConfigError(f"{self.shown} takes no sampled request: {self._why(Ask(prompt, 1, 1.0))}")
+            raise ConfigError(f"{self.shown} takes no sampled request: {self._refusal}")
         self._abilities = Abilities(api, neutral, None, 1, False)
         most = None
         for count in MAX_LOGPROBS:
@@ -211,15 +212,9 @@ class Endpoint:
     def _takes(self, asked: Ask) -> list[Answer] | None:
         try:
             return self.ask(asked)
-        except AnswerError:
-            return None
-
-    def _why(self, asked: Ask) -> str:
-        try:
-            self.ask(asked)
         except AnswerError as error:
-            return str(error)
-        return "it does now"
+            self._refusal = str(error)
+            return None
 
     # -- requests --------------------------------------------------------------------------------------------------
 

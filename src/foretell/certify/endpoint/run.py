@@ -69,15 +69,15 @@ def certify_endpoint(
     for name, check in CHECKS.items():
         if name not in skip:
             session.progress(name)
-            checks.append(guarded(name, lambda check=check: check(session)))  # type: ignore[misc]
+            checks.append(guarded(name, check, session))
     shared = max(1, len(sampled) * sum(name not in skip for name in SAMPLED))
     scaled = ("", "left out") if "calibration" in skip else _scaled(session)
     for value in sampled:
         if "law" not in skip:
-            checks.append(guarded(f"law at T = {value:g}", lambda value=value: check_law(session, value, shared)))  # type: ignore[misc]
+            checks.append(guarded(f"law at T = {value:g}", check_law, session, value, shared))
         if "calibration" not in skip:
             name = f"calibration at T = {value:g}"
-            checks.append(guarded(name, lambda value=value: check_calibration(session, value, scaled, shared)))  # type: ignore[misc]
+            checks.append(guarded(name, check_calibration, session, value, scaled, shared))
     settings: dict[str, Any] = {
         "url": endpoint.shown, "model": endpoint.model, "fields": endpoint.extra, "takes": abilities.words(),
         "reference": None if reference is None else {
@@ -98,10 +98,10 @@ def _scaled(session: Session) -> tuple[str, str]:
         return "", str(error)
 
 
-def guarded(name: str, check: Callable[[], EndpointCheck]) -> EndpointCheck:
+def guarded(name: str, check: Callable[..., EndpointCheck], *given: Any) -> EndpointCheck:
     """A check; a request that the endpoint refuses leaves it out, and one that fails is a defect."""
     try:
-        return check()
+        return check(*given)
     except AnswerError as error:
         question = "Are its requests answered?"
         if error.is_refusal:

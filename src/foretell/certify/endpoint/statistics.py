@@ -6,7 +6,7 @@ is what the chi-square approximation needs (Cochran 1954). ``found_deviation`` s
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,25 +58,24 @@ def noncentral_tail(value: float, dof: int, noncentrality: float) -> float:
 
 def quantile(dof: int, alpha: float) -> float:
     """The value that a chi-square variable exceeds with probability alpha."""
-    low, high = 0.0, dof + 10.0
-    while chi_square_tail(high, dof) > alpha:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chi_square_tail(middle, dof) > alpha else (low, middle)
-    return high
+    return _first(lambda value: chi_square_tail(value, dof) <= alpha, dof + 10.0)
 
 
 @lru_cache(maxsize=256)
 def needed_noncentrality(dof: int, alpha: float, power: float) -> float:
     """The noncentrality at which a test of size alpha has this power."""
     value = quantile(dof, alpha)
-    low, high = 0.0, 10.0
-    while noncentral_tail(value, dof, high) < power:
+    return _first(lambda noncentrality: noncentral_tail(value, dof, noncentrality) >= power, 10.0)
+
+
+def _first(holds: Callable[[float], bool], high: float) -> float:
+    """The least positive number for which what holds from it on does, by bisection; high: a first guess."""
+    low = 0.0
+    while not holds(high):
         high *= 2
-    for _ in range(40):
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if noncentral_tail(value, dof, middle) < power else (low, middle)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 

@@ -30,10 +30,7 @@ class Verdict:
     old_after: float | None
 
 
-def judge(
-    recent: tuple[Sequence[float], Sequence[float]],
-    old: tuple[Sequence[float], Sequence[float]],
-) -> Verdict:
+def judge(recent: tuple[Sequence[float], Sequence[float]], old: tuple[Sequence[float], Sequence[float]]) -> Verdict:
     """The scores of the same texts (before, after). It passes where recent ones gain at least MIN_GAIN, and more than
     their spread explains, and old ones lose at most MAX_LOSS and no more than recent ones gain: requests come back,
     and a drafter that gives a hundredth here for two there has not learned but changed its mind."""

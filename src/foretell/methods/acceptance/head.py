@@ -57,8 +57,7 @@ class AcceptanceHead(Head):
     def __init__(self, config: AcceptanceHeadConfig) -> None:
         super().__init__()
         self.config = config
-        # The blocks and ``out`` by other means: see ``speed_up``.
-        self.native: Callable[[Tensor], Tensor] | None = None
+        self.native: Callable[[Tensor], Tensor] | None = None  # the blocks and ``out`` by other means: see ``speed_up``
         self.blocks = nn.ModuleList(ResBlock(config.width) for _ in range(config.num_layers))
         self.out = nn.Linear(config.width, 1)
         self.register_buffer("scale", torch.ones((), dtype=torch.float32))
@@ -131,19 +130,9 @@ class AcceptanceLayout(Own):
 def speed_up(head: AcceptanceHead, model: CausalModel) -> AcceptanceHead:
     """The head in eval mode, its products by the C kernels where model, which it decodes beside, is a native one."""
     plain = {parameter.dtype for parameter in head.parameters()} <= {torch.float32, torch.bfloat16}
-    if (
-        head.native is None
-        and isinstance(model, NativeModel)
-        and head.blocks
-        and plain
-        and heads.library()[0] is not None
-    ):
+    able = isinstance(model, NativeModel) and head.blocks and plain and heads.library()[0] is not None
+    if able and head.native is None:
         linears = [block.linear for block in head.blocks if isinstance(block, ResBlock)]
         blocks = NativeBlocks(Memory(head), [linears], [head.out], head.config.width)
-        head.native = lambda x: _apply(blocks, x)
+        head.native = lambda x: blocks(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], 1)
     return head.eval()
-
-
-def _apply(blocks: NativeBlocks, x: Tensor) -> Tensor:
-    """x [..., W] -> [..., 1]."""
-    return blocks(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], 1)

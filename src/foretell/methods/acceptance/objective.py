@@ -235,10 +235,7 @@ def same_width(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(p, (0, width - p.shape[1])), F.pad(q, (0, width - q.shape[1]))
 
 
-LABELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "rejection": rejection_label,
-    "coupled": coupled_label,
-}
+LABELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"rejection": rejection_label, "coupled": coupled_label}
 """By verifier: the probability that a guess is kept."""
 
 

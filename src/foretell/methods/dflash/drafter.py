@@ -280,11 +280,7 @@ class DFlash(HeadMethod):
 
     name = "dflash"
     capabilities = Capabilities(
-        "a head that guesses a block in one pass",
-        draws=True,
-        reads_target=True,
-        needs_head=True,
-        shapes=SHAPES.builtin,
+        "a head that guesses a block in one pass", draws=True, reads_target=True, needs_head=True, shapes=SHAPES.builtin
     )
 
     called = "dflash head"

@@ -269,12 +269,7 @@ class DFlashHead(ReducedHead, Head):
         return context
 
     def rows(
-        self,
-        blocks: Tensor,
-        context: Tensor,
-        positions: Tensor,
-        masks: Sequence[Tensor],
-        memory: Memory,
+        self, blocks: Tensor, context: Tensor, positions: Tensor, masks: Sequence[Tensor], memory: Memory
     ) -> Tensor:
         """blocks [B, Q, H] embeddings, context [B, n, H], positions [B, n + Q] of both, masks bool, of each layer
         broadcastable to [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads."""

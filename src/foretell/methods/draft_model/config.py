@@ -12,12 +12,7 @@ from foretell.draft.config import Loader
 from foretell.heads.formats import load_head
 from foretell.methods.acceptance.head import AcceptanceHead
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.draft_model.vocabulary.tli import (
-    TranslatedDraft,
-    check_name,
-    differences,
-    translation,
-)
+from foretell.methods.draft_model.vocabulary.tli import TranslatedDraft, check_name, differences, translation
 from foretell.methods.head_method import WindowedMethodConfig
 
 

@@ -259,11 +259,7 @@ class DraftModel(Method):
 
     name = "draft_model"
     capabilities = Capabilities(
-        "a smaller model of the same vocabulary",
-        draws=True,
-        needs_draft=True,
-        opens_late=True,
-        shapes=SHAPES.builtin,
+        "a smaller model of the same vocabulary", draws=True, needs_draft=True, opens_late=True, shapes=SHAPES.builtin
     )
 
     def __init__(self, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:

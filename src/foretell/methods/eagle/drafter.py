@@ -46,12 +46,7 @@ class EagleDrafter(FeatureDrafter):
     can_join = True
 
     def __init__(
-        self,
-        head: PairHead,
-        model: CausalModel,
-        context: Context,
-        capacity: int,
-        native: NativePair | None = None,
+        self, head: PairHead, model: CausalModel, context: Context, capacity: int, native: NativePair | None = None
     ) -> None:
         """native: the same head through the C kernels; None: as the torch module."""
         self.head, self.model, self.capacity, self.native = head, model, capacity, native

@@ -20,14 +20,7 @@ from foretell.core.errors import ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.draft_vocabulary import complete_vocabulary
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layer_keys import (
-    describe_layers,
-    describe_rope,
-    layer_sizes,
-    refuse_unknown,
-    rope,
-    windows,
-)
+from foretell.heads.layer_keys import describe_layers, describe_rope, layer_sizes, refuse_unknown, rope, windows
 from foretell.heads.layout import (
     MARKER,
     FoundLayout,
@@ -270,10 +263,7 @@ class Eagle1Native(Layout):
         sizes = llama_sizes(found.keys, found.tensors, qwen=False)
         found.keys.only("draft_vocab_size", sizes["vocab_size"])
         config = Eagle1HeadConfig(
-            **sizes,
-            tap_layer=last_layer(found),
-            fc_bias=fc_bias,
-            own_embedding="embed_tokens.weight" in found.tensors,
+            **sizes, tap_layer=last_layer(found), fc_bias=fc_bias, own_embedding="embed_tokens.weight" in found.tensors
         )
         refuse_unknown(found.keys)
         return config

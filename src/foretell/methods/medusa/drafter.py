@@ -17,7 +17,7 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, 
 from foretell.draft.growing import grow
 from foretell.draft.shapes import Shape
 from foretell.heads.draft_vocabulary import spread
-from foretell.heads.native import Memory, NativeBlocks, Vocabulary, beside
+from foretell.heads.native import Memory, NativeBlocks, Vocabulary
 from foretell.methods.chains import can_draw, draw_block
 from foretell.methods.head_method import GROWN, HeadMethod, HeadMethodConfig
 from foretell.methods.medusa.head import MedusaHead, ResBlock, Stacked
@@ -46,15 +46,6 @@ class NativeMedusa:
         if self._out is None:
             return out
         return self.model.finished(self.memory.product(self._out, out, self.vocabulary.size))
-
-
-def native_medusa(
-    head: MedusaHead, model: CausalModel, weights: str = "auto"
-) -> tuple[NativeMedusa | None, str | None]:
-    """The heads through the native kernels, or None and why not. weights: one of ``heads.native.WEIGHTS``."""
-    if head.config.num_heads > MOST_HEADS:
-        return None, f"it has {head.config.num_heads} heads, and the native kernels run at most {MOST_HEADS}"
-    return beside(NativeMedusa, head, model, weights)
 
 
 MOST_HEADS = 64  # MAX_HEADS of kernels/native/blocks.h
@@ -170,9 +161,12 @@ class Medusa(HeadMethod):
     called = "medusa"
     can_learn, buffers = True, False
     head: MedusaHead
+    kernels = NativeMedusa
 
     def _natively(self) -> tuple[NativeMedusa | None, str | None]:
-        native, reason = native_medusa(self.head, self.model, self.weights)
+        count = self.head.config.num_heads
+        many = f"it has {count} heads, and the native kernels run at most {MOST_HEADS}"
+        native, reason = super()._natively() if count <= MOST_HEADS else (None, many)
         self.stacked = self.head.stacked() if native is None else None
         return native, reason
 

@@ -26,10 +26,7 @@ class MTP(HeadMethod):
     name = "mtp"
     called = "the MTP head"
     capabilities = Capabilities(
-        "the multi-token prediction module of the target's own checkpoint",
-        draws=True,
-        reads_target=True,
-        shapes=GROWN,
+        "the multi-token prediction module of the target's own checkpoint", draws=True, reads_target=True, shapes=GROWN
     )
     head: PairHead
     kernels = NativePair

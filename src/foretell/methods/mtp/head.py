@@ -134,12 +134,7 @@ class CheckpointMTPHead(PairHead):
         """What one layer of the family keeps for each pair."""
         memory = self._memory
         return KVCache(
-            num_rows,
-            capacity,
-            [(memory.num_heads, memory.key_dim)],
-            memory.dtype,
-            [memory.device],
-            [memory.value_dim],
+            num_rows, capacity, [(memory.num_heads, memory.key_dim)], memory.dtype, [memory.device], [memory.value_dim]
         )
 
     def advance(self, embeds: Tensor, features: Tensor, plan: Plan, cache: KVCache) -> tuple[Tensor, Tensor]:
