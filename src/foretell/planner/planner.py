@@ -481,15 +481,10 @@ class Planner:
         return accepted
 
 
-def _kinds(rows: Sequence[RowView]) -> list[tuple[str, int, int, int, int, int]]:
-    """What a decision reads of rows of which nothing is known, lengths by their power of two."""
-    return sorted(
-        (
-            row.method, row.heat, row.max_depth, row.length.bit_length(), row.depth_limit.bit_length(),
-            row.num_unread.bit_length(),
-        )
-        for row in rows
-    )  # fmt: skip
+def _kinds(rows: Sequence[RowView]) -> list[Any]:
+    """What a decision reads of rows of which nothing is known, numbers of tokens by their power of two."""
+    tokens = [[count.bit_length() for count in (row.length, row.depth_limit, row.num_unread)] for row in rows]
+    return sorted([row.method, row.heat, row.max_depth, *counts] for row, counts in zip(rows, tokens, strict=True))
 
 
 def all_ask(rows: Sequence[RowView]) -> bool:
