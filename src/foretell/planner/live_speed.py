@@ -21,13 +21,10 @@ class LiveSpeed:
         """A step took so long, for tokens that are worth so many seconds of plain decoding, and others as long. The machine
         may have stood still in it: its ratio counts, its length only so far."""
         for _ in range(times):
-            self._count(worth, seconds)
-
-    def _count(self, worth: float, seconds: float) -> None:
-        seconds, self.before = seconds + self.before, 0.0
-        most = STALLED * self._seconds
-        if seconds * self._known > most > 0.0:
-            worth, seconds = worth * most / (seconds * self._known), most / self._known
-        self._known += SPEED_DECAY * (1.0 - self._known)
-        self._plain_seconds += SPEED_DECAY * (worth - self._plain_seconds)
-        self._seconds += SPEED_DECAY * (seconds - self._seconds)
+            gained, took, self.before = worth, seconds + self.before, 0.0
+            most = STALLED * self._seconds
+            if took * self._known > most > 0.0:
+                gained, took = worth * most / (took * self._known), most / self._known
+            self._known += SPEED_DECAY * (1.0 - self._known)
+            self._plain_seconds += SPEED_DECAY * (gained - self._plain_seconds)
+            self._seconds += SPEED_DECAY * (took - self._seconds)

@@ -376,8 +376,7 @@ class Planner:
             return
         if step.rows:
             self._rested = None
-        if self.parts and step.rows:
-            step = replace(step, rows=self._own_rows(plan, step.rows))
+            step = replace(step, rows=self._own_rows(plan, step.rows)) if self.parts else step
         drafted = any(row.drafted for row in step.rows)
         self._decisions.since_plain = self._decisions.since_plain + 1 if drafted else 0
         self._speed.guessed = drafted
