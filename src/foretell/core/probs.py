@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams, coming_of
+from foretell.core.params import SamplingParams, expected_of
 from foretell.core.upload import sent, tensor_on
 from foretell.kernels.small import Warp, race_library
 
@@ -112,10 +112,10 @@ class Processors:
         self.reads_history = any(row.reads_history for row in params)
         self._parts: dict[tuple[int, int], Processors] = {}
 
-    def coming(self, history: History, asked: Sequence[bool | int]) -> list[Sequence[int]]:
-        """[B] tokens that are expected after the text of each row that is asked: see ``coming_of``."""
+    def expected(self, history: History, asked: Sequence[bool | int]) -> list[Sequence[int]]:
+        """[B] tokens that are expected after the text of each row that is asked: see ``expected_of``."""
         rows = zip(self.params, history.ids, asked, strict=True)
-        return [coming_of(params.logits_processor, ids) if ask else () for params, ids, ask in rows]
+        return [expected_of(params.logits_processor, ids) if ask else () for params, ids, ask in rows]
 
     def part(self, start: int, stop: int) -> "Processors":
         """Those of rows [start, stop); made once."""

@@ -103,7 +103,7 @@ class AllowedTokens:
         """See ``Held``."""
         return self._known.issuperset(token_ids)
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
         """See ``Held``."""
         return ()
 

@@ -69,7 +69,7 @@ def expects(job: Job) -> bool:
     """Whether the request's grammar may say what comes, and its method would guess that."""
     method = job.row.choice.method
     can_guess = (method.light or method).capabilities.expects
-    return can_guess and getattr(job.row.params.logits_processor, "coming", None) is not None
+    return can_guess and getattr(job.row.params.logits_processor, "expected", None) is not None
 
 
 def observation_of(

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission
-from foretell.core.params import coming_of
+from foretell.core.params import expected_of
 from foretell.costs.table import CostTable
 from foretell.engine.request.request import token_ids
-from foretell.engine.structured.coming import blank_before
 from foretell.engine.structured.constraint import ConstraintProcessor, Constraints
+from foretell.engine.structured.expected import blank_before
 from foretell.engine.structured.format import Both
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.expected import Expected, guessing
@@ -66,7 +66,7 @@ def passes(processor: ConstraintProcessor, ids: Sequence[int]) -> int:
     """How many write a text, if each guess of what comes is checked."""
     at = count = 0
     while at < len(ids):
-        found = processor.coming(ids[:at])
+        found = processor.expected(ids[:at])
         right = next(
             (place for place, pair in enumerate(zip(found, ids[at:], strict=False)) if pair[0] != pair[1]), None
         )
@@ -110,11 +110,11 @@ def test_most_of_a_call_comes_without_a_choice(engine: Engine, constraints: Cons
 
 def test_a_text_without_any_choice_is_known_whole(engine: Engine, constraints: Constraints) -> None:
     constraint = constraints.json_schema({"const": {"a": [1, 2], "text": "ñ ☃ 😀"}}, compact=True)
-    found = list(constraint.processor(3).coming([7, 7, 7]))
+    found = list(constraint.processor(3).expected([7, 7, 7]))
     assert engine.tokenizer.decode(found) == '{"a":[1,2],"text":"ñ ☃ 😀"}'
     assert constraint.permits(found)
-    assert list(constraint.processor(0).coming([*found])) == []
-    assert list(constraint.processor(0).coming([*found, 2])) == [], "it has ended"
+    assert list(constraint.processor(0).expected([*found])) == []
+    assert list(constraint.processor(0).expected([*found, 2])) == [], "it has ended"
 
 
 @pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "boolean"}, {"enum": ["a", "b"]}, {"type": "object"}])
@@ -122,7 +122,7 @@ def test_where_there_is_a_choice_nothing_more_is_guessed(
     engine: Engine, constraints: Constraints, schema: dict[str, Any]
 ) -> None:
     constraint = constraints.json_schema(schema)
-    found = engine.tokenizer.decode(list(constraint.processor(0).coming([])))
+    found = engine.tokenizer.decode(list(constraint.processor(0).expected([])))
     assert found in ("", '"', "{")
 
 
@@ -130,7 +130,7 @@ def test_tokens_without_a_text_are_known_by_their_ids(engine: Engine, constraint
     """As the marks of calls are in most vocabularies."""
     special = next(iter(sorted(set(constraints._added) - set(constraints.eos_token_ids))), None)
     assert special is not None
-    ids = constraints.grammar(f'start: <[{special}]> "go" <[{special}]> "on"').processor(0).coming([])
+    ids = constraints.grammar(f'start: <[{special}]> "go" <[{special}]> "on"').processor(0).expected([])
     assert ids[0] == special
     assert list(ids).count(special) == 2
     assert engine.tokenizer.decode([token for token in ids if token != special]) == "goon"
@@ -143,30 +143,30 @@ def test_looking_ahead_changes_no_mask(engine: Engine, constraints: Constraints)
     one = constraint.processor(0)
     for count in range(len(ids)):
         if count % 3 != 1:
-            one.coming(ids[:count])
+            one.expected(ids[:count])
         if count % 3:
             text = torch.tensor(ids[:count], dtype=torch.int64)
             assert torch.equal(one(text, logits.clone()), constraint.processor(0)(text, logits.clone()))
-        assert list(one.coming(ids[:count])) == list(constraint.processor(0).coming(ids[:count]))
+        assert list(one.expected(ids[:count])) == list(constraint.processor(0).expected(ids[:count]))
 
 
 def test_processors_around_another_say_what_comes(engine: Engine, constraints: Constraints) -> None:
     inner = constraints.json_schema(CALL).processor(0)
-    first = tuple(inner.coming([]))
+    first = tuple(inner.expected([]))
     assert first
-    assert coming_of(GuardedProcessor(Both(lambda _, logits: logits, inner)), []) == first
-    assert coming_of(None, []) == coming_of(lambda _, logits: logits, []) == ()
+    assert expected_of(GuardedProcessor(Both(lambda _, logits: logits, inner)), []) == first
+    assert expected_of(None, []) == expected_of(lambda _, logits: logits, []) == ()
     inner.stop("over")
-    assert coming_of(GuardedProcessor(inner), [1]) == ()
+    assert expected_of(GuardedProcessor(inner), [1]) == ()
 
     class Broken:
-        def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        def expected(self, ids: Sequence[int]) -> Sequence[int]:
             raise RuntimeError("broken")
 
         def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             return logits
 
-    assert coming_of(GuardedProcessor(Broken()), []) == ()
+    assert expected_of(GuardedProcessor(Broken()), []) == ()
 
 
 METHODS = {
