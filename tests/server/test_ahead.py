@@ -107,6 +107,21 @@ def test_nothing_is_read_where_the_answer_says_it_all(serve: Serve) -> None:
     assert len(service.prepared) == 1
 
 
+def test_the_conversation_is_rendered_once_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one takes tens of milliseconds, of which the next request would wait."""
+    client, service = server(serve, "A plain answer, as long as it has to be.")
+    rendered, whole = list[Any](), Template.apply_chat_template
+    monkeypatch.setattr(
+        Template, "apply_chat_template", lambda *given, **how: rendered.append(given[1]) or whole(*given, **how)
+    )
+    ask(client, START)
+    prepared(service)
+    before = len(rendered)
+    ask(client, START)
+    prepared(service)
+    assert [len(one) for one in rendered[before:]] == [2, 4]
+
+
 def test_whose_text_it_is_stays_known(serve: Serve) -> None:
     client, service = server(serve, "A plain answer.")
     client.post(
