@@ -15,7 +15,7 @@ from foretell.engine.structured.constraint import ConstraintProcessor, Constrain
 from foretell.engine.structured.expected import blank_before
 from foretell.engine.structured.format import Both
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.expected import Expected, guessing
+from foretell.planner.expected import LOOKED_UP, Expected, guessing
 from foretell.planner.observations import RowStep, RowView
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -217,7 +217,31 @@ def test_a_service_guesses_it_before_costs_are_known(engine: Engine) -> None:
     assert free_one.num_draft_tokens == 0
 
 
-def view(name: str, expected: int, **changes: Any) -> RowView:
+def test_a_call_like_an_earlier_one_is_looked_up_before_costs_are_known(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its free texts, too, of which the grammar expects nothing."""
+    params = SamplingParams(json_schema=CALL, temperature=0.0, max_new_tokens=80, seed=1)
+    first = engine.with_method("none").generate("Call:", params)
+    prompt = [*encode(engine, "Call:"), *(first.token_ids[:-1] + encode(engine, "\nCall:")) * 2]
+    steps = list[int]()
+    for most in (LOOKED_UP, 0):
+        monkeypatch.setattr("foretell.planner.expected.LOOKED_UP", most)
+        service = Service(engine.with_method({"method": "suffix"}), ServiceOptions(max_num_seqs=2, max_model_len=512))
+        service.start()
+        try:
+            box = Mailbox()
+            service.submit(Submission("call", prompt, params), box.hear)
+            made = box.last("call", 60.0).completion
+        finally:
+            service.close()
+        assert made is not None
+        assert made.token_ids == engine.with_method("none").generate(prompt, params).token_ids
+        steps.append(made.num_steps)
+    assert steps[0] < steps[1], steps
+
+
+def view(name: str, expected: int | None, **changes: Any) -> RowView:
     given: dict[str, Any] = {"max_depth": 15, "depth_limit": 100, "length": 50, **changes}
     return RowView(name, "suffix", expected=expected, **given)
 
@@ -234,7 +258,7 @@ def test_what_is_expected_is_guessed_as_deep_as_it_pays() -> None:
     rows = [view("a", 10)]
     plan = StepPlan([0], members=("a",))
     cheap = planner(0.1).with_expected(plan, rows)
-    assert (cheap.caps, cheap.paid, cheap.expected) == ([10], [0], True)
+    assert (cheap.caps, cheap.paid, cheap.expected) == ([10], [0], (10,))
     assert planner(0.4).with_expected(plan, rows).caps == [5], "ten are kept with a chance of .35"
     assert planner(2.0).with_expected(plan, rows) is plan
     assert plan.caps == [0], "the standing decision's plan is not changed"
@@ -261,15 +285,21 @@ def test_plans_that_guess_and_trials_stay_as_they_are() -> None:
         plan = StepPlan([0])
         assert other.with_expected(plan, rows) is plan
     assert guessing(StepPlan([0]), [view("a", 0)], 9).caps == [0]
-    assert Expected().unplanned(StepPlan([0, 0]), [view("a", 30), view("b", 0)]).caps == [11, 0]
+    made = Expected().unplanned(StepPlan([0, 0, 0, 0]), [view("a", 30), view("b", None), view("c", 3), view("d", 0)])
+    assert (made.caps, made.expected, made.least) == ([11, 0, 15, 15], (11, 0, 3, 0), 0.5)
+    assert Expected().unplanned(plan, [view("a", 3, depth_limit=5)]).caps == [5]
 
 
 def test_what_is_not_kept_is_guessed_less() -> None:
     expected, first = Expected(), Expected()
     for _ in range(300):
-        assert expected.learn([RowStep("a", "suffix", 5, 5, 0)]) == 0
+        assert expected.learn([5], [RowStep("a", "suffix", 5, 5, 0)]) == 0
     assert expected.rate < 0.1
     assert expected.unplanned(StepPlan([0]), [view("a", 30)]).caps == [0]
     for _ in range(1000):
-        assert expected.learn([RowStep("a", "suffix", 5, 5, 5), RowStep("b", "suffix", 0, 0, 0)]) == 5
+        assert expected.learn([5, 0], [RowStep("a", "suffix", 5, 5, 5), RowStep("b", "suffix", 0, 0, 0)]) == 5
     assert first.rate < expected.rate < 1.0
+    rate = expected.rate
+    assert expected.learn([0], [RowStep("a", "suffix", 9, 9, 0)]) == 0, "what was looked up says nothing of grammars"
+    assert expected.learn([2], []) == 0
+    assert expected.rate == rate

@@ -25,7 +25,9 @@ class StepPlan:
     trial: bool = False
     charged: float | None = None  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once
-    expected: bool = False  # rows guess what is expected of them alone
+    expected: tuple[
+        int, ...
+    ] = ()  # where rows guess what is expected of them: so many of a row's first guesses are that
     members: tuple[str, ...] = ()  # ids of the requests that it was made for, by row: it is of no use to others
 
     def fits(self, members: tuple[str, ...]) -> bool:
