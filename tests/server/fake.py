@@ -56,6 +56,11 @@ class ByteTokenizer:
         return (text.upper() if shout else text) + ("<assistant>" if add_generation_prompt else "")
 
 
+def ended(reason: str) -> Any:
+    """As much of a completion as readers of texts look at."""
+    return SimpleNamespace(finish_reason=reason)
+
+
 def told(submission: Submission) -> list[int]:
     """The default script: a text of several bytes a character, another one for each seed."""
     return [*f"Grüße! {submission.params.seed} € and more".encode(), EOS]

@@ -190,11 +190,7 @@ class Constraints:
         return ids
 
     def _compile(
-        self,
-        grammar: str,
-        what: str,
-        left_out: tuple[str, ...] = (),
-        fewer: Callable[[], "Constraint"] | None = None,
+        self, grammar: str, what: str, left_out: tuple[str, ...] = (), fewer: Callable[[], "Constraint"] | None = None
     ) -> "Constraint":
         key = "\n".join((grammar, *left_out))
         with self._lock:
