@@ -96,6 +96,17 @@ def test_calls_are_read_as_they_come_back(serve: Serve) -> None:
     assert more.removesuffix("<tool>").endswith("end of turn\n")
 
 
+def test_several_calls_are_read_up_to_the_first_result(serve: Serve) -> None:
+    client, service = server(serve, f"{CALL}\n{CALL}")
+    calls = ask(client, START, tools=TOOLS)["tool_calls"]
+    read = prepared(service)
+    assert read.decode().endswith("<end of turn>\n<tool>")
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "12:00"} for call in calls]
+    ask(client, [*START, {"role": "assistant", "content": None, "tool_calls": calls}, *results], tools=TOOLS)
+    assert len(calls) == 2
+    assert bytes(service.submitted[-1].prompt_ids).startswith(read)
+
+
 def test_nothing_is_read_where_the_answer_says_it_all(serve: Serve) -> None:
     """What was read with the answer, or nearly, and what nobody knows: texts that a limit cut, several, other requests."""
     client, service = server(serve, "A plain answer.")

@@ -146,9 +146,10 @@ def _prepare(
         said["reasoning_content"] = thought
     if calls:
         said["tool_calls"] = [call.as_openai() for call in calls]
-    tells = {"role": "tool", "tool_call_id": calls[0].id} if calls else {"role": "user"}
+    tells = [{"role": "tool", "tool_call_id": call.id} for call in calls] or [{"role": "user"}]
+    then = [{**one, "content": "" if at else NEXT} for at, one in enumerate(tells)]
     try:
-        more = TURNS.validate_python([said, {**tells, "content": NEXT}], strict=False)
+        more = TURNS.validate_python([said, *then], strict=False)
         asked_next = body.model_copy(update={"messages": [*body.messages, *more]})
         certain = _prompted(backend, asked_next, use, None, until=NEXT)[0]
         if len(certain) - shared(certain, [*asked.prompt_ids, *done.token_ids[:-1]]) >= LEAST_AHEAD:
