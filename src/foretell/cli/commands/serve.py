@@ -269,7 +269,7 @@ def _service(
     prefixes: "PrefixStore | None",
     tell: Callable[[str], None],
 ) -> "Service":
-    """A service of one model, loaded. tell: is told what is done. Raises ConfigError, ModelError."""
+    """A service of one model, loaded. tell: called with what is done. Raises ConfigError, ModelError."""
     from foretell.server.logs import log
     from foretell.service.service import Service
 
