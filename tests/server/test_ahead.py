@@ -76,35 +76,27 @@ JINJA = """{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{# tools #}"""
 
 
-def test_calls_are_read_as_they_come_back(serve: Serve) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_calls_are_read_as_they_come_back(serve: Serve, count: int) -> None:
+    """Of several up to the first result."""
     service = FakeService()
     tokenizer = service.engine.tokenizer = load_tokenizer("bundled")
     tokenizer.chat_template = JINJA
     model = service.engine.model
     model.spec = replace(model.spec, vocab_size=8200, eos_token_ids=(EOS, 2))
-    said = tokenizer.encode(CALL, add_special_tokens=False)
+    said = tokenizer.encode("\n".join([CALL] * count), add_special_tokens=False)
     service.script = lambda _: [*said, EOS]
     client = serve(service)
-    call = ask(client, START, tools=TOOLS)["tool_calls"][0]
+    calls = ask(client, START, tools=TOOLS)["tool_calls"]
+    assert len(calls) == count
     assert service.was_prepared.wait(10)
     read = list(service.prepared[-1].prompt_ids)
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "12:00"}
-    ask(client, [*START, {"role": "assistant", "content": None, "tool_calls": [call]}, result], tools=TOOLS)
-    assert list(service.submitted[-1].prompt_ids[: len(read)]) == read
-    more = tokenizer.decode(read).removeprefix(tokenizer.decode(service.submitted[0].prompt_ids))
-    assert "<tool_call>" in more
-    assert more.removesuffix("<tool>").endswith("end of turn\n")
-
-
-def test_several_calls_are_read_up_to_the_first_result(serve: Serve) -> None:
-    client, service = server(serve, f"{CALL}\n{CALL}")
-    calls = ask(client, START, tools=TOOLS)["tool_calls"]
-    read = prepared(service)
-    assert read.decode().endswith("<end of turn>\n<tool>")
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "12:00"} for call in calls]
     ask(client, [*START, {"role": "assistant", "content": None, "tool_calls": calls}, *results], tools=TOOLS)
-    assert len(calls) == 2
-    assert bytes(service.submitted[-1].prompt_ids).startswith(read)
+    assert list(service.submitted[-1].prompt_ids[: len(read)]) == read
+    more = tokenizer.decode(read).removeprefix(tokenizer.decode(service.submitted[0].prompt_ids))
+    assert more.count("<tool_call>") == count
+    assert more.removesuffix("<tool>").endswith("end of turn\n")
 
 
 def test_nothing_is_read_where_the_answer_says_it_all(serve: Serve) -> None:
