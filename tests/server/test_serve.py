@@ -512,6 +512,7 @@ def test_a_server_whose_engine_fails_for_good_ends_with_status_1(monkeypatch: py
         raise RuntimeError("a secret of the machine")
 
     with run.bind("127.0.0.1", 0) as made:
+        made.listen()  # on_ready is called when the engine runs: who asks before the server listens waits
         url = run.url_of(made)
 
         def serve_it() -> None:
