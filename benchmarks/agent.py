@@ -11,7 +11,8 @@ parameters keep calls short. ``--agents`` sessions run at once, with one system 
 Of each turn: tokens of the prompt, tokens that the server says it did not read (OpenAI's ``cached_tokens``, llama.cpp's
 ``cache_n``), seconds to the first piece of the answer. Counts do not depend on how busy the machine is. Servers take turns,
 turn by turn. ``same`` is how many of a server's calls are those of the first server: of two with the same arithmetic, such
-as one with and one without reuse, all.
+as one with and one without reuse, all. Every answer is a call from its first token to its last: ``tokens in calls`` are all
+that were written, and ``passes`` those less the guesses that were kept.
 """
 
 import argparse
@@ -54,6 +55,8 @@ class Turn:
     cached: int = 0
     first_s: float = 0.0
     seconds: float = 0.0
+    tokens: int = 0
+    accepted: int = 0
     call: str = ""
 
 
@@ -74,6 +77,7 @@ class Session:
         body = {
             "model": self.model, "messages": self.messages, "tools": self.tools, "tool_choice": choice, "stream": True,
             "temperature": 0, "max_tokens": 128, "stream_options": {"include_usage": True}, "seed": 1,
+            "include_metrics": True,
         }  # fmt: skip
         place, begun = urlsplit(self.url), perf_counter()
         connection = HTTPConnection(place.hostname or "", place.port, timeout=1200)
@@ -97,8 +101,12 @@ class Session:
             if usage := event.get("usage"):
                 done.prompt = usage["prompt_tokens"]
                 done.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                done.tokens = usage["completion_tokens"]
+            if figures := event.get("metrics"):
+                done.accepted = figures["speculative_decoding"]["num_accepted_draft_tokens"]
             if timings := event.get("timings"):
                 done.cached = timings.get("cache_n", done.cached)
+                done.accepted = timings.get("draft_n_accepted", 0)
         connection.close()
         done.seconds = perf_counter() - begun
         done.call = json.dumps([[one["name"], one["arguments"]] for one in calls.values()])
@@ -154,6 +162,8 @@ def report(name: str, sessions: Sequence[Session], first: Sequence[Session]) -> 
     calls = [[turn.call for turn in session.turns] for session in sessions]
     theirs = [[turn.call for turn in session.turns] for session in first]
     before = [turn for session in sessions for turn in session.turns[:-1]]
+    tokens = sum(turn.tokens for session in sessions for turn in session.turns)
+    passes = tokens - sum(turn.accepted for session in sessions for turn in session.turns)
     return {
         "server": name,
         "prompt tokens at the end": max(turn.prompt for turn in later),
@@ -161,6 +171,9 @@ def report(name: str, sessions: Sequence[Session], first: Sequence[Session]) -> 
         "reused of the prompt before": round(min(b.cached / a.prompt for a, b in zip(before, later, strict=True)), 4),
         "reused of each prompt": [round(min(r), 3) for r in zip(*[
             [turn.cached / max(turn.prompt, 1) for turn in session.turns[1:]] for session in sessions], strict=True)],
+        "tokens in calls": tokens,
+        "passes": passes,
+        "tokens a pass": round(tokens / max(passes, 1), 2),
         "first piece, s, median": round(statistics.median(turn.first_s for turn in later), 3),
         "first piece, s, most": round(max(turn.first_s for turn in later), 3),
         "whole session, s": round(max(sum(turn.seconds for turn in session.turns) for session in sessions), 1),

@@ -132,3 +132,19 @@ def test_one_row_is_decided_as_a_batch_of_one() -> None:
             made._learn(StepPlan(mine.caps, option=mine.option, trial=mine.trial, charged=mine.charged), step)
     assert {(True, False, True), (False, False, False), (False, True, True), (True, True, False)} <= set(kinds)
     assert min(kinds.values()) >= 5
+
+
+@pytest.mark.parametrize("dear", [3.0, 8.0, 12.0])
+def test_what_weighs_its_guesses_is_tried_a_little_where_deep_guesses_are_dear(dear: float) -> None:
+    """As by a table that was measured on a busy machine: a first request of 200 tokens of a repeating text had no
+    guess, since the one trial that there was, of all guesses at once, was beyond the budget."""
+    passes = {(1, 1 + more): 0.01 * (1 + (dear - 1) * more / 15) for more in (0, 1, 3, 7, 15)}
+    made = Planner(CostTable(passes, {"suffix": {(1, 1): 1e-5, (1, 15): 1e-5}}), Acceptance(16, None, {"suffix"}))
+    guessed = 0
+    for at in range(200):
+        plan = made.plan([RowView("a", "suffix", 15, 200, length=at)])
+        (cap,) = plan.caps
+        guessed += cap > 0
+        rows = [RowStep("a", "suffix", cap, cap, cap, length=at)] if cap else []
+        made.observe(plan, StepObservation(1, rows, 1e-5 if cap else 0.0, 0.01 * (1 + (dear - 1) * cap / 15), 0.0, at))
+    assert guessed > 100

@@ -56,6 +56,15 @@ class ByteTokenizer:
         return (text.upper() if shout else text) + ("<assistant>" if add_generation_prompt else "")
 
 
+class Model(SimpleNamespace):
+    """One that may be referred to weakly."""
+
+
+def ended(reason: str) -> Any:
+    """As much of a completion as readers of texts look at."""
+    return SimpleNamespace(finish_reason=reason)
+
+
 def told(submission: Submission) -> list[int]:
     """The default script: a text of several bytes a character, another one for each seed."""
     return [*f"Grüße! {submission.params.seed} € and more".encode(), EOS]
@@ -91,7 +100,7 @@ class FakeService:
         self.default = speculative_config({"method": "ngram", "num_speculative_tokens": 2})
         self.engine = SimpleNamespace(
             tokenizer=ByteTokenizer(),
-            model=SimpleNamespace(spec=spec, loras=()),
+            model=Model(spec=spec, loras=()),
             speculative=self.default,
         )
         self.options = ServiceOptions()

@@ -76,23 +76,26 @@ JINJA = """{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{# tools #}"""
 
 
-def test_calls_are_read_as_they_come_back(serve: Serve) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_calls_are_read_as_they_come_back(serve: Serve, count: int) -> None:
+    """Of several up to the first result."""
     service = FakeService()
     tokenizer = service.engine.tokenizer = load_tokenizer("bundled")
     tokenizer.chat_template = JINJA
     model = service.engine.model
     model.spec = replace(model.spec, vocab_size=8200, eos_token_ids=(EOS, 2))
-    said = tokenizer.encode(CALL, add_special_tokens=False)
+    said = tokenizer.encode("\n".join([CALL] * count), add_special_tokens=False)
     service.script = lambda _: [*said, EOS]
     client = serve(service)
-    call = ask(client, START, tools=TOOLS)["tool_calls"][0]
+    calls = ask(client, START, tools=TOOLS)["tool_calls"]
+    assert len(calls) == count
     assert service.was_prepared.wait(10)
     read = list(service.prepared[-1].prompt_ids)
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "12:00"}
-    ask(client, [*START, {"role": "assistant", "content": None, "tool_calls": [call]}, result], tools=TOOLS)
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "12:00"} for call in calls]
+    ask(client, [*START, {"role": "assistant", "content": None, "tool_calls": calls}, *results], tools=TOOLS)
     assert list(service.submitted[-1].prompt_ids[: len(read)]) == read
     more = tokenizer.decode(read).removeprefix(tokenizer.decode(service.submitted[0].prompt_ids))
-    assert "<tool_call>" in more
+    assert more.count("<tool_call>") == count
     assert more.removesuffix("<tool>").endswith("end of turn\n")
 
 
@@ -105,6 +108,21 @@ def test_nothing_is_read_where_the_answer_says_it_all(serve: Serve) -> None:
     ask(client, START)  # closes its turn alone: "<end of turn>\n<user>" is more than a few tokens
     assert prepared(service).endswith(b"A plain answer.<end of turn>\n<user>")
     assert len(service.prepared) == 1
+
+
+def test_the_conversation_is_rendered_once_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one takes tens of milliseconds, of which the next request would wait."""
+    client, service = server(serve, "A plain answer, as long as it has to be.")
+    rendered, whole = list[Any](), Template.apply_chat_template
+    monkeypatch.setattr(
+        Template, "apply_chat_template", lambda *given, **how: rendered.append(given[1]) or whole(*given, **how)
+    )
+    ask(client, START)
+    prepared(service)
+    before = len(rendered)
+    ask(client, START)
+    prepared(service)
+    assert [len(one) for one in rendered[before:]] == [2, 4]
 
 
 def test_whose_text_it_is_stays_known(serve: Serve) -> None:

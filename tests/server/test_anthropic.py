@@ -15,7 +15,7 @@ from foretell.server.texts.reading import TextReading
 from foretell.server.texts.tools import ToolUse
 from tests.server.calls import SCHEMA, is_dog
 from tests.server.conftest import OPENED, Serve
-from tests.server.fake import EOS, ByteTokenizer, FakeService
+from tests.server.fake import EOS, ByteTokenizer, FakeService, ended
 from tests.server.test_thoughts import NOW, Thinker, scripted
 
 anthropic = pytest.importorskip("anthropic", reason="of the extra dev")
@@ -110,7 +110,7 @@ def test_the_events_add_up_to_the_blocks_however_the_text_is_cut(text: str, size
     thinking = Thinking(Thoughts(family_named("think"), ByteTokenizer()), "before")
     blocks = Blocks(TextReading(thinking, ToolUse.of([NOW]), iter("abc").__next__))
     events = [event for at in range(0, len(text), size) for event in blocks.push((), text[at : at + size])]
-    events += blocks.finish(cut=False)
+    events += blocks.push((), "", ended("stop"))
     built: list[Any] = []
     for event in events:
         assert event["index"] == len(built) - (event["type"] != "content_block_start")

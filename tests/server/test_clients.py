@@ -18,7 +18,7 @@ from foretell.server.routes.responses import ResponseOutput
 from foretell.server.texts.tools import ToolUse
 from foretell.server.unsupported import OF_THE_CLIENT, RETURNED, UNSUPPORTED, near
 from tests.server.conftest import Serve
-from tests.server.fake import FakeService
+from tests.server.fake import FakeService, ended
 from tests.server.test_thoughts import scripted
 
 USER: Any = {"role": "user", "content": "a"}
@@ -203,8 +203,7 @@ def test_a_text_that_a_limit_cut_is_given_as_far_as_it_came(serve: Serve) -> Non
     use = ToolUse.of([{"type": "function", "function": {"name": "patch"}}])
     for size in range(text.index("arguments") + 12, len(text) + 1):
         output = ResponseOutput(None, use, flat_tools(body))
-        output.push([], text[:size])
-        output.finish("completed" if size == len(text) else "incomplete")
+        output.push([], text[:size], (), ended("stop" if size == len(text) else "length"))
         (item,) = output.items
         assert item["type"] == "custom_tool_call"
         assert '*** Begin "and" more'.startswith(item["input"])

@@ -350,7 +350,9 @@ TABLE: dict[str, list[Row]] = {
         (CHAT, {"functions": [{"name": "look"}], "function_call": "none"}, "begins", None,
          {"functions": [{"name": "look"}]}),
         (CHAT, {"function_call": {"name": "look"}}, "error", "no functions were given")],
-    "RefusalPart.refusal": [(CHAT, said([{"type": "refusal", "refusal": "never"}]), "prompt", "never")],
+    "RefusalPart.refusal": [
+        (CHAT, said([{"type": "refusal", "refusal": "never"}]), "prompt", "never"),
+        (RESPONSES, {"input": said([{"type": "refusal", "refusal": "never"}])["messages"]}, "prompt", "never")],
     "GivenCall.id": [(CHAT, talk({**ASKED, "tool_calls": [called(id="c9")]}, RESULT), "status", 400)],
     "GivenCall.function": [(CHAT, talk(ASKED, RESULT), "prompt", '"name": "look"')],
     "GivenFunctionCall.name": [(CHAT, talk(ASKED, RESULT), "prompt", '"name": "look"')],
@@ -478,8 +480,6 @@ TABLE: dict[str, list[Row]] = {
                        IMAGE)],
     "ItemPart.text": [(RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "part"}]}]},
                        "prompt", "part")],
-    "DeclinedPart.refusal": [
-        (RESPONSES, {"input": said([{"type": "refusal", "refusal": "never"}])["messages"]}, "prompt", "never")],
     "CallItem.call_id": [(RESPONSES, answered(call_id="c2"), "error", "c2")],
     "CallItem.name": [(RESPONSES, answered(), "prompt", '"name": "look"')],
     "CallItem.arguments": [(RESPONSES, answered(), "prompt", '{"q": 1}')],
@@ -574,7 +574,7 @@ TABLE: dict[str, list[Row]] = {
     "GenerateRequest.system": [(GENERATE, {"system": "Be."}, "prompt", "<system>Be.")],
     "GenerateRequest.raw": [(GENERATE, {"raw": True}, "prompt", Not("<user>"))],
     "GenerateRequest.images": [(GENERATE, {"images": ["x"]}, "error", IMAGE)],
-    "GenerateRequest.suffix": [(GENERATE, {"suffix": "x"}, "error", "does not fill gaps")],
+    "GenerateRequest.suffix": [(GENERATE, {"suffix": "x"}, "error", "not taught to fill gaps")],
     "GenerateRequest.template": [(GENERATE, {"template": "x"}, "error", "own template")],
     "GenerateRequest.context": [(GENERATE, {"context": [1]}, "error", "nothing is kept")],
     "ShowRequest.model": [("/api/show", {"model": "other"}, "status", 404)],

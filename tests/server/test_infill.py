@@ -165,6 +165,20 @@ def test_llamas_fields_are_taken(serve: Serve) -> None:
     assert ask(client, "", "", **warm, prompt="", response_fields=[""]) == {}
 
 
+def test_what_the_plugin_of_vs_code_sends_and_reads(serve: Serve) -> None:
+    """Without generation_settings its status bar raises, and it asks for no text ahead."""
+    client = serve(coder("x = 1"))
+    extra = {"text": "a", "time": 1_790_000_000_000, "filename": "b"}
+    body = {**VIM, "n_cmpl": 3, "input_prefix": "def f():\n", "input_suffix": "\n", "input_extra": [extra]}
+    answer = client.post("/infill", json=body)
+    made = answer.json()
+    assert (answer.status_code, made["content"], made["generation_settings"]) == (200, "x = 1", {"n_ctx": 4096})
+    assert "n_cmpl" in answer.headers["x-foretell-without-effect"]
+    read = {"prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_second"}
+    assert read <= made["timings"].keys()
+    assert client.get("/health").json()["status"] == "ok"
+
+
 def test_a_line_that_is_indented_by_less_ends_the_text(serve: Serve) -> None:
     text = "a\n\n    b\n  c\n    d"
     client = serve(coder(text))
@@ -236,6 +250,24 @@ def test_completions_with_a_suffix(serve: Serve) -> None:
     assert told(service) == "a"
     chat = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], "suffix": "b"})
     assert "/infill" in chat.json()["error"]["message"]
+
+
+def test_ollamas_generate_with_a_suffix(serve: Serve) -> None:
+    client = serve(service := coder("xyz"))
+    body: dict[str, Any] = {"prompt": "a\nb", "suffix": "\nd", "stream": False}
+    for more, prompt in (
+        ({}, "[P]a\nb[S]\nd[M]"),
+        ({"raw": True}, "[P]a\nb[S]\nd[M]"),
+        ({"prompt": ""}, "[P][S]\nd[M]"),
+    ):
+        made = client.post("/api/generate", json={**body, **more}).json()
+        assert (made["response"], made["done_reason"]) == ("xyz", "stop")
+        assert told(service) == prompt
+        assert set(IDS.values()) <= set(service.submitted[-1].params.stop_token_ids)
+    for field, value in (("system", "Be brief."), ("format", "json"), ("think", True)):
+        answer = client.post("/api/generate", json={**body, field: value})
+        assert (answer.status_code, answer.json()["error"].startswith("raw or suffix: ")) == (400, True)
+    assert "insert" in client.post("/api/show", json={}).json()["capabilities"]
 
 
 def test_markers_in_a_file_are_text(serve: Serve) -> None:

@@ -305,7 +305,7 @@ def families() -> list[tuple[str, str, str, str]]:
     metrics = Metrics(FakeService(now), NAME)
     metrics.observe(RECORD)
     found = []
-    told = render_several([metrics], {NAME: (True, 1)})[0].decode()
+    told = render_several([metrics.families()], {NAME: (True, 1)})[0].decode()
     for family in text_string_to_metric_families(told):
         labels = {label for sample in family.samples for label in sample.labels} - {"model_name", "le"}
         found.append((family.name, family.type, ", ".join(sorted(labels)), family.documentation))

@@ -15,7 +15,7 @@ from foretell.server.replies.responses import ResponseReply
 from foretell.server.routes.responses import ResponseOutput
 from foretell.server.texts.tools import ToolUse
 from tests.server.conftest import Serve
-from tests.server.fake import EOS, ByteTokenizer, FakeService
+from tests.server.fake import EOS, ByteTokenizer, FakeService, ended
 
 PATH = "/v1/responses"
 CLOCK = {"type": "function", "function": {"name": "now"}}
@@ -68,12 +68,11 @@ def test_log_probabilities_where_they_are_included(serve: Serve) -> None:
 def test_the_events_add_up_to_the_items_however_the_text_is_cut(text: str, size: int) -> None:
     thinking = Thinking(Thoughts(family_named("think"), ByteTokenizer()), "before")
     whole = ResponseOutput(thinking, calls=ToolUse.of([CLOCK]))
-    whole.push((), text)
-    whole.finish("completed")
+    whole.push((), text, (), ended("stop"))
     made, events = ResponseOutput(thinking, calls=ToolUse.of([CLOCK])), []
     for start in range(0, len(text), size):
         events += made.push((), text[start : start + size])
-    events += made.finish("completed")
+    events += made.push((), "", (), ended("stop"))
     assert [strip(item) for item in made.items] == [strip(item) for item in whole.items]
     built: list[dict[str, Any]] = []
     for event in events:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -388,6 +388,39 @@ def test_every_line_of_a_log_that_a_program_reads_is_json(monkeypatch: pytest.Mo
     ]
 
 
+def test_the_port_tells_what_a_start_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+
+    @contextmanager
+    def loading(made: Any, options: Any, names: Sequence[str], said: Sequence[str]) -> Iterator[None]:
+        monkeypatch.setattr(
+            "foretell.cli.settings.with_kept_text", lambda engine, **_: seen.append([*names, *said]) or (engine, None)
+        )
+        yield
+        seen.append("over")
+
+    monkeypatch.setattr("foretell.server.loading.loading", loading)
+    monkeypatch.setattr(run, "serve", lambda *_, **__: seen.append("served"))
+    result = invoke(monkeypatch, "x=bundled", "--port", "0", "--method", "ngram", engine=Engine(table(1), None))
+    logging.captureWarnings(False)
+    assert result.exit_code == 0, result.output
+    assert seen == [["x", "loading x: checking that guesses keep the text"], "over", "served"]
+
+
+@pytest.mark.parametrize(("given", "name"), [("{}", None), ("other={}", "other"), ("small={}", "small")])
+def test_a_name_that_is_given_is_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, name: str | None
+) -> None:
+    """Also where it is the file's own without its ending, by which several models would be called."""
+    file, seen = tmp_path / "small.gguf", list[Any]()
+    file.write_bytes(b"")
+    monkeypatch.setattr(run, "serve", lambda service, options, *_, **__: seen.append(options.served_model_name))
+    result = invoke(monkeypatch, given.format(file), "--port", "0", "--method", "ngram", engine=Engine(table(1), None))
+    logging.captureWarnings(False)
+    assert result.exit_code == 0, result.output
+    assert seen == [() if name is None else (name,)]
+
+
 def _until(good: Callable[[], object]) -> None:
     for _ in range(int(WAIT_S / 0.01)):
         if good():
@@ -479,6 +512,7 @@ def test_a_server_whose_engine_fails_for_good_ends_with_status_1(monkeypatch: py
         raise RuntimeError("a secret of the machine")
 
     with run.bind("127.0.0.1", 0) as made:
+        made.listen()  # on_ready is called when the engine runs: who asks before the server listens waits
         url = run.url_of(made)
 
         def serve_it() -> None:

@@ -5,11 +5,13 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from foretell import Engine, Service, ServiceOptions
 from foretell.server.app import build_app
@@ -87,6 +89,26 @@ def test_twenty_swaps_change_no_text_and_leave_nothing(alone: dict[tuple[str, st
         assert len(loads.seen) == 21
 
 
+def test_a_model_goes_with_its_last_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the collector, which holds up the models that answer; after every kind of request."""
+    loads, looked = Loads(), list[int]()
+    texts = {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0, "logprobs": 2, "echo": True}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "response_format": {"type": "json_object"}}
+    with several(loads, max_models=1) as client:
+        monkeypatch.setattr("foretell.service.memory.gc.collect", lambda: looked.append(1))
+        gc.disable()
+        try:
+            for turn in range(4):
+                name = ("large", "small")[turn % 2]
+                for path, body in (("completions", texts), ("chat/completions", chat), ("embeddings", {"input": "a"})):
+                    answer = client.post(f"/v1/{path}", json={**body, "model": name})
+                    assert answer.status_code in (200, 400), answer.text  # without a chat template
+                assert [one() is not None for one in loads.seen] == [False] * turn + [True]
+        finally:
+            gc.enable()
+        assert not looked
+
+
 def test_two_that_answer_at_once_change_no_text(alone: dict[tuple[str, str, float], str]) -> None:
     """Also where they take the place of each other while requests wait."""
     for most in (2, 1):
@@ -101,6 +123,20 @@ def cached(client: httpx.Client, name: str) -> int:
     body = {"model": name, "prompt": LONG, "max_tokens": 1, "temperature": 0}
     details = client.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]
     return int((details or {}).get("cached_tokens", 0))
+
+
+def test_vectors_of_one_while_the_other_decodes() -> None:
+    """Each is that of a server of its own, and the text does not change."""
+    given = {"input": ["a text", "def add(a, b):", LONG], "model": "small"}
+    with several(Loads(), max_models=2) as client:
+        vectors = client.post("/v1/embeddings", json=given).json()["data"]
+        body = {"model": "large", "prompt": PROMPTS[0], "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+        text = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(client.post, "/v1/completions", json=body)
+            for _ in range(3):
+                assert client.post("/v1/embeddings", json=given).json()["data"] == vectors
+            assert writing.result().json()["choices"][0]["text"] == text
 
 
 def test_what_was_read_of_a_prompt_survives_an_unload() -> None:
@@ -122,6 +158,32 @@ def test_what_was_read_is_on_disk_too(tmp_path: Path) -> None:
         assert cached(client, "large") > 64
     with several(loads, max_models=1) as client:
         assert cached(client, "large") > 64
+
+
+def counted(client: httpx.Client, name: str) -> dict[str, float]:
+    """What a model's counters say that only grow."""
+    told = text_string_to_metric_families(client.get("/metrics").text)
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in told
+        if family.type in ("counter", "histogram")
+        for sample in family.samples
+        if sample.labels.get("model_name") == name and not sample.name.endswith("loads_total")
+    }
+
+
+def test_counters_go_on_where_a_model_is_loaded_again() -> None:
+    with several(Loads(), max_models=1) as client:
+        seen = list[dict[str, float]]()
+        for name in ("large", "small", "large", "small", "large"):
+            written(client, name, PROMPTS[0], 0.0)
+            seen.append(counted(client, "large"))
+        tokens = "foretell:generation_tokens_total[('model_name', 'large')]"
+        assert [one[tokens] for one in seen] == [16, 16, 32, 32, 48]
+        ended = "foretell:request_generation_tokens_count[('model_name', 'large')]"
+        assert [one[ended] for one in seen] == [1, 1, 2, 2, 3]
+        for earlier, later in pairwise(seen):
+            assert all(later[key] >= value for key, value in earlier.items())
 
 
 def test_vectors_are_those_of_the_model_that_is_named() -> None:

@@ -101,3 +101,20 @@ def test_circles_are_given_back_that_were_frozen(frozen: bool) -> None:
     finally:
         if not before:
             gc.unfreeze()
+
+
+def test_the_collector_is_not_asked_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops all threads of the process while it looks."""
+
+    class Node:
+        me: object = None
+
+    asked = list[int]()
+    monkeypatch.setattr("foretell.service.memory.gc.collect", lambda: asked.append(1))
+    node = Node()
+    known = weakref.ref(node)
+    collect(known)
+    assert len(asked) == 1, "control"
+    del node
+    collect(known)
+    assert len(asked) == 1

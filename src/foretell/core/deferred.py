@@ -127,7 +127,8 @@ class Deferred:
     def slice(self, start: int, stop: int) -> "Deferred":
         """That of rows [start, stop)."""
         processors, paths = self.processors, self.paths
-        parts = History(self._history().ids[start:stop], self.history.num_prompt[start:stop])
+        ids = self._history().ids[start:stop]
+        parts = History(ids, self.history.num_prompt[start:stop], (self.history, start))
         parent = None if paths.parent is None else paths.parent[start:stop]
         return Deferred(
             self.logits[start:stop],
@@ -168,7 +169,7 @@ class Deferred:
     def _node(self, row: int, node: int) -> tuple[Tensor, History, Paths]:
         """What ``logits_to_probs`` takes for one node of one row."""
         paths = self.paths
-        history = History([self._ids(row)], self.history.num_prompt[row : row + 1])
+        history = History([self._ids(row)], self.history.num_prompt[row : row + 1], (self.history, row))
         return (
             self.logits[row : row + 1, node : node + 1],
             history,
@@ -180,4 +181,5 @@ class Deferred:
         return ids if self._lengths is None or len(ids) == self._lengths[row] else ids[: self._lengths[row]]
 
     def _history(self) -> History:
-        return History([self._ids(row) for row in range(len(self.history.ids))], self.history.num_prompt)
+        ids = [self._ids(row) for row in range(len(self.history.ids))]
+        return History(ids, self.history.num_prompt, (self.history, 0))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
-def coming_of(processor: "LogitsProcessor | None", ids: Sequence[int]) -> Sequence[int]:
-    """Tokens that a processor expects after a text, as its method ``coming(ids)`` says: what it leaves no choice about, as
-    guesses that the target checks. None of one without such a method."""
-    coming = getattr(processor, "coming", None)
-    return () if coming is None else tuple(coming(ids))
+def expected_of(processor: "LogitsProcessor | None", ids: Sequence[int]) -> Sequence[int]:
+    """Tokens that a processor expects after a text, as its method ``expected(ids)`` says: what it leaves no choice about,
+    as guesses that the target checks. None of one without such a method."""
+    expected = getattr(processor, "expected", None)
+    return () if expected is None else tuple(expected(ids))
 
 
 """A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
@@ -88,7 +88,7 @@ class SamplingParams:
         envvar="FORETELL_SEED",
         default_text="a fresh one, shown in the figures",
     )
-    logits_processor: LogitsProcessor | None = None  # its method coming(ids), where it has one: see ``coming_of``
+    logits_processor: LogitsProcessor | None = None  # its method expected(ids), where it has one: see ``expected_of``
     logprobs: int | None = setting(
         None, "Log probabilities of every token, and of that many of the likeliest beside it (0: its own alone).", min=0
     )

@@ -8,7 +8,7 @@ does). Node i's distribution is that of the token *after* node i: its processors
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams, coming_of
+from foretell.core.params import SamplingParams, expected_of
 from foretell.core.upload import sent, tensor_on
 from foretell.kernels.small import Warp, race_library
 
@@ -42,6 +42,19 @@ class History:
 
     ids: list[list[int]]  # prompt and output of each row
     num_prompt: list[int]  # how many of them are the prompt
+    of: "tuple[History, int] | None" = None  # whose rows from this one on begin with these
+    _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def tensor(self, row: int, device: torch.device) -> Tensor:
+        """[L] int64 of a row's ids, made once for all nodes and steps: that of a long prompt takes half a millisecond."""
+        ids = self.ids[row]
+        if self.of is not None:
+            return self.of[0].tensor(self.of[1] + row, device)[: len(ids)]
+        known = self._tensors.get(row)
+        if known is None or len(known) < len(ids):
+            more = tensor_on(device, ids if known is None else ids[len(known) :], torch.int64)
+            known = self._tensors[row] = more if known is None else torch.cat([known, more])
+        return known
 
     def num_output(self) -> list[int]:
         """Emitted tokens of each row."""
@@ -112,10 +125,10 @@ class Processors:
         self.reads_history = any(row.reads_history for row in params)
         self._parts: dict[tuple[int, int], Processors] = {}
 
-    def coming(self, history: History, asked: Sequence[bool | int]) -> list[Sequence[int]]:
-        """[B] tokens that are expected after the text of each row that is asked: see ``coming_of``."""
+    def expected(self, history: History, asked: Sequence[bool | int]) -> list[Sequence[int]]:
+        """[B] tokens that are expected after the text of each row that is asked: see ``expected_of``."""
         rows = zip(self.params, history.ids, asked, strict=True)
-        return [coming_of(params.logits_processor, ids) if ask else () for params, ids, ask in rows]
+        return [expected_of(params.logits_processor, ids) if ask else () for params, ids, ask in rows]
 
     def part(self, start: int, stop: int) -> "Processors":
         """Those of rows [start, stop); made once."""
@@ -403,7 +416,7 @@ def _restrict(logits: Tensor, processors: Processors, history: History, paths: P
             logits[row, :, ends] = logits[row, :, ends].masked_fill(early, -math.inf)
         if params.logits_processor is None:
             continue
-        prefix = tensor_on(logits.device, history.ids[row], torch.int64)
+        prefix = history.tensor(row, logits.device)
         reached = paths.valid[row].tolist()
         above = paths.parent[row].tolist() if paths.is_tree and paths.parent is not None else []
         for node in range(logits.shape[1]):

@@ -45,7 +45,7 @@ class Capabilities:
     # A request to a service may ask for it, with keys of its own choice, though the service was not started with it: it
     # loads nothing, and its keys name no file.
     by_request: bool = False
-    expects: bool = False  # its guesses follow what logits processors expect (``Processors.coming``)
+    expects: bool = False  # its guesses follow what logits processors expect (``Processors.expected``)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from foretell.model.target import Target
 MAX_CACHED = 2**32
 MAX_MATCH = 64
 """Longer matches count as this: a token of text costs at most so many operations."""
-COMES = 0.9
+EXPECTED = 0.9
 """The chance that a token of what a grammar leaves no choice about is kept: a model may write the text by others."""
 PER_TOKEN = 1.0
 """Guesses in a line for each token of the match."""
@@ -258,10 +258,10 @@ class SuffixDrafter(RowDrafter):
             self._guess(row, shape, depth_limit, context.least_chance)
             for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
         ]
-        if not context.processors.reads_history or context.least_chance > COMES:
+        if not context.processors.reads_history or context.least_chance > EXPECTED:
             return made
-        coming = context.processors.coming(context.history, context.depth_limit)
-        return list(map(_with, made, coming, [min(shape.depth, most) for most in context.depth_limit]))
+        expected = context.processors.expected(context.history, context.depth_limit)
+        return list(map(_with, made, expected, [min(shape.depth, most) for most in context.depth_limit]))
 
     def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int, least: float = 0.0) -> tuple[list[Node], float]:
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
@@ -295,13 +295,13 @@ class SuffixDrafter(RowDrafter):
         self.observe(last)
 
 
-def _with(made: tuple[list[Node], float], coming: Sequence[int], most: int) -> tuple[list[Node], float]:
-    """Guesses of a lookup, or what comes where they do not say all of that; and the score. most: tokens of it."""
+def _with(made: tuple[list[Node], float], expected: Sequence[int], most: int) -> tuple[list[Node], float]:
+    """Guesses of a lookup, or what is expected where they do not say all of that; and the score. most: tokens of it."""
     nodes, score = made
-    line = list(enumerate(coming[:most]))
+    line = list(enumerate(expected[:most]))
     if not line or nodes[: len(line)] == line:
         return made
-    return line, max(score, COMES * len(line))
+    return line, max(score, EXPECTED * len(line))
 
 
 class Suffix(Method):

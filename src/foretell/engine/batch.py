@@ -338,9 +338,9 @@ class Batch:
         return [Part(group.start, group.stop, group.method.name, group.shape, group.verifier) for group in self.groups]
 
     def num_expected(self, asked: Sequence[bool]) -> list[int]:
-        """Tokens that logits processors expect next (``coming_of``), of the members that are asked."""
+        """Tokens that logits processors expect next (``expected_of``), of the members that are asked."""
         assert self.state is not None
-        return list(map(len, self.state.processors.coming(self.state.history, asked)))
+        return list(map(len, self.state.processors.expected(self.state.history, asked)))
 
     def num_unread(self) -> list[int]:
         """Known tokens that each member's drafter has not read."""

@@ -185,6 +185,11 @@ class GuardedPlanner:
             return None
         return self._checked(self._ask(None, self.inner.again, depth_limit, lagging=lagging), self._members)
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the last plan was not the planner's, as costs are not known yet."""
+        return bool(self._held_back)
+
     def asks_expected(self, batch: int, length: float) -> bool:
         """See ``Planner``; also where costs are not known."""
         if self._held_back:
@@ -201,7 +206,7 @@ class GuardedPlanner:
         """See ``Planner``; only of steps that it has planned."""
         if self._members is None:
             if plan.expected:
-                self.inner.expected.learn(step.rows)
+                self.inner.expected.learn(plan.expected, step.rows)
             return
         self._ask(None, self.inner.observe, plan, step)
         if self._has_failed and self._members is not None:

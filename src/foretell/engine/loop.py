@@ -342,10 +342,12 @@ class Loop:
             return plan, planned
         if not self.planner.asks_expected(len(jobs), sum(job.row.length for job in jobs) / len(jobs)):
             return plan, planned
-        counts = self.batch.num_expected([expects(job) for job in jobs])
-        if not any(counts):
+        asked = [expects(job) for job in jobs]
+        counts = self.batch.num_expected(asked)
+        if not any(counts) and not self.planner.is_held_back:
             return plan, planned
-        views = [view_of(job, expected=count) for job, count in zip(jobs, counts, strict=True)]
+        known = [count if ask else None for count, ask in zip(counts, asked, strict=True)]
+        views = [view_of(job, expected=count) for job, count in zip(jobs, known, strict=True)]
         return self.planner.with_expected(plan, views), planned
 
     def _standing_plan(self, planner: GuardedPlanner, jobs: Sequence[Job], began: float) -> tuple[StepPlan, float]:

@@ -16,7 +16,9 @@ class RowView:
     always: bool = False  # it asked to guess in every step, whether that pays or not
     heat: int = 0  # ``Row.heat``: how its text is drawn, and by which adapter
     length: int = 0  # tokens of its text
-    expected: int = 0  # nearly certain tokens that its method can guess for nothing
+    expected: int | None = (
+        None  # nearly certain tokens that its method can guess for nothing; None: nobody knows of any
+    )
 
 
 @dataclass(frozen=True, slots=True)

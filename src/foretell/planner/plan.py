@@ -26,7 +26,9 @@ class StepPlan:
     alone: bool = False  # a plain step that tells of itself: no other is made in the same call
     charged: float | None = None  # for a trial of guesses: seconds, ahead of it
     together: int = 1  # so many steps of its kind may be learned from at once
-    expected: bool = False  # rows guess what is expected of them alone
+    expected: tuple[
+        int, ...
+    ] = ()  # where rows guess what is expected of them: so many of a row's first guesses are that
     members: tuple[str, ...] = ()  # ids of the requests that it was made for, by row: it is of no use to others
 
     def fits(self, members: tuple[str, ...]) -> bool:

@@ -371,7 +371,7 @@ class Planner:
             return
         if plan.expected:
             self._speed.guessed = True
-            plain, kept = self._offers.plain(step.batch, step.length), self.expected.learn(step.rows)
+            plain, kept = self._offers.plain(step.batch, step.length), self.expected.learn(plan.expected, step.rows)
             self._speed.count((step.batch + kept) / step.batch * plain, step.seconds)
             return
         if step.rows:

@@ -81,7 +81,6 @@ class Several:
             for cap in sorted({1, 2, max(hope.caps)}):
                 caps = np.zeros(problem.batch, dtype=np.int64)
                 caps[tried] = np.minimum(cap, allowed[tried])
-                caps = np.array(problem.deepened(caps.tolist()))
                 choice = price(problem, caps.tolist())
                 loss = choice.seconds - choice.tokens / rate
                 learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])

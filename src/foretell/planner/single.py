@@ -78,7 +78,7 @@ class Single:
         kept, entry = self.kept, self.entry * self.steps  # a failed trial has read the whole text in vain
         prices = self.prices(kept, entry=entry)
         reading, allowed = entry if entry > self.plain else 0.0, sum(one > 0.0 for one in kept)
-        for cap in hope.caps if self.is_weighed else sorted({1, 2, *hope.caps}):
+        for cap in sorted({1, 2, *hope.caps}):
             if depth := min(cap, allowed):
                 tokens, seconds = prices[depth - 1]
                 loss = seconds - tokens / rate

@@ -29,7 +29,7 @@ from foretell.server.job import ServerJob
 from foretell.server.models import Models
 from foretell.server.protocol.sampling import Sampling
 from foretell.server.security import RELEASED, TAKEN, TENANT
-from foretell.server.stream import EventStream, JsonReply, while_connected
+from foretell.server.stream import DONE, EventStream, JsonReply, event, while_connected
 from foretell.server.texts.reading import AnswerPieces
 from foretell.server.unsupported import Taken
 from foretell.server.usage import metrics, usage
@@ -172,14 +172,8 @@ class Answer:
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer, or a chunk of it."""
-        return {
-            "id": self.id,
-            "object": self.kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": f"foretell-{__version__}",
-            "choices": choices,
-        }
+        named = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+        return {**named, "system_fingerprint": f"foretell-{__version__}", "choices": choices}
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A chunk of a stream."""
@@ -224,6 +218,13 @@ class Answer:
         if completion is not None and completion.finish_reason == "stop" and pieces:
             pieces = pieces[:-1] if pieces[-1].token_id in self._end_ids else pieces
         return self._answered[index].push(pieces, last=completion is not None)
+
+    def closing(self) -> bytes:
+        """The last events of a stream: the usage, where asked for, and the end."""
+        if not self.wants_usage:
+            return DONE
+        done = self.job.whole()
+        return event({**self.envelope([]), "usage": self.usage(done), **self.figures(done)}) + DONE
 
     @property
     def _end_ids(self) -> set[int]:

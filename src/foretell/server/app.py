@@ -21,15 +21,13 @@ from foretell.server.openapi import GOT, POSTED, errors, install, lines_of, requ
 from foretell.server.options import ServerOptions
 from foretell.server.protocol import ollama as asked, requests as bodies
 from foretell.server.protocol.anthropic import MessagesRequest
-from foretell.server.protocol.infill import InfillRequest
 from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies import ollama as told
 from foretell.server.replies.about import LearnerReply, ModelList, ModelReply, Props, Status, VersionReply
 from foretell.server.replies.anthropic import MessageError, MessageEvent, MessageReply, TokenCount
 from foretell.server.replies.common import ErrorReply
-from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
+from foretell.server.replies.completions import ChatChunk, ChatReply, InfillReply, TextReply
 from foretell.server.replies.explain import ExplainReply
-from foretell.server.replies.infill import InfillReply
 from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.replies.tokens import EmbeddingsReply, TextOfTokens, TokensReply
 from foretell.server.routes import learner, models, ollama
@@ -109,7 +107,7 @@ def _routes() -> APIRouter:
         ("/v1/responses", responses, "create_response", ResponsesRequest, ResponseReply, ResponseEvent, "A response."),
         ("/v1/messages", messages, "create_message", MessagesRequest, MessageReply, MessageEvent, "A message."),
         ("/v1/messages/count_tokens", count_tokens, "count_tokens", MessagesRequest, TokenCount, None, ""),
-        ("/infill", infill, "fill_gap", InfillRequest, InfillReply, InfillReply, "A text."),
+        ("/infill", infill, "fill_gap", bodies.InfillRequest, InfillReply, InfillReply, "A text."),
         ("/tokenize", tokenize, "tokenize", bodies.TokenizeRequest, TokensReply, None, ""),
         ("/detokenize", detokenize, "detokenize", bodies.DetokenizeRequest, TextOfTokens, None, ""),
         ("/v1/embeddings", embeddings, "embeddings", bodies.EmbeddingRequest, EmbeddingsReply, None, ""),

@@ -24,18 +24,8 @@ if TYPE_CHECKING:
     from foretell.service.service import Service
 
 LATEST = ":latest"
-RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "messages",
-        "tokenize",
-        "tools",
-    }
-)
+_NAMES = "add_generation_prompt chat_template continue_final_message conversation documents messages tokenize tools"
+RESERVED = frozenset(_NAMES.split())
 """Names of a template that ``chat_template_kwargs`` may not give: they are set by other fields, or reserved."""
 
 
@@ -97,10 +87,16 @@ class Backend:
         return self._checked(text, param, lambda: content_ids(text, self.tokenizer, parse_special=parse))
 
     def encode_chat(
-        self, messages: Messages, param: str = "messages", *, extra: Mapping[str, Any] | None = None, **options: Any
+        self,
+        messages: Messages,
+        param: str = "messages",
+        *,
+        extra: Mapping[str, Any] | None = None,
+        until: str = "",
+        **options: Any,
     ) -> tuple[str, list[int]]:
-        """(text, token ids) of a conversation by the model's chat template. extra: further values of it; options: see
-        ``render``. Raises ApiError 400."""
+        """(text, token ids) of a conversation by the model's chat template. extra: further values of it; until: see
+        ``Rendered.ids``; options: see ``render``. Raises ApiError 400."""
         reserved = sorted(RESERVED & (extra or {}).keys())
         if reserved:
             raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
@@ -114,7 +110,7 @@ class Backend:
             reason, kind = str(error.__cause__), type(error.__cause__).__name__
             told = f": {reason.splitlines()[0][:200]}" if kind in ("TemplateError", "PromptError") and reason else ""
             raise bad(f"the model's chat template refuses these messages{told}", param) from None
-        return made.text, self._checked(made.text, param, made.ids)
+        return made.text, self._checked(made.text, param, lambda: made.ids(until))
 
     def _checked(self, text: str, param: str, encode: Callable[[], list[int]]) -> list[int]:
         """The tokens of a text, by ``encode``. Raises ApiError 400."""

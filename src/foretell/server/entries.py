@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -15,8 +16,13 @@ from foretell.engine.structured.thoughts import family_of
 from foretell.model.load import load_tokenizer
 from foretell.server.backend import Backend
 from foretell.server.options import GGUF, name_of, without_suffix
+from foretell.server.texts.fill import Fill
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prometheus_client.metrics_core import Metric
+
     from foretell.engine.prefix import PrefixStore
 
 # Bytes of weights by bytes of files, before a model was loaded: those of bf16 are float32 here.
@@ -37,6 +43,7 @@ class About:
     size_vram: int = 0
     template: str = ""
     thinks: bool = False
+    fills: bool = False  # gaps, as far as files tell it
 
 
 @dataclass(eq=False)
@@ -59,6 +66,7 @@ class Entry:
     stamp: Any = None  # of its files then
     prefixes: "PrefixStore | None" = None  # what was read of prompts, while it is not loaded
     num_loads: int = 0
+    counted: "Sequence[Metric]" = ()  # what earlier loads counted
 
     @property
     def serves(self) -> bool:
@@ -119,10 +127,11 @@ def about_files(entry: Entry) -> About:
         return told
     try:
         found = None if path is None else read_plain(path, name=entry.name)
-        template = template_of(load_tokenizer(entry.target)) or ""
+        tokenizer = load_tokenizer(entry.target)
+        template, fills = template_of(tokenizer) or "", Fill(tokenizer, sys.maxsize).prefix is not None
     except (ForetellError, OSError, ValueError):
         return told
-    told = replace(told, template=template, thinks=family_of(template) is not None)
+    told = replace(told, template=template, thinks=family_of(template) is not None, fills=fills)
     if found is None:
         return told
     kind = (getattr(found[0], "architectures", None) or [str(getattr(found[0], "model_type", ""))])[0]

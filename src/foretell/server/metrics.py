@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from foretell.engine.request.result import Completion
 from foretell.service.snapshot import Snapshot
@@ -47,6 +48,8 @@ LEARN_COUNTERS = {
 
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after model_name, to what is counted."""
+Known = Mapping[tuple[str, ...], float | None]
+"""The same where some are not known."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 SECONDS_A_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -194,20 +197,37 @@ class Metrics:
         self._observers[name].observe(value)
 
 
-def render_several(loaded: Iterable[Metrics], loads: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
-    """``Metrics.render`` of several models, each family once: ``model_name`` tells them apart. loads: of each model by its
-    name, whether it is loaded, and how often it was."""
+def render_several(figures: Iterable[Iterable[Metric]], loads: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
+    """``Metrics.render`` of several models, each family once: ``model_name`` tells them apart. figures: ``families`` of
+    those that are loaded, and ``lasting`` of earlier loads. loads: of each model by its name, whether it is loaded, and how
+    often it was."""
     is_loaded = GaugeMetricFamily(PREFIX + "model_loaded", "1 of a model in memory.", labels=["model_name"])
     times = CounterMetricFamily(PREFIX + "model_loads", "Times that a model was loaded.", labels=["model_name"])
     for name, (now, count) in loads.items():
         is_loaded.add_metric([name], float(now))
         times.add_metric([name], count)
-    found: dict[str, Metric] = {is_loaded.name: is_loaded, times.name: times}
-    for family in chain(*(metrics.families() for metrics in loaded), ProcessCollector(registry=None).collect()):
-        if (known := found.setdefault(family.name, family)) is not family:
-            known.samples += family.samples
-    made: Any = SimpleNamespace(collect=found.values)
+    found = _joined([is_loaded, times, *chain(*figures), *ProcessCollector(registry=None).collect()])
+    made: Any = SimpleNamespace(collect=lambda: found)
     return generate_latest(made), CONTENT_TYPE
+
+
+def lasting(families: Iterable[Metric]) -> list[Metric]:
+    """Those that only grow, each once: of a model that is unloaded they go on from here when it is loaded again."""
+    return _joined(family for family in families if family.type in ("counter", "histogram"))
+
+
+def _joined(families: Iterable[Metric]) -> list[Metric]:
+    """Each family once, samples of equal labels added up."""
+    found, samples = dict[str, Metric](), dict[tuple[str, ...], Sample]()
+    for family in families:
+        found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        for sample in family.samples:
+            key = (family.name, sample.name, *chain(*sample.labels.items()))
+            known = samples.get(key)
+            samples[key] = sample if known is None else sample._replace(value=known.value + sample.value)
+    for (name, *_), sample in samples.items():
+        found[name].samples.append(sample)
+    return list(found.values())
 
 
 class _Figures(Collector):
@@ -252,24 +272,20 @@ class _Figures(Collector):
             ),
         }  # fmt: skip
         for name, (text, value) in gauges.items():
-            family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            if value is not None:
-                family.add_metric([self.model_name], float(value))
-            yield family
+            yield self._gauge(name, text, {(): value})
 
     def _outlook(self, now: Snapshot) -> Iterator[Metric]:
         """The plan by length of text and number of requests."""
         texts = {
-            "planned_guesses": "Guesses in a line that auto would make, by requests at once and tokens of text.",
-            "planned_speedup": "Expected of these guesses, against speculation off.",
+            "guesses": "Guesses in a line that auto would make, by requests at once and tokens of text.",
+            "speedup": "Expected of these guesses, against speculation off.",
         }
         for name, text in texts.items():
-            labels = ["model_name", "method", "context", "concurrency"]
-            family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-            for cell in now.outlook:
-                value = cell.guesses if name == "planned_guesses" else cell.speedup
-                family.add_metric([self.model_name, cell.method, str(cell.context), str(cell.concurrency)], value)
-            yield family
+            cells: Known = {
+                (cell.method, str(cell.context), str(cell.concurrency)): float(getattr(cell, name))
+                for cell in now.outlook
+            }
+            yield self._gauge(f"planned_{name}", text, cells, "method", "context", "concurrency")
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
         counters = {
@@ -288,12 +304,8 @@ class _Figures(Collector):
             for reason in {**dict.fromkeys(FINISH_REASONS), **now.num_finished}
         }
         yield self._counter("request_success", "Requests that ended, by reason.", finished, "finished_reason")
-        seconds: Values = {
-            ("draft",): now.seconds_draft,
-            ("target",): now.seconds_target,
-            ("rest",): now.seconds_rest,
-            ("prefill",): now.seconds_prefill,
-        }
+        parts = ("draft", "target", "rest", "prefill")
+        seconds: Values = {(part,): getattr(now, f"seconds_{part}") for part in parts}
         yield self._counter("step_time_seconds", "Seconds of the engine's thread, by what it did.", seconds, "part")
 
     def _speculation(self, now: Snapshot) -> Iterator[Metric]:
@@ -328,38 +340,34 @@ class _Figures(Collector):
         text = "Errors of the engine's own parts, by place; those of drafters are counted apart."
         yield self._counter("internal_errors", text, places, "place")
         text = "Seconds for which a method is not tried after failures in a row; 0 where it is."
-        rests = GaugeMetricFamily(PREFIX + "drafter_rest_seconds", text, labels=["model_name", "method"])
-        for method, seconds in now.drafter_rests.items():
-            rests.add_metric([self.model_name, method], seconds)
-        yield rests
+        rests: Values = {(method,): seconds for method, seconds in now.drafter_rests.items()}
+        yield self._gauge("drafter_rest_seconds", text, rests, "method")
 
     def _learning(self, now: Snapshot) -> Iterator[Metric]:
         """Drift is reported by every service, the others by those that learn."""
         drifts: Values = {(method,): count for method, count in now.drifts.items()}
         yield self._counter("acceptance_drifts", "Falls of acceptance against its own history.", drifts, "method")
-        family = GaugeMetricFamily(
-            PREFIX + "recent_acceptance", "Share of first guesses kept, of late.", labels=["model_name", "method"]
-        )
-        for method, rate in now.recent_acceptance.items():
-            if rate is not None:
-                family.add_metric([self.model_name, method], rate)
-        yield family
+        recent: Known = {(method,): rate for method, rate in now.recent_acceptance.items()}
+        yield self._gauge("recent_acceptance", "Share of first guesses kept, of late.", recent, "method")
         if now.learn is None:
             return
         for name, text in LEARN_GAUGES.items():
-            family = GaugeMetricFamily(f"{PREFIX}learn_{name.removeprefix('num_')}", text, labels=["model_name"])
-            value = getattr(now.learn, name)
-            if value is not None:
-                family.add_metric([self.model_name], float(value))
-            yield family
+            yield self._gauge(f"learn_{name.removeprefix('num_')}", text, {(): getattr(now.learn, name)})
         for name, text in LEARN_COUNTERS.items():
             yield self._counter(f"learn_{name.removeprefix('num_')}", text, {(): getattr(now.learn, name)})
 
     def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
         """A family whose samples are named ``..._total``."""
-        family = CounterMetricFamily(PREFIX + name, text, labels=["model_name", *labels])
+        return self._filled(CounterMetricFamily(PREFIX + name, text, labels=["model_name", *labels]), values)
+
+    def _gauge(self, name: str, text: str, values: Known, *labels: str) -> Metric:
+        """A family of what is known: None is left out."""
+        known = {given: value for given, value in values.items() if value is not None}
+        return self._filled(GaugeMetricFamily(PREFIX + name, text, labels=["model_name", *labels]), known)
+
+    def _filled(self, family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
         for given, value in values.items():
-            family.add_metric([self.model_name, *given], value)
+            family.add_metric([self.model_name, *given], float(value))
         return family
 
 

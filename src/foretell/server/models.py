@@ -6,10 +6,12 @@ outlives a model (``Service.prefixes``), so one that comes back goes on from the
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 from math import inf
 from pathlib import Path
 from threading import Lock
@@ -23,7 +25,7 @@ from foretell.server.backend import LATEST, Backend
 from foretell.server.entries import Entry, about, models_in, stamp_of
 from foretell.server.errors import ApiError, bad, internal, of_engine
 from foretell.server.logs import log
-from foretell.server.metrics import render_several
+from foretell.server.metrics import lasting, render_several
 from foretell.server.options import GGUF, ModelsOptions, ServerOptions
 from foretell.service.memory import TooLittleMemoryError, collect
 from foretell.service.service import STATES, Service
@@ -255,15 +257,16 @@ class Models:
 
     async def _unload(self, entry: Entry) -> None:
         """To be called in turn, of a model that nobody has."""
-        backend, entry.backend = entry.backend, None
+        backend = entry.backend
         if backend is None:
             return
+        entry.counted, entry.backend = lasting(chain(entry.counted, backend.metrics.families())), None
         service = backend.service
-        entry.prefixes = service.prefixes
+        entry.prefixes, model = service.prefixes, weakref.ref(service.engine.model)
         backend.close()
         await asyncio.to_thread(self._close, service)
         del backend, service  # the last references
-        await asyncio.to_thread(collect)
+        await asyncio.to_thread(collect, model)
         log("unloaded a model", model=entry.name)
         kept = self._kept()  # takes no more than what a model that is loaded may hold
         left = max((store.max_bytes for _, store in kept), default=0)
@@ -307,9 +310,10 @@ class Models:
             await self._unload(idle[0])
             return True
         if len(self.loaded) < self.several.max_models and (kept := self._kept(entry)):
+            store = weakref.ref(kept[0][1])
             kept[0][0].prefixes = None  # prompts that may come again are worth less than an answer
             del kept
-            await asyncio.to_thread(collect)
+            await asyncio.to_thread(collect, store)
             return True
         if not others or left <= 0:
             there = ", ".join(f"{one.name!r} ({one.doing})" for one in self.loaded) or "none"
@@ -378,7 +382,8 @@ class Models:
     def render_metrics(self) -> tuple[bytes, str]:
         """As ``Metrics.render``."""
         loads = {one.name: (one.backend is not None, one.num_loads) for one in self.entries.values()}
-        return render_several([one.backend.metrics for one in self.loaded if one.backend is not None], loads)
+        now = [one.backend.metrics.families() for one in self.loaded if one.backend is not None]
+        return render_several([*now, *(one.counted for one in self.entries.values())], loads)
 
 
 def stopping() -> ApiError:

@@ -11,12 +11,10 @@ from pydantic.json_schema import models_json_schema
 from foretell.server.options import ServerOptions
 from foretell.server.protocol import ollama, requests as bodies
 from foretell.server.protocol.anthropic import MessagesRequest
-from foretell.server.protocol.infill import InfillRequest
 from foretell.server.protocol.responses import ResponsesRequest
 from foretell.server.replies.anthropic import MessageEvent
 from foretell.server.replies.common import ErrorReply
-from foretell.server.replies.completions import ChatChunk, TextReply
-from foretell.server.replies.infill import InfillReply
+from foretell.server.replies.completions import ChatChunk, InfillReply, TextReply
 from foretell.server.replies.responses import ResponseEvent
 
 REF = "#/components/schemas/{model}"
@@ -38,7 +36,7 @@ OLLAMA = (
 )  # fmt: skip
 NAMING = (
     bodies.ChatRequest, bodies.CompletionRequest, ResponsesRequest, MessagesRequest, bodies.ExplainRequest,
-    bodies.TokenizeRequest, bodies.DetokenizeRequest, bodies.EmbeddingRequest, InfillRequest,
+    bodies.TokenizeRequest, bodies.DetokenizeRequest, bodies.EmbeddingRequest, bodies.InfillRequest,
 )  # fmt: skip
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (

@@ -11,12 +11,12 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
 from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams, fresh_seed
 from foretell.draft.config import MethodConfig
+from foretell.draft.prediction import Prediction
 from foretell.engine.request.row import Submission
 from foretell.engine.structured.thoughts import Thinking
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.protocol.sampling import Sampling, Speculative
-from foretell.server.texts.prediction import prediction_method
 
 if TYPE_CHECKING:
     from foretell.service.service import Service
@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 RESERVED = ("model", "judge", "acceptance", "suffix_decoding_max_cached_tokens")
 """Keys of a configuration that name files or take memory beyond the request: chosen where the server is started."""
 
-SAME = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
-)
+SAME = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
 """Settings that a request and SamplingParams call alike and that mean the same in both."""
 
 MakeProcessor = Callable[[int], LogitsProcessor]
@@ -103,7 +95,7 @@ class AllowedTokens:
         """See ``Held``."""
         return self._known.issuperset(token_ids)
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
         """See ``Held``."""
         return ()
 
@@ -165,6 +157,14 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
         "stop": tuple(stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
     }
+
+
+def prediction_method(service: "Service") -> MethodConfig | None:
+    """The method that reads clients' predictions; None, the service's own choice, where it is not loaded."""
+    try:
+        return service.method(Prediction.name)
+    except ConfigError:
+        return None
 
 
 def speculation(service: "Service", request: Sampling, *, has_prediction: bool) -> MethodConfig | None:

@@ -28,9 +28,9 @@ class ClientGoneError(Exception):
     """The client has closed the connection."""
 
 
-def event(data: Mapping[str, Any]) -> bytes:
+def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
     """One event."""
-    return ServerSentEvent(as_json(data).decode(), sep=LINE_END).encode()
+    return ServerSentEvent(as_json(data).decode(), event=name, sep=LINE_END).encode()
 
 
 def as_json(data: Mapping[str, Any]) -> bytes:

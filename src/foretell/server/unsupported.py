@@ -76,7 +76,7 @@ UNSUPPORTED = {
     "stop_regex": Unsupported("give stop texts, or a regular expression that the whole text matches as regex"),
     "include_reasoning": Unsupported("what was thought comes apart from the text: leave it out there", (True,)),
     "stream_reasoning": Unsupported("streams tell what is thought as it comes", (True, False)),
-    "suffix": Unsupported("this route does not fill gaps: ask /infill, or /v1/completions", ("",)),
+    "suffix": Unsupported("this route does not fill gaps: ask /infill, /v1/completions or /api/generate", ("",)),
     "tfs_z": Unsupported(_SAMPLER, (1, 1.0)),
     "typical_p": Unsupported(_SAMPLER, (1, 1.0)),
     "use_beam_search": Unsupported("texts are sampled; ask for several with n", (False,)),
@@ -120,7 +120,7 @@ RETURNED = frozenset(_RETURNED.split())
 """What clients and servers add to messages and their parts. Histories come back with it, and no header names it."""
 HOSTED_TOOL = re.compile(
     r"(web_search|web_fetch|file_search|code_interpreter|code_execution|image_generation|mcp|mcp_toolset|local_shell|"
-    r"tool_search|tool_search_tool_\w+?)(_preview)?(_20[\d_]+)?",
+    r"tool_search|tool_search_tool_\w+?)(_preview)?(_20[\d_]+)?"
 )
 """Types of tools that a provider's server runs: they are not offered to the model."""
 MOST_NAMES, MOST_LETTERS = 256, 64

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from foretell.draft.prediction import Prediction
 from foretell.engine.request.result import Completion
-from foretell.server.texts.prediction import count_prediction
 
 
 def usage(
@@ -15,7 +15,8 @@ def usage(
     firsts = completions[::num_choices]
     prompt = sum(one.num_prompt_tokens for one in firsts)
     written = sum(one.num_tokens for one in completions)
-    counts = [count_prediction(one.pieces, num_predicted) for one in completions]
+    # Of the client's prediction; tokens of other drafters count as neither.
+    kept = [sum(piece.source == f"draft:{Prediction.name}" for piece in one.pieces) for one in completions]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
@@ -23,8 +24,8 @@ def usage(
         "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in firsts)},
         "completion_tokens_details": {
             "reasoning_tokens": num_thought,
-            "accepted_prediction_tokens": sum(accepted for accepted, _ in counts),
-            "rejected_prediction_tokens": sum(rejected for _, rejected in counts),
+            "accepted_prediction_tokens": sum(kept),
+            "rejected_prediction_tokens": sum(max(0, num_predicted - accepted) for accepted in kept),
         },
     }
 

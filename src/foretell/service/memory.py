@@ -180,14 +180,16 @@ def trim_heap() -> bool:
     return function is not None and bool(function(0))
 
 
-def collect() -> None:
+def collect(model: Callable[[], object] = lambda: True) -> None:
     """Give back what a model that was closed has left, circles of objects too, also of those that were frozen: a command
-    freezes what its start has made."""
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    gc.collect()
-    if frozen:
-        gc.freeze()
+    freezes what its start has made. model: a weak reference; where it has gone with its last reference nobody looks for
+    circles, which would hold up all threads of the process."""
+    if model() is not None:
+        frozen = gc.get_freeze_count()
+        gc.unfreeze()
+        gc.collect()
+        if frozen:
+            gc.freeze()
     torch.cuda.empty_cache()  # where a device is in use
     trim_heap()
 

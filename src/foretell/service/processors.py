@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from foretell.core.params import LogitsProcessor, coming_of
+from foretell.core.params import LogitsProcessor, expected_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +61,11 @@ class GuardedProcessor:
         """What the processor does not enforce."""
         return tuple(getattr(self.processor, "left_out", ()))
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
         """The processor's; none where that fails. Its time counts."""
         begun = thread_time()
         try:
-            made = () if self._is_over else coming_of(self.processor, ids)
+            made = () if self._is_over else expected_of(self.processor, ids)
         except Exception:
             logger.exception("a logits processor failed")
             return ()

@@ -161,7 +161,8 @@ class Service:
         )  # fmt: skip
         limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
         self._loop = Loop(
-            self.engine.model, limits, self._costs.planner, prefixes=self.prefixes, width=width, describe=self._describe,
+            self.engine.model, limits, self._costs.planner, prefixes=self.prefixes, width=width,
+            describe=partial(_described, self.engine),  # and nothing that holds the loop: a circle is not freed at once
             unplanned=self._costs.unplanned,
             # Processes that share a model draft the same guesses: one of them cannot go on without.
             failures=None if self.engine.model.is_shared else self._failures,
@@ -271,6 +272,8 @@ class Service:
         return self._call(lambda: learning.act(action, tenant))
 
     def _learner(self) -> Learning:
+        if self._learning is None and self._open_learner is not None:
+            raise ServiceClosedError(self.says)
         if self._learning is None:
             raise ConfigError("nothing learns here: start the service with --learn, or Service(learn=LearnOptions())")
         return self._learning
@@ -516,8 +519,9 @@ class Service:
             self._heap.rested()
             self._measure_again()
 
-    def _describe(self, choice: Speculation) -> dict[str, Any]:
-        return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
+
+def _described(engine: Engine, choice: Speculation) -> dict[str, Any]:
+    return {**engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
 
 
 def _ignore(update: Update) -> None:

@@ -10,6 +10,12 @@ from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning
 
+RECORDED = (
+    "num_steps", "num_rejected", "num_preemptions", "num_prompt_tokens", "num_cached_prompt_tokens",
+    "num_generated_tokens", "seconds_draft", "seconds_target", "seconds_rest", "seconds_prefill",
+)  # fmt: skip
+"""Fields with the same name in a recorder and a snapshot."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -75,17 +81,8 @@ def snapshot_of(
         num_speculative_tokens=recorder.planned,
         speedup=run("figures", None, lambda: planner.speedup) if loop.batch.members else None,
         outlook=tuple(run("figures", [], planner.outlook, longest, loop.limits.max_rows)),
-        num_steps=recorder.num_steps,
         num_finished=dict(recorder.num_finished),
-        num_rejected=recorder.num_rejected,
-        num_preemptions=recorder.num_preemptions,
-        num_prompt_tokens=recorder.num_prompt_tokens,
-        num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
-        num_generated_tokens=recorder.num_generated_tokens,
-        seconds_draft=recorder.seconds_draft,
-        seconds_target=recorder.seconds_target,
-        seconds_rest=recorder.seconds_rest,
-        seconds_prefill=recorder.seconds_prefill,
+        **{name: getattr(recorder, name) for name in RECORDED},
         methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
         drifts=run("figures", {}, drifts.num_drifts),
         recent_acceptance=run("figures", {}, drifts.recent_acceptance),

@@ -133,7 +133,7 @@ def serve(
     if more is not None:
         for one, reason in OF_ONE.items():
             settings.refuse(ctx, [one], f"is of one model: {reason}")
-    elif (name := next(iter(named))) != name_of(named[name]):
+    elif target and named[name := next(iter(named))] != target[0]:  # NAME=TARGET
         if asked[1].served_model_name:
             raise ConfigError(f"{name}=... and --served-model-name both name the model: drop one")
         asked = asked[0], replace(asked[1], served_model_name=(name,))
@@ -186,6 +186,7 @@ def _serve(
     several: ModelsOptions | None,
 ) -> None:
     from foretell.server import run
+    from foretell.server.loading import loading
     from foretell.server.logs import configure_logs, log
     from foretell.server.security import tenant_of
 
@@ -209,7 +210,9 @@ def _serve(
             if (folder := getattr(service_options, key)) is not None
         }
         own: dict[str, Any] = {"models_at_once": most, **folders}
-        service = _service(options, *speculated(target), replace(service_options, **own), None, prefixes)
+        service = _service(
+            options, *speculated(target), replace(service_options, **own), None, prefixes, lambda what: tell(name, what)
+        )
         try:
             service.start()
         except BaseException:
@@ -218,7 +221,10 @@ def _serve(
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
         return service
 
-    made = run.bind(options["host"], options["port"])
+    def tell(name: str, what: str) -> None:
+        said[:] = [f"loading {name}: {what}"]
+
+    made, said = run.bind(options["host"], options["port"]), list[str]()
     with made, _logged_errors():
         hosts = run.hosts_of(made, options["host"], wanted.allowed_hosts)
         if not run.is_local(made) and not wanted.api_keys:
@@ -228,13 +234,20 @@ def _serve(
         service: Service | Models
         if several is None:
             (target,) = named.values()
-            service = _service(options, *speculated(target), service_options, learn, None)
+            is_file = Path(target).expanduser().is_file()
+            own = [name for name in wanted.served_model_name if name != "*"]
+            names = own or [Path(target).name if is_file else name_of(target)]
+            with loading(made, wanted, names, said):
+                service = _service(
+                    options, *speculated(target), service_options, learn, None, lambda what: tell(names[0], what)
+                )
             configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         else:
             device = torch.device(options["device"])
             service = Models(load, named, wanted, several, free=lambda: free_bytes(device))
             served = ",".join(entry.name for entry in service.entries.values()) or several.models_dir or ""
-            service.preload()
+            with loading(made, wanted, list(service.entries), said):
+                service.preload()
         url = run.url_of(made)
         ids: dict[str, Any] = {"key_ids": [tenant_of(key) for key in wanted.api_keys]} if wanted.api_keys else {}
         run.serve(
@@ -254,15 +267,18 @@ def _service(
     asked: ServiceOptions,
     learn: LearnOptions | None,
     prefixes: "PrefixStore | None",
+    tell: Callable[[str], None],
 ) -> "Service":
-    """A service of one model, loaded. Raises ConfigError, ModelError."""
+    """A service of one model, loaded. tell: called with what is done. Raises ConfigError, ModelError."""
     from foretell.server.logs import log
     from foretell.service.service import Service
 
     also = [_also(given, models.target) for given in options["also"] or ()]
+    tell("reading weights")
     engine = settings.load_engine(
         models, speculative, no_color=options["no_color"], lora=settings.loras(options["lora"])
     )
+    tell("checking that guesses keep the text")
     engine, seen = settings.with_kept_text(engine, no_color=options["no_color"])
     if seen is not None:
         log(str(seen), level="error" if seen.fault else "info", always=True)

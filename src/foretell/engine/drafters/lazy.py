@@ -99,7 +99,7 @@ def part(
     """The context of rows [start, stop), as a drafter may read it; with their processors and room, where given."""
     rows = slice(start, stop)
     return Context(
-        history=History(context.history.ids[rows], context.history.num_prompt[rows]),
+        history=History(context.history.ids[rows], context.history.num_prompt[rows], (context.history, start)),
         processors=processors or context.processors.keep(range(start, stop)),
         length=context.length[rows],
         lengths=context.lengths[rows],

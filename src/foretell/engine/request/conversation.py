@@ -123,10 +123,14 @@ class Rendered:
     tokenizer: Tokenizer
     marked: str  # the text with its hidden markers
 
-    def ids(self) -> list[int]:
-        """Its token ids. Raises PromptError where this tokenizer cannot read a marker as text."""
+    def ids(self, until: str = "") -> list[int]:
+        """Its token ids; of those before a text of the last turn (until) what any letter there leaves as it is, none where
+        the text is not found. Raises PromptError where this tokenizer cannot read a marker as text."""
         check_text(self.text)
-        return self.hidden.ids(self.tokenizer, self.marked)
+        if not until:
+            return self.hidden.ids(self.tokenizer, self.marked)
+        begun = self.marked[: self.marked.rfind(until) + 1]
+        return self.hidden.ids(self.tokenizer, begun)[:-1]  # the last has the text's first letter
 
 
 def template_of(tokenizer: Tokenizer | None, *, tools: bool = False) -> str | None:

@@ -57,7 +57,7 @@ def deliver(job: Job, index: int, event: StepEvent) -> None:
         job.undelivered = (tuple(pieces), trace)
 
 
-def view_of(job: Job, num_unread: int = 0, expected: int = 0) -> RowView:
+def view_of(job: Job, num_unread: int = 0, expected: int | None = None) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
         job.row.request_id, job.row.method, job.row.choice.depth, job.row.depth_limit, num_unread,
@@ -69,7 +69,7 @@ def expects(job: Job) -> bool:
     """Whether the request's grammar may say what comes, and its method would guess that."""
     method = job.row.choice.method
     can_guess = (method.light or method).capabilities.expects
-    return can_guess and getattr(job.row.params.logits_processor, "coming", None) is not None
+    return can_guess and getattr(job.row.params.logits_processor, "expected", None) is not None
 
 
 def observation_of(

@@ -50,14 +50,8 @@ class CompileCheck:
 
     def __init__(self, tokenizer: str, n_vocab: int, eos_token: list[int]) -> None:
         """tokenizer: see ``as_text``. The process reads it, for a second, beside whoever else does."""
-        self._given = {
-            "tokenizer": tokenizer,
-            "n_vocab": n_vocab,
-            "eos_token": eos_token,
-            "limits": LIMITS,
-            "cpu_seconds": CPU_S,
-            "max_bytes": MAX_BYTES,
-        }
+        limits = {"limits": LIMITS, "cpu_seconds": CPU_S, "max_bytes": MAX_BYTES}
+        self._given = {"tokenizer": tokenizer, "n_vocab": n_vocab, "eos_token": eos_token, **limits}
         self._process: subprocess.Popen[bytes] | None = None
         self._is_reading = False  # the tokenizer, before its first answer
         self._lock = Lock()

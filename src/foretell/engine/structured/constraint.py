@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.engine.structured.coming import TAIL, Coming
 from foretell.engine.structured.compiling import LIMITS, CompileCheck, as_text
 from foretell.engine.structured.enforceable import Reduced, Schema, loosened, reduced
+from foretell.engine.structured.expected import TAIL, ExpectedText
 from foretell.engine.structured.keywords import HELD, NOT_HELD
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
@@ -69,7 +69,7 @@ class Constraints:
             raise ConfigError(
                 f"constrained outputs need a fast tokenizer, not {type(tokenizer).__name__}: {error}"
             ) from error
-        self._limits, self._coming = LLParserLimits(**LIMITS), Coming(self._tokenizer, vocab_size)
+        self._limits, self._expected = LLParserLimits(**LIMITS), ExpectedText(self._tokenizer, vocab_size)
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._decode = tokenizer.decode
         self._added = [
@@ -190,11 +190,7 @@ class Constraints:
         return ids
 
     def _compile(
-        self,
-        grammar: str,
-        what: str,
-        left_out: tuple[str, ...] = (),
-        fewer: Callable[[], "Constraint"] | None = None,
+        self, grammar: str, what: str, left_out: tuple[str, ...] = (), fewer: Callable[[], "Constraint"] | None = None
     ) -> "Constraint":
         key = "\n".join((grammar, *left_out))
         with self._lock:
@@ -225,7 +221,7 @@ class Constraints:
             raise ConfigError(f"the {what} cannot be used: {_said(first.get_error())}")
         more = _unnamed(map(str, matcher.get_grammar_warnings()), left_out)
         left_out = tuple(sorted({*left_out, *more}))
-        return Constraint(matcher, self.vocab_size, self.eos_token_ids, left_out, self._coming)
+        return Constraint(matcher, self.vocab_size, self.eos_token_ids, left_out, self._expected)
 
 
 def json_grammar(schema: Mapping[str, Any], *, strict: bool = False, compact: bool = False) -> str:
@@ -265,17 +261,17 @@ class Constraint:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         left_out: tuple[str, ...],
-        coming: Coming,
+        expected: ExpectedText,
     ) -> None:
         """matcher: at the beginning of an output, and never moved. left_out: places of the schema that are not
         enforced, JSON pointers without their first slash (``properties/to/pattern``). Made by ``Constraints``."""
         self._matcher, self.vocab_size, self.eos_token_ids = matcher, vocab_size, eos_token_ids
-        self.left_out, self._coming = left_out, coming
+        self.left_out, self._expected = left_out, expected
 
     def processor(self, num_prompt: int) -> "ConstraintProcessor":
         """The ``SamplingParams.logits_processor`` of one request whose prompt has this many tokens."""
         fresh, ends = self._matcher.deep_copy, self.eos_token_ids
-        return ConstraintProcessor(fresh, self.vocab_size, ends, num_prompt, self.left_out, self._coming)
+        return ConstraintProcessor(fresh, self.vocab_size, ends, num_prompt, self.left_out, self._expected)
 
     def permits(self, token_ids: Sequence[int]) -> bool:
         """Whether an output, end tokens aside, is whole: for tests and for checking finished texts."""
@@ -299,10 +295,10 @@ class ConstraintProcessor:
         eos_token_ids: tuple[int, ...],
         num_prompt: int,
         left_out: tuple[str, ...] = (),
-        coming: Coming | None = None,
+        expected: ExpectedText | None = None,
     ) -> None:
         """fresh makes a matcher that stands at the beginning. left_out: see ``Constraint``."""
-        self.left_out, self._coming = left_out, coming
+        self.left_out, self._expected = left_out, expected
         self._fresh, self._matcher = fresh, fresh()
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)  # what the matcher has consumed
         self._vocab_size, self._num_prompt = vocab_size, num_prompt
@@ -326,15 +322,15 @@ class ConstraintProcessor:
         """Whether an output can begin with these, no end among them."""
         return bool(self._fresh().try_consume_tokens(list(token_ids)) == len(token_ids))
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
-        """Tokens that the grammar leaves no choice about after a text, as guesses (``Coming``)."""
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
+        """Tokens that the grammar leaves no choice about after a text, as guesses (``ExpectedText``)."""
         output = np.array(ids[self._num_prompt :], np.int64)
         if self._known is not None and np.array_equal(self._known[0], output):  # the planner asked
             return self._known[1]
         found: Sequence[int] = ()
-        bits = None if self._coming is None or self._is_stopped else self._permitted(output)
-        if self._coming is not None and bits is not None and self._moved(output) == len(output):
-            found, moved = self._coming.read(self._matcher, output[-TAIL:].tolist(), bits)
+        bits = None if self._expected is None or self._is_stopped else self._permitted(output)
+        if self._expected is not None and bits is not None and self._moved(output) == len(output):
+            found, moved = self._expected.read(self._matcher, output[-TAIL:].tolist(), bits)
             outside = next((at for at, token in enumerate(found) if token >= self._vocab_size), len(found))
             found = found[:outside]
             self._path = np.concatenate([output, np.array(moved, np.int64)])

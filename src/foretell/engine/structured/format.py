@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from foretell.core.errors import ConfigError
-from foretell.core.params import LogitsProcessor, SamplingParams, coming_of
+from foretell.core.params import LogitsProcessor, SamplingParams, expected_of
 
 if TYPE_CHECKING:
     from foretell.engine.structured.constraint import Constraint, Constraints
@@ -141,9 +141,9 @@ class Both:
         """Of the second."""
         return tuple(getattr(self.second, "left_out", ()))
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
         """The second's."""
-        return coming_of(self.second, ids)
+        return expected_of(self.second, ids)
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The second's result of the first's; where the first permits nothing, that."""

@@ -95,8 +95,8 @@ class Held(Protocol):
         """See ``LogitsProcessor``; ids: of the answer alone."""
         ...
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
-        """See ``coming_of``; ids: of the answer alone."""
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
+        """See ``expected_of``; ids: of the answer alone."""
         ...
 
     def begins(self, token_ids: Sequence[int]) -> bool:
@@ -164,15 +164,15 @@ class ThinkingProcessor:
             made[early] = -torch.inf
         return made
 
-    def coming(self, ids: Sequence[int]) -> Sequence[int]:
-        """See ``coming_of``: the rest of a thought's end that its budget forces, and what holds the answer expects."""
+    def expected(self, ids: Sequence[int]) -> Sequence[int]:
+        """See ``expected_of``: the rest of a thought's end that its budget forces, and what holds the answer expects."""
         output = ids[self._num_prompt :]
         state = self._follow(np.array(output, np.int64))
         if self._thoughts.forced_by(state, self._budget) is not None:
             return self._thoughts.closer[state.forced :]
         if self._held is None or state.phase != "answer":
             return ()
-        return self._held.coming(output[state.since :])
+        return self._held.expected(output[state.since :])
 
     def _held_to(self, state: ThoughtState, ids: Tensor, logits: Tensor) -> Tensor:
         forced = self._thoughts.forced_by(state, self._budget)

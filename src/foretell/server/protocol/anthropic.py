@@ -22,9 +22,9 @@ from foretell.server.protocol.fields import (
 )
 from foretell.server.protocol.messages import Parts, TextPart
 from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
-from foretell.server.protocol.responses import SHARED
+from foretell.server.protocol.responses import SHARED, kind_of
 from foretell.server.protocol.sampling import Sampling
-from foretell.server.protocol.tools import LongName, known_tool
+from foretell.server.protocol.tools import LongName, called, known_tool
 
 
 class ThinkingBlock(Strict):
@@ -50,11 +50,6 @@ class ToolUseBlock(Strict):
     input: JsonObject
 
 
-def _kind(given: Any) -> str | None:
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
 class ToolResultBlock(Strict):
     """The result of a call."""
 
@@ -71,7 +66,7 @@ Block = Annotated[
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
     Discriminator(
-        _kind,
+        kind_of,
         custom_error_type="block",
         custom_error_message=f"a block is a text, thinking, redacted_thinking, tool_use or tool_result: an image or a "
         f"document is not read, as {TEXT_ALONE}",
@@ -236,10 +231,7 @@ def _said(blocks: Sequence[Block]) -> dict[str, Any]:
         turn["reasoning_content"] = "\n".join(thoughts)
     calls = [one for one in blocks if isinstance(one, ToolUseBlock)]
     if calls:
-        turn["tool_calls"] = [
-            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": tojson(one.input)}}
-            for one in calls
-        ]
+        turn["tool_calls"] = [called(one.id, one.name, tojson(one.input)) for one in calls]
     return turn
 
 

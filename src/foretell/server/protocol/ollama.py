@@ -22,8 +22,7 @@ from foretell.server.protocol.fields import (
 )
 from foretell.server.protocol.requests import MAX_MESSAGES, MAX_PROMPTS, ChatRequest, PromptText
 from foretell.server.protocol.sampling import Speculative
-from foretell.server.protocol.tools import Function, Tool
-from foretell.server.unsupported import UNSUPPORTED
+from foretell.server.protocol.tools import Function, Tool, called
 
 
 class OllamaFunctionTool(Function):
@@ -120,7 +119,7 @@ class GenerateRequest(Asked):
     system: str | None = None
     raw: bool | None = Field(None, description="The prompt is the text itself: no template.")
     images: NoImages = None
-    suffix: Annotated[NoText, empty(UNSUPPORTED["suffix"].reason)] = None
+    suffix: str | None = Field(None, description="The text after the gap that is to be filled, of models taught it.")
     template: Annotated[NoText, empty("the model's own template is used; raw is a text without one")] = None
     context: Annotated[
         Annotated[list[Any], Field(max_length=0)] | None,
@@ -213,12 +212,6 @@ def _message(message: OllamaMessage) -> dict[str, Any]:
     if message.role != "assistant":
         return made
     if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "id": one.id,
-                "type": "function",
-                "function": {"name": one.function.name, "arguments": tojson(one.function.arguments)},
-            }
-            for one in message.tool_calls
-        ]
+        calls = [(one.id, one.function) for one in message.tool_calls]
+        made["tool_calls"] = [called(id, one.name, tojson(one.arguments)) for id, one in calls]
     return {**made, "reasoning_content": message.thinking or None}

@@ -21,10 +21,10 @@ from foretell.server.protocol.fields import (
     empty,
 )
 from foretell.server.protocol.formats import JsonSchema, ObjectFormat, TextFormat
-from foretell.server.protocol.messages import text_alone
+from foretell.server.protocol.messages import RefusalPart, text_alone
 from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest, Choice, Verbosity
 from foretell.server.protocol.sampling import Sampling, StreamOptions
-from foretell.server.protocol.tools import LongName, Tool, known_tool
+from foretell.server.protocol.tools import LongName, Tool, called, known_tool
 
 
 class ItemPart(Strict):
@@ -35,17 +35,10 @@ class ItemPart(Strict):
     logprobs: Ignored = None
 
 
-class DeclinedPart(Strict):
-    """A message in which the model declined."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
 Content = (
     str
     | Annotated[
-        list[Annotated[ItemPart | DeclinedPart, Field(discriminator="type"), BeforeValidator(text_alone)]],
+        list[Annotated[ItemPart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_alone)]],
         Field(fail_fast=True),
     ]
 )
@@ -103,9 +96,9 @@ class ReasoningItem(Strict):
     encrypted_content: Annotated[None, empty("another server has written it, and it cannot be read here")] = None
 
 
-def _item_type(given: Any) -> str | None:
-    """The type of an item; a message may leave it out."""
-    kind = given.get("type", "message") if isinstance(given, dict) else getattr(given, "type", None)
+def kind_of(given: Any, missing: str | None = None) -> str | None:
+    """The type of an item or a block. missing: of one that leaves it out."""
+    kind = given.get("type", missing) if isinstance(given, dict) else getattr(given, "type", None)
     return kind if isinstance(kind, str) else None
 
 
@@ -117,7 +110,7 @@ Item = Annotated[
     | Annotated[CallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
-        _item_type,
+        lambda given: kind_of(given, "message"),
         custom_error_type="item_type",
         custom_error_message="an item is a message, function_call, custom_tool_call, the output of one, or reasoning",
     ),
@@ -306,8 +299,7 @@ def _add(turn: dict[str, Any], item: Item, named: Namer) -> None:
         turn["content"] = _text(item.content)
     elif isinstance(item, (CallItem, CustomCallItem)):
         arguments = item.arguments if isinstance(item, CallItem) else tojson({"input": item.input})
-        function = {"name": named(item.namespace, item.name), "arguments": arguments}
-        turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        turn.setdefault("tool_calls", []).append(called(item.call_id, named(item.namespace, item.name), arguments))
     elif isinstance(item, ReasoningItem):
         thoughts = "\n".join(part.text for part in item.content or item.summary or ())
         turn["reasoning"] = "\n".join(filter(None, (turn.get("reasoning"), thoughts)))

@@ -25,6 +25,11 @@ class ToolCall(Strict):
     function: FunctionCall
 
 
+def called(id: str | None, name: str, arguments: str) -> dict[str, Any]:
+    """A call as a chat has it. arguments: JSON."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 class GivenFunctionCall(FunctionCall):
     """The function of a call, as clients send it back."""
 

@@ -1,8 +1,8 @@
-"""Answers of ``/v1/chat/completions`` and ``/v1/completions``, whole and in a stream."""
+"""Answers of ``/v1/chat/completions``, ``/v1/completions`` and ``/infill``, whole and in a stream."""
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from foretell.server.protocol.tools import FunctionCall, ToolCall
 from foretell.server.replies.common import (
@@ -102,3 +102,23 @@ class TextReply(Envelope):
     object: Literal["text_completion"]
     choices: list[TextChoice]
     usage: Usage | ShortUsage | None = None
+
+
+class InfillReply(BaseModel):
+    """Of /infill, in llama.cpp's form: a text, or a piece of it: then content and stop alone. With response_fields any part
+    of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    content: str | None = None
+    stop: bool | None = Field(None, description="Whether this is the end.")
+    model: str | None = None
+    seed: int | None = None
+    stop_type: Literal["eos", "limit", "word"] | None = None
+    stopping_word: str | None = None
+    tokens_predicted: int | None = None
+    tokens_evaluated: int | None = Field(None, description="Of the prompt.")
+    tokens_cached: int | None = Field(None, description="Of these, known from earlier requests.")
+    truncated: bool | None = Field(None, description="Whether some of the request was left out to fit.")
+    generation_settings: dict[str, int] | None = Field(None, description="n_ctx: tokens of prompt and output together.")
+    timings: dict[str, float] | None = Field(None, description="Tokens read, written and guessed, and the times.")

@@ -46,7 +46,7 @@ class OllamaShown(Reply):
     template: str
     details: OllamaDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "tools", "thinking"]]
+    capabilities: list[Literal["completion", "insert", "tools", "thinking"]]
     modified_at: str
 
 

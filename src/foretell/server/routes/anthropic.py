@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,8 +15,8 @@ from foretell.server.errors import ApiError
 from foretell.server.job import finish
 from foretell.server.protocol.anthropic import MessagesRequest, as_chat
 from foretell.server.routes.chat import ChatPlan, answer_of, plan_of, prompt_of
-from foretell.server.stream import LINE_END, JsonReply, as_json, while_connected
-from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta
+from foretell.server.stream import JsonReply, event, while_connected
+from foretell.server.texts.reading import TextReading, ThoughtDelta
 from foretell.server.texts.tools import CallDelta, arguments_of
 
 Events = list[dict[str, Any]]
@@ -54,8 +53,7 @@ async def _whole(answer: Answer, body: MessagesRequest, plan: ChatPlan) -> dict[
     await finish(answer.job)
     (completion,) = answer.job.whole()
     blocks = Blocks(TextReading(plan.thinking, plan.calls, new_call_id), shows=_shows(body))
-    blocks.push(completion.pieces, completion.text)
-    blocks.finish(cut=completion.finish_reason != "stop")
+    blocks.push(completion.pieces, completion.text, completion)
     made = {**_envelope(answer, blocks.content, _usage(answer, completion)), **_ending(answer, completion, blocks)}
     return {**made, **(answer.figures([completion]) if body.include_metrics else {})}
 
@@ -70,9 +68,7 @@ async def _events(answer: Answer, body: MessagesRequest, plan: ChatPlan) -> Asyn
     while not job.is_done:
         made: Events = []
         for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
-            made += blocks.push(one.pieces, one.text)
-            if one.completion is not None:
-                made += blocks.finish(cut=one.completion.finish_reason != "stop")
+            made += blocks.push(one.pieces, one.text, one.completion)
         yield _sent(made or [{"type": "ping"}])
     (completion,) = job.whole()
     last = {"type": "message_delta", "delta": _ending(answer, completion, blocks), "usage": _usage(answer, completion)}
@@ -83,7 +79,7 @@ async def _events(answer: Answer, body: MessagesRequest, plan: ChatPlan) -> Asyn
 
 def _sent(events: Events) -> bytes:
     """Events in Anthropic's form: each has its type as the event's name."""
-    return b"".join(ServerSentEvent(as_json(one).decode(), event=one["type"], sep=LINE_END).encode() for one in events)
+    return b"".join(event(one, one["type"]) for one in events)
 
 
 def _failed(error: ApiError) -> bytes:
@@ -91,14 +87,8 @@ def _failed(error: ApiError) -> bytes:
 
 
 def _envelope(answer: Answer, content: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": answer.id.replace("-", "_"),
-        "type": "message",
-        "role": "assistant",
-        "model": answer.model,
-        "content": list(content),
-        "usage": usage,
-    }
+    named = {"id": answer.id.replace("-", "_"), "type": "message", "role": "assistant", "model": answer.model}
+    return {**named, "content": list(content), "usage": usage}
 
 
 def _ending(answer: Answer, completion: Completion, blocks: "Blocks") -> dict[str, Any]:
@@ -149,17 +139,10 @@ class Blocks:
         """Calls begun so far."""
         return self.reading.num_calls
 
-    def push(self, pieces: Sequence[Piece], text: str) -> Events:
-        """The events of further tokens and text."""
-        return self._take(self.reading.push(pieces, text))
-
-    def finish(self, *, cut: bool) -> Events:
-        """The end of the text. cut: a limit ended it."""
-        return self._take(self.reading.finish(cut=cut)) + self._close()
-
-    def _take(self, deltas: Sequence[Delta]) -> Events:
+    def push(self, pieces: Sequence[Piece], text: str, done: Completion | None = None) -> Events:
+        """The events of further tokens and text. done: with the last of them."""
         made: Events = []
-        for delta in deltas:
+        for delta in self.reading.push(pieces, text, done):
             if isinstance(delta, CallDelta):
                 made += self._call(delta)
                 continue
@@ -170,7 +153,7 @@ class Blocks:
             if kind == "text" or self.shows:
                 self._open[kind] += delta.text
                 made.append(self._delta({"type": f"{kind}_delta", kind: delta.text}))
-        return made
+        return made if done is None else made + self._close()
 
     def _call(self, delta: CallDelta) -> Events:
         if delta.id is not None:

@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions``."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.params import LogitsProcessor, SamplingParams
 from foretell.engine.prefix import shared
 from foretell.engine.request.result import Completion
-from foretell.engine.request.row import Piece, Submission
+from foretell.engine.request.row import Submission
 from foretell.engine.structured.format import OutputFormat
 from foretell.engine.structured.thinking import ThinkingProcessor, of_answer
 from foretell.engine.structured.thoughts import Thinking, Thoughts, ThoughtState, reads
@@ -27,7 +27,7 @@ from foretell.server.protocol.messages import AssistantTurn, Message
 from foretell.server.protocol.requests import ChatRequest, with_tools
 from foretell.server.protocol.sampling import Sampling
 from foretell.server.sampling import MakeProcessor, allowed, submissions
-from foretell.server.stream import DONE, KEEP_ALIVE, event, while_connected
+from foretell.server.stream import KEEP_ALIVE, event, while_connected
 from foretell.server.texts.formats import format_processor, term_of, wanted_format
 from foretell.server.texts.reading import Delta, TextReading, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
@@ -35,6 +35,7 @@ from foretell.server.texts.turns import cut_changing, form_of, text_of, turns
 
 OBJECT = "chat.completion"
 LEAST_AHEAD = 16  # tokens that are worth reading ahead
+NEXT = "A turn that is not known yet"
 TURNS: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # of a template's values, as a header names them
 
@@ -89,11 +90,7 @@ def prompt_of(backend: Backend, body: ChatRequest) -> list[int]:
 
 
 def _plan(
-    backend: Backend,
-    body: ChatRequest,
-    use: ToolUse | None,
-    processor: MakeProcessor | None,
-    left_out: tuple[str, ...],
+    backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None, left_out: tuple[str, ...]
 ) -> ChatPlan:
     """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
@@ -141,38 +138,36 @@ def _prepare(
 ) -> None:
     """Have the engine read, while the client runs its tool or its user thinks, what every next prompt of a conversation
     begins with: templates write an answer otherwise than the model did, close it, and leave thoughts out. Certain is what
-    two conversations have in common that go on differently."""
+    stands before the next turn's text."""
     reader = TextReading(thinking, use)
-    thought, content, calls = whole([*reader.push(done.pieces, done.text), *reader.finish()])
+    thought, content, calls = whole(reader.push(done.pieces, done.text, done))
     said: dict[str, Any] = {"role": "assistant", "content": content}
     if thought and any(isinstance(one, AssistantTurn) and one.reasoning_content for one in body.messages):
         said["reasoning_content"] = thought
     if calls:
         said["tool_calls"] = [call.as_openai() for call in calls]
-    tells = {"role": "tool", "tool_call_id": calls[0].id} if calls else {"role": "user"}
+    tells = [{"role": "tool", "tool_call_id": call.id} for call in calls] or [{"role": "user"}]
+    then = [{**one, "content": "" if at else NEXT} for at, one in enumerate(tells)]
     try:
-        ways = [TURNS.validate_python([said, {**tells, "content": letter}], strict=False) for letter in "AB"]
-        one, other = (
-            _prompted(backend, body.model_copy(update={"messages": [*body.messages, *way]}), use, None)[0]
-            for way in ways
-        )
-        certain = one[: shared(one, other)]
+        more = TURNS.validate_python([said, *then], strict=False)
+        asked_next = body.model_copy(update={"messages": [*body.messages, *more]})
+        certain = _prompted(backend, asked_next, use, None, until=NEXT)[0]
         if len(certain) - shared(certain, [*asked.prompt_ids, *done.token_ids[:-1]]) >= LEAST_AHEAD:
-            more: dict[str, Any] = {
-                "prompt_ids": certain,
-                "params": SamplingParams(max_new_tokens=1),
-                "prediction_ids": (),
-            }
-            more |= {"trace": False, "watch": None, "num_prompt_logprobs": None, "timeout_s": None}
-            backend.service.prepare(replace(asked, request_id=f"prepare-{asked.request_id}", **more))
+            backend.service.prepare(
+                replace(
+                    asked, request_id=f"prepare-{asked.request_id}", prompt_ids=certain, prediction_ids=(), trace=False,
+                    params=SamplingParams(max_new_tokens=1), watch=None, num_prompt_logprobs=None, timeout_s=None,
+                )
+            )  # fmt: skip
     except (ApiError, ForetellError, ValidationError):
         log("nothing is prepared", level="debug")
 
 
 def _prompted(
-    backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None
+    backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None, until: str = ""
 ) -> tuple[list[int], Thinking | None, MakeProcessor | None, tuple[str, ...]]:
-    """(the prompt's tokens, how its output thinks, its processor, what has no effect). Raises ApiError 400."""
+    """(the prompt's tokens, how its output thinks, its processor, what has no effect). until: see ``Rendered.ids``. Raises
+    ApiError 400."""
     form = form_of(backend, body.messages, use.rendered if use is not None else ())
     thoughts = backend.thoughts(form.template)
     effort, budget, unread = _effort(form.template, body, thoughts)
@@ -184,14 +179,8 @@ def _prompted(
     said = turns(body.messages, form)
     if not backend.options.keep_changing_lines and (name := cut_changing(said)):
         unread += (f"messages.0.{name}",)
-    text, prompt = backend.encode_chat(
-        said,
-        tools=form.tools,
-        compose=form.compose,
-        generate=_opens_reply(body),
-        goes_on=goes_on,
-        extra={**effort, **values},
-    )
+    how: dict[str, Any] = {"tools": form.tools, "compose": form.compose, "goes_on": goes_on, "until": until}
+    text, prompt = backend.encode_chat(said, generate=_opens_reply(body), extra={**effort, **values}, **how)
     unread += tuple(_unread(form.template, values))
     if thoughts is None:
         return prompt, None, processor, unread
@@ -317,8 +306,8 @@ async def _whole(answer: Answer, body: ChatRequest, plan: ChatPlan) -> dict[str,
     completions = answer.job.whole()
     choices = []
     for index, completion in enumerate(completions):
-        reader, cut = TextReading(plan.thinking, plan.calls), completion.finish_reason != "stop"
-        thought, content, found = whole([*reader.push(completion.pieces, completion.text), *reader.finish(cut=cut)])
+        reader = TextReading(plan.thinking, plan.calls)
+        thought, content, found = whole(reader.push(completion.pieces, completion.text, completion))
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if thought:
             message["reasoning_content"] = thought
@@ -361,7 +350,9 @@ async def _events(answer: Answer, body: ChatRequest, plan: ChatPlan) -> AsyncIte
                 begun.add(index)
                 first = answer.prompt_ids(0) if len(begun) == 1 else {}
                 out.append(chunk(index, {"role": "assistant", "content": ""}, first))
-            deltas = _deltas(readers[index], pieces, text, completion, is_old=body.functions is not None)
+            deltas = [
+                _delta(delta, body.functions is not None) for delta in readers[index].push(pieces, text, completion)
+            ]
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and (shown := answer.shown(pieces, completion, index)):
                 more["logprobs"] = texts.chat_logprobs(shown)
@@ -378,24 +369,11 @@ async def _events(answer: Answer, body: ChatRequest, plan: ChatPlan) -> AsyncIte
                     data.update(answer.figures(job.whole()))
                 out.append(event(data))
         yield b"".join(out) or KEEP_ALIVE
-    if answer.wants_usage:
-        completions = job.whole()
-        last = {**answer.envelope([]), "usage": answer.usage(completions), **answer.figures(completions)}
-        yield event(last)
-    yield DONE
-
-
-def _deltas(
-    reader: TextReading, pieces: Sequence[Piece], text: str, completion: Completion | None, *, is_old: bool
-) -> list[dict[str, Any]]:
-    """The deltas of a further piece of text. completion: where it was the last one; is_old: calls are function_call."""
-    found = reader.push(pieces, text)
-    if completion is not None:
-        found += reader.finish(cut=completion.finish_reason != "stop")
-    return [_delta(one, is_old) for one in found]
+    yield answer.closing()
 
 
 def _delta(one: Delta, is_old: bool) -> dict[str, Any]:
+    """As it is sent. is_old: calls are function_call."""
     if isinstance(one, CallDelta):
         made = one.as_openai()
         return {"function_call": made["function"]} if is_old else {"tool_calls": [made]}

@@ -14,9 +14,9 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.job import finish
 from foretell.server.protocol.requests import AnyPrompt, CompletionRequest
-from foretell.server.routes.infill import filling
+from foretell.server.routes.infill import filling, gap_of
 from foretell.server.sampling import MakeProcessor, allowed, submissions
-from foretell.server.stream import DONE, KEEP_ALIVE, event, while_connected
+from foretell.server.stream import KEEP_ALIVE, event, while_connected
 from foretell.server.texts.formats import format_processor, wanted_format
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -51,9 +51,8 @@ def _plan(
         other = "stream" if body.stream else "echo with logprobs"
         raise bad(f"prompt_logprobs and {other} exclude each other: drop one of them", "prompt_logprobs")
     if body.suffix:
-        opening, after = backend.encode("", "prompt"), backend.encode_content(body.suffix, "suffix")
         before = [backend.encode_content(one, "prompt") if isinstance(one, str) else one for one in given]
-        prompts = [backend.fill.prompt(opening, one, after, ()) for one in before]
+        prompts = [gap_of(backend, one, body.suffix) for one in before]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [_echo(backend, one) for one in given]
@@ -158,10 +157,7 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
                     data.update(answer.figures(job.whole()))
             out.append(event(data))
         yield b"".join(out) or KEEP_ALIVE
-    if answer.wants_usage:
-        done = job.whole()
-        yield event({**answer.envelope([]), "usage": answer.usage(done), **answer.figures(done)})
-    yield DONE
+    yield answer.closing()
 
 
 def _choice(
@@ -183,13 +179,7 @@ def _choice(
         if prompt and body.echo:
             before = texts.text_logprobs(prompt, 0, echo=echo)
             logprobs = {name: value + logprobs[name] for name, value in before.items()}
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": None,
-        **answer.extras(pieces, traces),
-    }
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **answer.extras(pieces, traces)}
 
 
 def _shown(

@@ -70,13 +70,8 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
         job.whole()
     finally:
         job.close()
-    return {
-        "object": "foretell.explanation",
-        "model": name,
-        "seed": made.params.seed,
-        "chosen": chosen(watch.steps),
-        "steps": [_step(step) for step in watch.steps],
-    }
+    told = {"object": "foretell.explanation", "model": name, "seed": made.params.seed, "chosen": chosen(watch.steps)}
+    return {**told, "steps": [_step(step) for step in watch.steps]}
 
 
 def _ids(backend: Backend, body: ExplainRequest) -> list[int]:

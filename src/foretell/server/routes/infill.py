@@ -20,7 +20,7 @@ from foretell.engine.request.row import Submission
 from foretell.server.answer import Answer, by_choice, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
-from foretell.server.protocol.infill import ExtraFile, InfillRequest
+from foretell.server.protocol.requests import ExtraFile, InfillRequest
 from foretell.server.protocol.sampling import Sampling, Speculative
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import KEEP_ALIVE, event, while_connected
@@ -65,6 +65,11 @@ def filling(backend: Backend, body: Body, param: str) -> Body:
         )
     ends = () if body.ignore_eos else backend.fill.ends
     return body.model_copy(update={"stop_token_ids": [*(body.stop_token_ids or ()), *ends]})
+
+
+def gap_of(backend: Backend, before: Sequence[int], after: str) -> list[int]:
+    """The prompt of a gap between tokens and a text that ``filling`` has checked. Slow. Raises ApiError 400."""
+    return backend.fill.prompt(backend.encode("", "prompt"), before, backend.encode_content(after, "suffix"), ())
 
 
 def _plan(backend: Backend, body: InfillRequest) -> Gap:
@@ -163,13 +168,8 @@ async def _pieces(answer: Answer, gap: Gap) -> AsyncIterator[dict[str, Any]]:
         timings |= {f"{name}_per_token_ms": 1e3 * seconds / max(1, count), f"{name}_per_second": count / (seconds or 1)}
     how = "word" if stop is not None else "eos" if is_end else "limit"
     counts = {"tokens_predicted": num_tokens, "tokens_evaluated": num_prompt, "tokens_cached": num_cached}
-    end = {
-        "stop": True,
-        "stop_type": how,
-        "stopping_word": stop or "",
-        "truncated": bool(gap.left_out),
-        "timings": timings,
-    }
+    end = {"stop": True, "stop_type": how, "stopping_word": stop or "", "truncated": bool(gap.left_out)}
+    end |= {"timings": timings, "generation_settings": {"n_ctx": answer.backend.max_model_len}}  # of llama.vscode's bar
     seed = job.submissions[0].params.seed
     yield {"content": shown[num_sent:], "model": answer.model, "seed": seed, **end, **counts}
 

@@ -36,28 +36,35 @@ def _model(backend: Backend, name: str) -> dict[str, Any]:
     }
 
 
+def unloaded(name: str, created: int, state: str, context: int | None = None) -> dict[str, Any]:
+    """A model that is not loaded, and its state as llama.cpp's router says it."""
+    named = {"id": name, "object": "model", "type": "model", "display_name": name, "root": name}
+    unknown: dict[str, Any] = {"parent": None, "speculative": {}, "methods": [], "resting": {}}
+    made = {"created": created, "created_at": time_text(created), "status": {"value": state}}
+    return {**named, **unknown, "owned_by": "foretell", "max_model_len": context, **made}
+
+
 def _entry(models: Models, entry: Entry) -> dict[str, Any]:
-    """The same of one of several, and whether it is loaded, as llama.cpp's router says it."""
-    if entry.backend is not None:
-        found = _model(entry.backend, entry.name)
-    else:
-        named = {"id": entry.name, "object": "model", "type": "model", "display_name": entry.name, "root": entry.name}
-        unknown: dict[str, Any] = {"parent": None, "speculative": {}, "methods": [], "resting": {}}
-        found = {**named, **unknown, "owned_by": "foretell", "max_model_len": entry.told().context}
-    made = {"created": models.created, "created_at": time_text(models.created), "status": {"value": entry.state}}
-    return {**found, **made}
+    """The same of one of several, loaded or not."""
+    made = unloaded(entry.name, models.created, entry.state, entry.told().context)
+    if entry.backend is None:
+        return made
+    return {**made, **_model(entry.backend, entry.name), **{key: made[key] for key in ("created", "created_at")}}
+
+
+def listed(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The list of some models."""
+    ends = {"first_id": told[0]["id"], "last_id": told[-1]["id"]} if told else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": told, **ends, "has_more": False}
 
 
 async def list_models(request: Request) -> Response:
     """The models that are served, and adapters."""
     models: Models | None = request.app.state.models
-    if models is None:
-        backend: Backend = request.app.state.backend
-        told = [_model(backend, name) for name in backend.names]
-    else:
-        told = [_entry(models, entry) for entry in await models.all()]
-    ends = {"first_id": told[0]["id"], "last_id": told[-1]["id"]} if told else {"first_id": None, "last_id": None}
-    return JsonReply({"object": "list", "data": told, **ends, "has_more": False})
+    if models is not None:
+        return JsonReply(listed([_entry(models, entry) for entry in await models.all()]))
+    backend: Backend = request.app.state.backend
+    return JsonReply(listed([_model(backend, name) for name in backend.names]))
 
 
 async def get_model(request: Request) -> Response:

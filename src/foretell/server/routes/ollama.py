@@ -26,9 +26,10 @@ from foretell.server.protocol.ollama import Asked, as_chat, keep_alive_of, of_pr
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.routes.chat import ChatPlan, answer_of, plan_of
 from foretell.server.routes.embeddings import vectors
+from foretell.server.routes.infill import filling, gap_of
 from foretell.server.sampling import submissions
 from foretell.server.stream import JsonReply, as_json, time_text, while_connected
-from foretell.server.texts.reading import Delta, TextReading, ThoughtDelta, whole
+from foretell.server.texts.reading import TextReading, ThoughtDelta, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, WrittenCall, arguments_of
 
 LINES = "application/x-ndjson"
@@ -48,18 +49,15 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Answer a prompt, or go on with it."""
     body = await read_json(request, protocol.GenerateRequest)
-    if not body.prompt:
+    if not (body.prompt or body.suffix):
         return await _loaded(request, body, {"response": ""})
     backend = await backend_of(request, body.model, keep_alive_of(body))
     asked = of_prompt(body)
-    if not body.raw:
+    if not (body.raw or body.suffix):
         return await _answered(request, backend, asked, await plan_of(request, backend, asked), is_chat=False)
     if body.system or body.think or body.format:
-        raise bad(
-            "raw: the prompt is the whole text; system, think and format belong to a template: give one of the two"
-        )
-    prompt = body.prompt
-    plan = await while_connected(request.receive, in_worker(backend, lambda: _raw(backend, asked, prompt)))
+        raise bad("raw or suffix: no template is used, and system, think and format belong to one: give one of the two")
+    asked, plan = await while_connected(request.receive, in_worker(backend, lambda: _raw(backend, asked, body)))
     return await _answered(request, backend, asked, plan, is_chat=False)
 
 
@@ -78,25 +76,24 @@ async def show(request: Request) -> Response:
     """What the model is, and what it can do; of several none is loaded for that."""
     body = await read_json(request, protocol.ShowRequest)
     models: Models | None = request.app.state.models
+    backend: Backend | None
     if models is None:
         backend = await backend_of(request, body.model or body.name)
         told, model = about(backend), _served(backend, backend.served(body.model or body.name)[0])
     else:
         entry = await models.entry(body.model or body.name)
+        backend = entry.backend
         told, model = await asyncio.to_thread(about_files, entry), _entry(models, entry)
         model["details"] |= {"family": told.architecture, "families": [told.architecture]}
-    can = ["completion", *(["tools"] if told.template else []), *(["thinking"] if told.thinks else [])]
+    fills = told.fills if backend is None else await in_worker(backend, lambda: backend.fill.prefix is not None)
+    kinds = {"completion": True, "insert": fills, "tools": told.template, "thinking": told.thinks}
+    can = [kind for kind, has in kinds.items() if has]
     sizes = {"context_length": told.context, "embedding_length": told.hidden_size, "block_count": told.num_layers}
     known = {f"{told.architecture}.{key}": size for key, size in sizes.items() if size is not None}
     info = {"general.architecture": told.architecture, **known}
-    shown = {
-        "modelfile": "",
-        "parameters": "",
-        "template": told.template,
-        "details": model["details"],
-        "model_info": info,
-    }
-    return JsonReply({**shown, "capabilities": can, "modified_at": model["modified_at"]})
+    shown = {"modelfile": "", "parameters": "", "template": told.template, "model_info": info}
+    model = {key: model[key] for key in ("details", "modified_at")}
+    return JsonReply({**shown, **model, "capabilities": can})
 
 
 async def pull(request: Request) -> Response:
@@ -134,22 +131,17 @@ async def version(request: Request) -> Response:
 
 def _model(name: str, created: int, told: About, *, parent: str = "") -> dict[str, Any]:
     """A model without when it is unloaded."""
+    family, known = told.architecture, {} if told.context is None else {"context_length": told.context}
+    details = {"parent_model": parent, "format": told.format, "family": family, "families": [family]}
     return {
         "name": name,
         "model": name,
         "modified_at": time_text(created),
         "size": told.size,
         "size_vram": told.size_vram,
-        **({} if told.context is None else {"context_length": told.context}),
+        **known,
         "digest": sha256(name.encode()).hexdigest(),
-        "details": {
-            "parent_model": parent,
-            "format": told.format,
-            "family": told.architecture,
-            "families": [told.architecture],
-            "parameter_size": "",
-            "quantization_level": told.quantisation,
-        },
+        "details": {**details, "parameter_size": "", "quantization_level": told.quantisation},
     }
 
 
@@ -178,14 +170,18 @@ async def _loaded(request: Request, body: Asked, empty: dict[str, Any]) -> Respo
     return JsonReply(made, media_type=LINES if body.stream is not False else None)
 
 
-def _raw(backend: Backend, asked: ChatRequest, prompt: str) -> ChatPlan:
-    """A text to go on with as it is. Raises ApiError 400."""
-    ids = backend.encode(prompt, "prompt")
+def _raw(backend: Backend, asked: ChatRequest, body: protocol.GenerateRequest) -> tuple[ChatRequest, ChatPlan]:
+    """A text to go on with as it is, or a gap in it to fill. Raises ApiError 400."""
+    if body.suffix:
+        asked = filling(backend, asked, "suffix")
+        ids = gap_of(backend, backend.encode_content(body.prompt or "", "prompt"), body.suffix)
+    else:
+        ids = backend.encode(body.prompt or "", "prompt")
     if not ids:
         raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
     scores = (asked.top_logprobs or 0) if asked.logprobs else None
     made = submissions(backend, asked, [ids], max_tokens=asked.max_tokens, logprobs=scores)
-    return ChatPlan(made, 0, asked.max_tokens, None)
+    return asked, ChatPlan(made, 0, asked.max_tokens, None)
 
 
 async def _answered(
@@ -200,11 +196,7 @@ async def _answered(
 async def _whole(answer: Answer, reading: TextReading, *, is_chat: bool) -> dict[str, Any]:
     await finish(answer.job)
     (completion,) = answer.job.whole()
-    deltas = [
-        *reading.push(completion.pieces, completion.text),
-        *reading.finish(cut=completion.finish_reason != "stop"),
-    ]
-    thought, content, calls = whole(deltas)
+    thought, content, calls = whole(reading.push(completion.pieces, completion.text, completion))
     made = _piece(answer, content or "", thought, calls, is_chat=is_chat)
     return {**made, **_scores(answer, completion.pieces, completion), **_ending(answer, completion)}
 
@@ -215,10 +207,7 @@ async def _lines(answer: Answer, reading: TextReading, *, is_chat: bool) -> Asyn
     while not job.is_done:
         out = []
         for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
-            deltas: list[Delta] = reading.push(one.pieces, one.text)
-            if one.completion is not None:
-                deltas += reading.finish(cut=one.completion.finish_reason != "stop")
-            for delta in deltas:
+            for delta in reading.push(one.pieces, one.text, one.completion):
                 if isinstance(delta, CallDelta):
                     if delta.id is not None and delta.name is not None:
                         out += [_piece(answer, "", "", calls, is_chat=is_chat)] if calls else []

@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 from pydantic_core import from_json
-from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,8 +18,8 @@ from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import CustomTool, ResponsesRequest, SingleTool, as_chat, flat_tools
 from foretell.server.routes.chat import ChatPlan, answer_of, plan_of
-from foretell.server.stream import KEEP_ALIVE, LINE_END, as_json
-from foretell.server.texts.reading import Delta, TextReading
+from foretell.server.stream import KEEP_ALIVE, event
+from foretell.server.texts.reading import TextReading
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
 
 Events = list[dict[str, Any]]
@@ -58,8 +57,7 @@ async def _whole(answer: Answer, body: ResponsesRequest, plan: ChatPlan) -> dict
     (completion,) = answer.job.whole()
     output = ResponseOutput(plan.thinking, plan.calls, flat_tools(body))
     shown = answer.shown(completion.pieces, completion) if body.wants_logprobs else ()
-    output.push(completion.pieces, completion.text, answer.backend.texts.chat_logprobs(shown)["content"])
-    output.finish(_status(completion))
+    output.push(completion.pieces, completion.text, answer.backend.texts.chat_logprobs(shown)["content"], completion)
     return {**_envelope(answer, body, completion, output.items), **answer.figures([completion])}
 
 
@@ -71,9 +69,8 @@ async def _events(answer: Answer, body: ResponsesRequest, plan: ChatPlan, failed
         made: Events = []
         for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
             shown = answer.shown(one.pieces, one.completion) if body.wants_logprobs else ()
-            made += output.push(one.pieces, one.text, answer.backend.texts.chat_logprobs(shown)["content"])
-            if one.completion is not None:
-                made += output.finish(_status(one.completion))
+            scores = answer.backend.texts.chat_logprobs(shown)["content"]
+            made += output.push(one.pieces, one.text, scores, one.completion)
         yield failed.send(made) if made else KEEP_ALIVE
     (completion,) = job.whole()
     whole = {**_envelope(answer, body, completion, output.items), **answer.figures([completion])}
@@ -145,7 +142,7 @@ class _Numbered:
         for one in events:
             data = {**one, "sequence_number": self._number}
             self._number += 1
-            out.append(ServerSentEvent(as_json(data).decode(), event=one["type"], sep=LINE_END).encode())
+            out.append(event(data, one["type"]))
         return b"".join(out)
 
     def event(self, error: ApiError) -> bytes:
@@ -169,26 +166,22 @@ class ResponseOutput:
         self._scores: list[dict[str, Any]] = []  # of text that is held back
         self._written = ""  # the arguments of a call that takes a text
 
-    def push(self, pieces: Sequence[Piece], text: str, scores: Sequence[dict[str, Any]] = ()) -> Events:
-        """Further tokens and text, and the log probabilities of those that are the answer's."""
+    def push(
+        self, pieces: Sequence[Piece], text: str, scores: Sequence[dict[str, Any]] = (), done: Completion | None = None
+    ) -> Events:
+        """Further tokens and text, and the log probabilities of those that are the answer's. done: with the last of them.
+        An answer without any item gets an empty message."""
         self._scores += scores
-        return self._take(self._reader.push(pieces, text))
-
-    def finish(self, status: str) -> Events:
-        """The end of the text: status is of the last item. An answer without any item gets an empty message."""
-        made = self._take(self._reader.finish(cut=status != "completed"))
-        if not self.items:
-            made += self._message()
-        return made + self._close(status)
-
-    def _take(self, deltas: Sequence[Delta]) -> Events:
         made: Events = []
-        for delta in deltas:
+        for delta in self._reader.push(pieces, text, done):
             if isinstance(delta, CallDelta):
                 made += self._call(delta)
             else:
                 made += self._text(delta.text) if isinstance(delta, ContentDelta) else self._thought(delta.text)
-        return made
+        if done is None:
+            return made
+        made += [] if self.items else self._message()
+        return made + self._close(_status(done))
 
     @property
     def _at(self) -> dict[str, Any]:
@@ -205,13 +198,7 @@ class ResponseOutput:
         ]
 
     def _message(self) -> Events:
-        item: dict[str, Any] = {
-            "id": f"msg_{uuid4().hex}",
-            "type": "message",
-            "status": "in_progress",
-            "role": "assistant",
-            "content": [],
-        }
+        item = _new("message", "msg", role="assistant", content=[])
         made = self._begin(item)
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item["content"] = [part]
@@ -230,13 +217,7 @@ class ResponseOutput:
     def _thought(self, text: str) -> Events:
         made: Events = []
         if self._open is None or self._open["type"] != "reasoning":
-            item: dict[str, Any] = {
-                "id": f"rs_{uuid4().hex}",
-                "type": "reasoning",
-                "status": "in_progress",
-                "summary": [],
-                "content": [],
-            }
+            item = _new("reasoning", "rs", summary=[], content=[])
             made = self._begin(item)
             item["content"] = [{"type": "reasoning_text", "text": ""}]
         assert self._open is not None
@@ -247,19 +228,13 @@ class ResponseOutput:
         if delta.id is not None:
             known = ((space, tool) for name, space, tool in self.tools if name == delta.name)
             space, tool = next(known, (None, None))
-            kind, name = ("custom_tool_call", "ctc") if isinstance(tool, CustomTool) else ("function_call", "fc")
-            self._written = ""
-            return self._begin(
-                {
-                    "id": f"{name}_{uuid4().hex}",
-                    "type": kind,
-                    "status": "in_progress",
-                    "call_id": delta.id,
-                    "name": delta.name if tool is None else tool.name,
-                    **({} if space is None else {"namespace": space}),
-                    ("input" if isinstance(tool, CustomTool) else "arguments"): "",
-                }
+            self._written, is_text = "", isinstance(tool, CustomTool)
+            kind, prefix, field = (
+                ("custom_tool_call", "ctc", "input") if is_text else ("function_call", "fc", "arguments")
             )
+            named = {} if space is None else {"namespace": space}
+            name = delta.name if tool is None else tool.name
+            return self._begin(_new(kind, prefix, call_id=delta.id, name=name, **named, **{field: ""}))
         assert self._open is not None
         if self._open["type"] == "custom_tool_call":  # its text is sent whole: these are pieces of JSON
             self._written += delta.arguments
@@ -293,6 +268,11 @@ class ResponseOutput:
         item["status"], self._open = status, None
         made.append({"type": "response.output_item.done", "output_index": at["output_index"], "item": deepcopy(item)})
         return made
+
+
+def _new(kind: str, prefix: str, **more: Any) -> dict[str, Any]:
+    """An item that has just begun."""
+    return {"id": f"{prefix}_{uuid4().hex}", "type": kind, "status": "in_progress", **more}
 
 
 def _input_of(arguments: str) -> str:

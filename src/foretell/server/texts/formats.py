@@ -1,8 +1,8 @@
 """What an answer's text must look like, under every name that clients give it: one wish, made into a constraint."""
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import schema_of
@@ -10,16 +10,16 @@ from foretell.engine.structured.constraint import json_options
 from foretell.engine.structured.format import Kind, OutputFormat, grammar_kind
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
-from foretell.server.protocol.formats import (
-    ConstantTag,
-    Formatted,
-    GrammarTag,
-    RegexTag,
-    SchemaFormat,
-    SchemaTag,
-    TagFormat,
-    TextFormat,
-)
+from foretell.server.protocol.formats import Formatted, SchemaFormat, TagFormat, TextFormat
+
+KINDS: Mapping[str, Kind | Literal["grammar"]] = {
+    "json_schema": "json", "guided_json": "json", "regex": "regex", "guided_regex": "regex", "ebnf": "grammar",
+    "grammar": "grammar", "guided_grammar": "grammar", "guided_choice": "choice",
+    "json": "json", "choice": "choice", "pattern": "regex", "value": "choice",
+}  # fmt: skip
+"""What the fields of a request say that have a format, then those of ``structured_outputs`` and of tags."""
+OF_TAGS = {"const_string": "value", "json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
+"""The field of each type of tag."""
 
 
 def wanted_format(body: Formatted) -> OutputFormat | None:
@@ -61,46 +61,30 @@ def _formats(body: Formatted) -> list[OutputFormat]:
         schema = given.json_schema
         made.append(OutputFormat("response_format", "json", schema.schema_ or {}, bool(schema.strict)))
     elif isinstance(given, TagFormat):
-        made.append(_tag("response_format", given.format))
+        name = OF_TAGS[given.format.type]
+        made.append(_wish("response_format", name, getattr(given.format, name)))
     elif given is not None and not isinstance(given, TextFormat):
         made.append(OutputFormat("response_format", "json", given.schema_ or {"type": "object"}))
-    made += [_schema(field, getattr(body, field)) for field in ("json_schema", "guided_json")]
-    made += [_text(field, "regex", getattr(body, field)) for field in ("regex", "guided_regex")]
-    made += [_grammar(field, getattr(body, field)) for field in ("ebnf", "grammar", "guided_grammar")]
-    if body.guided_choice is not None:
-        made.append(OutputFormat("guided_choice", "choice", body.guided_choice))
+    made += [_wish(field, field, getattr(body, field)) for field in KINDS if field in Formatted.model_fields]
     if (asked := body.structured_outputs) is not None:
         place = "structured_outputs."
         made += [
-            _schema(place + "json", asked.json_),
-            _text(place + "regex", "regex", asked.regex),
-            _grammar(place + "grammar", asked.grammar),
-            None if asked.choice is None else OutputFormat(place + "choice", "choice", asked.choice),
-            OutputFormat(place + "json_object", "json", {"type": "object"}) if asked.json_object else None,
+            _wish(f"{place}{name}", name, value) for name, value in asked.model_dump(exclude={"json_object"}).items()
         ]
+        made += [OutputFormat(f"{place}json_object", "json", {"type": "object"})] if asked.json_object else []
     return [one for one in made if one is not None]
 
 
-def _tag(field: str, tag: ConstantTag | SchemaTag | RegexTag | GrammarTag) -> OutputFormat | None:
-    if isinstance(tag, ConstantTag):
-        return OutputFormat(field, "choice", [tag.value])
-    if isinstance(tag, SchemaTag):
-        return OutputFormat(field, "json", tag.json_schema)
-    return _text(field, "regex", tag.pattern) if isinstance(tag, RegexTag) else _grammar(field, tag.grammar)
-
-
-def _schema(field: str, given: str | dict[str, Any] | None) -> OutputFormat | None:
+def _wish(field: str, name: str, given: Any) -> OutputFormat | None:
+    """A format as it was given in a field of this name (``KINDS``). Raises ApiError 400."""
+    kind = KINDS[name]
     if given is None:
         return None
-    try:
-        return OutputFormat(field, "json", schema_of(given, field) if isinstance(given, str) else given)
-    except ConfigError as error:
-        raise bad(str(error), field) from None
-
-
-def _text(field: str, kind: Kind, given: str | None) -> OutputFormat | None:
-    return None if given is None else OutputFormat(field, kind, given)
-
-
-def _grammar(field: str, given: str | None) -> OutputFormat | None:
-    return None if given is None else OutputFormat(field, grammar_kind(given), given)
+    if kind == "json" and isinstance(given, str):
+        try:
+            given = schema_of(given, field)
+        except ConfigError as error:
+            raise bad(str(error), field) from None
+    return OutputFormat(
+        field, grammar_kind(given) if kind == "grammar" else kind, [given] if name == "value" else given
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
 from foretell.engine.structured.parts import PartStream
 from foretell.engine.structured.thinking import of_answer
@@ -63,11 +64,13 @@ class TextReading:
         """Calls begun so far."""
         return 0 if self._calls is None else self._calls.num_calls
 
-    def push(self, pieces: Sequence[Piece], text: str) -> list[Delta]:
-        """The deltas of further tokens and text."""
+    def push(self, pieces: Sequence[Piece], text: str, done: Completion | None = None) -> list[Delta]:
+        """The deltas of further tokens and text. done: with the last of them."""
         if self._thoughts is None:
-            return self._called([ContentDelta(text)] if text else [])
-        return self._called(_deltas(self._thoughts.push(pieces, text)))
+            made = self._called([ContentDelta(text)] if text else [])
+        else:
+            made = self._called(_deltas(self._thoughts.push(pieces, text)))
+        return made if done is None else [*made, *self.finish(cut=done.finish_reason != "stop")]
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
         """The end of the text: the deltas that were held back. cut: a limit ended it."""

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from foretell.engine.request.result import StepTrace
@@ -19,8 +19,9 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: an engine's, or None: tokens are then shown as their ids."""
         self.tokenizer = tokenizer
-        self.text = lru_cache(maxsize=65536)(self._text)
-        self._is_hidden = lru_cache(maxsize=65536)(self._decodes_to_nothing)
+        # Not of methods: an object that holds itself would be freed by the collector alone.
+        self.text = lru_cache(maxsize=65536)(partial(_text, tokenizer))
+        self._is_hidden = lru_cache(maxsize=65536)(partial(_decodes_to_nothing, tokenizer))
 
     def spelling(self, token: int) -> list[int]:
         """UTF-8 bytes; of an incomplete character its bytes, where the tokenizer's vocabulary gives them."""
@@ -99,13 +100,6 @@ class TokenTexts:
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self.text(token), "logprob": finite(logprob), "bytes": self.spelling(token)}
 
-    def _text(self, token: int) -> str:
-        return str(token) if self.tokenizer is None else str(self.tokenizer.decode([token]))
-
-    def _decodes_to_nothing(self, token: int) -> bool:
-        """Whether a text leaves a token out."""
-        return self.tokenizer is not None and not self.tokenizer.decode([token], skip_special_tokens=True)
-
     def _spelled(self, token: int) -> bytes | None:
         """The bytes that a vocabulary spells: byte-level BPE's letters, or <0xE2>."""
         convert = getattr(self.tokenizer, "convert_ids_to_tokens", None)
@@ -116,6 +110,15 @@ class TokenTexts:
             return bytes([int(found[1], 16)])
         letters = _byte_letters()
         return bytes(letters[char] for char in name) if all(char in letters for char in name) else None
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    return str(token) if tokenizer is None else str(tokenizer.decode([token]))
+
+
+def _decodes_to_nothing(tokenizer: Any, token: int) -> bool:
+    """Whether a text leaves a token out."""
+    return tokenizer is not None and not tokenizer.decode([token], skip_special_tokens=True)
 
 
 def finite(value: float) -> float:

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission
-from foretell.core.params import coming_of
+from foretell.core.params import expected_of
 from foretell.costs.table import CostTable
 from foretell.engine.request.request import token_ids
-from foretell.engine.structured.coming import blank_before
 from foretell.engine.structured.constraint import ConstraintProcessor, Constraints
+from foretell.engine.structured.expected import blank_before
 from foretell.engine.structured.format import Both
 from foretell.planner.acceptance import Acceptance
-from foretell.planner.expected import Expected, guessing
+from foretell.planner.expected import LOOKED_UP, Expected, guessing
 from foretell.planner.observations import RowStep, RowView
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
@@ -66,7 +66,7 @@ def passes(processor: ConstraintProcessor, ids: Sequence[int]) -> int:
     """How many write a text, if each guess of what comes is checked."""
     at = count = 0
     while at < len(ids):
-        found = processor.coming(ids[:at])
+        found = processor.expected(ids[:at])
         right = next(
             (place for place, pair in enumerate(zip(found, ids[at:], strict=False)) if pair[0] != pair[1]), None
         )
@@ -110,11 +110,11 @@ def test_most_of_a_call_comes_without_a_choice(engine: Engine, constraints: Cons
 
 def test_a_text_without_any_choice_is_known_whole(engine: Engine, constraints: Constraints) -> None:
     constraint = constraints.json_schema({"const": {"a": [1, 2], "text": "ñ ☃ 😀"}}, compact=True)
-    found = list(constraint.processor(3).coming([7, 7, 7]))
+    found = list(constraint.processor(3).expected([7, 7, 7]))
     assert engine.tokenizer.decode(found) == '{"a":[1,2],"text":"ñ ☃ 😀"}'
     assert constraint.permits(found)
-    assert list(constraint.processor(0).coming([*found])) == []
-    assert list(constraint.processor(0).coming([*found, 2])) == [], "it has ended"
+    assert list(constraint.processor(0).expected([*found])) == []
+    assert list(constraint.processor(0).expected([*found, 2])) == [], "it has ended"
 
 
 @pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "boolean"}, {"enum": ["a", "b"]}, {"type": "object"}])
@@ -122,7 +122,7 @@ def test_where_there_is_a_choice_nothing_more_is_guessed(
     engine: Engine, constraints: Constraints, schema: dict[str, Any]
 ) -> None:
     constraint = constraints.json_schema(schema)
-    found = engine.tokenizer.decode(list(constraint.processor(0).coming([])))
+    found = engine.tokenizer.decode(list(constraint.processor(0).expected([])))
     assert found in ("", '"', "{")
 
 
@@ -130,7 +130,7 @@ def test_tokens_without_a_text_are_known_by_their_ids(engine: Engine, constraint
     """As the marks of calls are in most vocabularies."""
     special = next(iter(sorted(set(constraints._added) - set(constraints.eos_token_ids))), None)
     assert special is not None
-    ids = constraints.grammar(f'start: <[{special}]> "go" <[{special}]> "on"').processor(0).coming([])
+    ids = constraints.grammar(f'start: <[{special}]> "go" <[{special}]> "on"').processor(0).expected([])
     assert ids[0] == special
     assert list(ids).count(special) == 2
     assert engine.tokenizer.decode([token for token in ids if token != special]) == "goon"
@@ -143,30 +143,30 @@ def test_looking_ahead_changes_no_mask(engine: Engine, constraints: Constraints)
     one = constraint.processor(0)
     for count in range(len(ids)):
         if count % 3 != 1:
-            one.coming(ids[:count])
+            one.expected(ids[:count])
         if count % 3:
             text = torch.tensor(ids[:count], dtype=torch.int64)
             assert torch.equal(one(text, logits.clone()), constraint.processor(0)(text, logits.clone()))
-        assert list(one.coming(ids[:count])) == list(constraint.processor(0).coming(ids[:count]))
+        assert list(one.expected(ids[:count])) == list(constraint.processor(0).expected(ids[:count]))
 
 
 def test_processors_around_another_say_what_comes(engine: Engine, constraints: Constraints) -> None:
     inner = constraints.json_schema(CALL).processor(0)
-    first = tuple(inner.coming([]))
+    first = tuple(inner.expected([]))
     assert first
-    assert coming_of(GuardedProcessor(Both(lambda _, logits: logits, inner)), []) == first
-    assert coming_of(None, []) == coming_of(lambda _, logits: logits, []) == ()
+    assert expected_of(GuardedProcessor(Both(lambda _, logits: logits, inner)), []) == first
+    assert expected_of(None, []) == expected_of(lambda _, logits: logits, []) == ()
     inner.stop("over")
-    assert coming_of(GuardedProcessor(inner), [1]) == ()
+    assert expected_of(GuardedProcessor(inner), [1]) == ()
 
     class Broken:
-        def coming(self, ids: Sequence[int]) -> Sequence[int]:
+        def expected(self, ids: Sequence[int]) -> Sequence[int]:
             raise RuntimeError("broken")
 
         def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             return logits
 
-    assert coming_of(GuardedProcessor(Broken()), []) == ()
+    assert expected_of(GuardedProcessor(Broken()), []) == ()
 
 
 METHODS = {
@@ -217,7 +217,31 @@ def test_a_service_guesses_it_before_costs_are_known(engine: Engine) -> None:
     assert free_one.num_draft_tokens == 0
 
 
-def view(name: str, expected: int, **changes: Any) -> RowView:
+def test_a_call_like_an_earlier_one_is_looked_up_before_costs_are_known(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its free texts, too, of which the grammar expects nothing."""
+    params = SamplingParams(json_schema=CALL, temperature=0.0, max_new_tokens=80, seed=1)
+    first = engine.with_method("none").generate("Call:", params)
+    prompt = [*encode(engine, "Call:"), *(first.token_ids[:-1] + encode(engine, "\nCall:")) * 2]
+    steps = list[int]()
+    for most in (LOOKED_UP, 0):
+        monkeypatch.setattr("foretell.planner.expected.LOOKED_UP", most)
+        service = Service(engine.with_method({"method": "suffix"}), ServiceOptions(max_num_seqs=2, max_model_len=512))
+        service.start()
+        try:
+            box = Mailbox()
+            service.submit(Submission("call", prompt, params), box.hear)
+            made = box.last("call", 60.0).completion
+        finally:
+            service.close()
+        assert made is not None
+        assert made.token_ids == engine.with_method("none").generate(prompt, params).token_ids
+        steps.append(made.num_steps)
+    assert steps[0] < steps[1], steps
+
+
+def view(name: str, expected: int | None, **changes: Any) -> RowView:
     given: dict[str, Any] = {"max_depth": 15, "depth_limit": 100, "length": 50, **changes}
     return RowView(name, "suffix", expected=expected, **given)
 
@@ -234,7 +258,7 @@ def test_what_is_expected_is_guessed_as_deep_as_it_pays() -> None:
     rows = [view("a", 10)]
     plan = StepPlan([0], members=("a",))
     cheap = planner(0.1).with_expected(plan, rows)
-    assert (cheap.caps, cheap.paid, cheap.expected) == ([10], [0], True)
+    assert (cheap.caps, cheap.paid, cheap.expected) == ([10], [0], (10,))
     assert planner(0.4).with_expected(plan, rows).caps == [5], "ten are kept with a chance of .35"
     assert planner(2.0).with_expected(plan, rows) is plan
     assert plan.caps == [0], "the standing decision's plan is not changed"
@@ -261,15 +285,21 @@ def test_plans_that_guess_and_trials_stay_as_they_are() -> None:
         plan = StepPlan([0])
         assert other.with_expected(plan, rows) is plan
     assert guessing(StepPlan([0]), [view("a", 0)], 9).caps == [0]
-    assert Expected().unplanned(StepPlan([0, 0]), [view("a", 30), view("b", 0)]).caps == [11, 0]
+    made = Expected().unplanned(StepPlan([0, 0, 0, 0]), [view("a", 30), view("b", None), view("c", 3), view("d", 0)])
+    assert (made.caps, made.expected, made.least) == ([11, 0, 15, 15], (11, 0, 3, 0), 0.5)
+    assert Expected().unplanned(plan, [view("a", 3, depth_limit=5)]).caps == [5]
 
 
 def test_what_is_not_kept_is_guessed_less() -> None:
     expected, first = Expected(), Expected()
     for _ in range(300):
-        assert expected.learn([RowStep("a", "suffix", 5, 5, 0)]) == 0
+        assert expected.learn([5], [RowStep("a", "suffix", 5, 5, 0)]) == 0
     assert expected.rate < 0.1
     assert expected.unplanned(StepPlan([0]), [view("a", 30)]).caps == [0]
     for _ in range(1000):
-        assert expected.learn([RowStep("a", "suffix", 5, 5, 5), RowStep("b", "suffix", 0, 0, 0)]) == 5
+        assert expected.learn([5, 0], [RowStep("a", "suffix", 5, 5, 5), RowStep("b", "suffix", 0, 0, 0)]) == 5
     assert first.rate < expected.rate < 1.0
+    rate = expected.rate
+    assert expected.learn([0], [RowStep("a", "suffix", 9, 9, 0)]) == 0, "what was looked up says nothing of grammars"
+    assert expected.learn([2], []) == 0
+    assert expected.rate == rate

@@ -40,7 +40,7 @@ def blank_before(mark: bytes, before: bytes) -> bytes:
     return blank[len(trail) :] if blank.startswith(trail) else b""
 
 
-class Coming:
+class ExpectedText:
     """Reads what comes off matchers of one tokenizer."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
