@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, coming_of
+from foretell.core.tree import valid_nodes
 from foretell.core.upload import sent, tensor_on
 from foretell.kernels.small import Warp, race_library
 
@@ -62,9 +63,7 @@ class Paths:
         """[B, n] bool: the nodes whose distribution is used."""
         if self.parent is None:
             return torch.ones(self.ancestry.shape[:2], dtype=torch.bool)
-        valid = self.parent >= 0
-        valid[:, 0] = True
-        return valid
+        return valid_nodes(self.parent)
 
 
 class Processors:

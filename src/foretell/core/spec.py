@@ -30,7 +30,8 @@ def parse_spec(text: str, known: Mapping[str, T], what: str) -> T:
     default = known[name]
     assert dataclasses.is_dataclass(default)
     assert not isinstance(default, type)
-    kinds = _field_kinds(default)
+    hints = field_kinds(type(default))
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(default) if _is_option(field)}
     given: dict[str, object] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -86,13 +87,6 @@ def spec_of(value: object, name: str) -> str:
         if _is_option(field) and mine != field.default:
             parts.append(f"{field.name}={_text(mine)}")
     return "/".join(parts)
-
-
-def _field_kinds(value: object) -> dict[str, object]:
-    assert dataclasses.is_dataclass(value)
-    assert not isinstance(value, type)
-    hints = field_kinds(type(value))
-    return {field.name: hints[field.name] for field in dataclasses.fields(value) if _is_option(field)}
 
 
 def _is_option(field: "dataclasses.Field[object]") -> bool:

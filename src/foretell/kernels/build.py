@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
+from foretell.core.platform import end_group
 from foretell.kernels.cpu import amx_permitted, cpu_flags, known_machine, machine, vendor
 
 _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
@@ -442,10 +442,7 @@ def _run(command: list[str]) -> str:
     try:
         out, errors = process.communicate(timeout=_TIMEOUT_S)
     except BaseException:
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
+        end_group(process)
         process.communicate()
         raise
     if process.returncode:

@@ -16,8 +16,6 @@ from foretell.core.errors import ModelError
 from foretell.kernels.build import PRODUCTS, BuildError, load_libraries, load_library, variants_of, warn_once
 
 _OPENMP = r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib|dll)\S*"
-
-
 _lock = threading.Lock()
 _loaded: dict[str, set[int]] = {}  # formats of products, by variant
 

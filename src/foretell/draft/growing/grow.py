@@ -37,8 +37,6 @@ CHAIN_LABELS = {
     DrawMode.GREEDY: DrawnBy.IID,
 }
 """The way of drawing that each one reduces to where a node has one child."""
-
-
 Stop = Callable[[int, Callable[[], Tensor]], Tensor]
 """(node, distribution) -> [B] bool: rows that are to stop before this node, the second guess or a later one, is drawn.
 distribution() is the [B, V] distribution that it would be drawn from (a row at temperature 0 is as unsure as at
