@@ -178,6 +178,11 @@ def outcome(completion: Completion) -> tuple[list[int], str, str | None]:
     return completion.token_ids, completion.text, completion.finish_reason
 
 
+def outcomes(completions: Sequence[Completion]) -> list[tuple[list[int], str, str | None]]:
+    """The outcome of each."""
+    return list(map(outcome, completions))
+
+
 def draft_engine(
     target: CausalModel, draft: CausalModel, gamma: int, *, verify: str = "coupled", **options: Any
 ) -> Engine:

@@ -24,6 +24,7 @@ from tests.engine.harness import (
     mixed_params,
     mixed_requests,
     outcome,
+    outcomes,
     plain,
     prompts,
     table,
@@ -49,7 +50,7 @@ def oracle(request: pytest.FixtureRequest) -> tuple[str, list[Completion]]:
 
 
 def assert_same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
-    assert [outcome(completion) for completion in found] == [outcome(completion) for completion in expected]
+    assert outcomes(found) == outcomes(expected)
 
 
 def test_the_requests_are_worth_testing(oracle: tuple[str, list[Completion]]) -> None:
@@ -232,10 +233,7 @@ def test_any_tree_through_the_engine(data: st.DataObject, seed: int) -> None:
 
     requests = [Request(ids, SamplingParams(max_new_tokens=9, seed=seed)) for ids in prompts()[2:5]]
     engine = Engine(
-        TARGET,
-        ToyTokenizer(),
-        speculative={"method": "none", "num_speculative_tokens": 12},
-        method=TreeMethod(guess),
+        TARGET, ToyTokenizer(), speculative={"method": "none", "num_speculative_tokens": 12}, method=TreeMethod(guess)
     )
     assert_same(engine.generate_batch(requests), plain(TARGET, requests))
 
@@ -303,10 +301,7 @@ def real_requests(max_new_tokens: int = 14) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, Any]:
-    return {
-        "target": tiny_module("qwen3"),
-        "draft": tiny_module("qwen3", num_hidden_layers=1, hidden_size=32),
-    }
+    return {"target": tiny_module("qwen3"), "draft": tiny_module("qwen3", num_hidden_layers=1, hidden_size=32)}
 
 
 def wrap(module: Any, implementation: str) -> CausalModel:
@@ -355,10 +350,7 @@ def test_real_tree_with_side_branches(modules: dict[str, Any]) -> None:
         return nodes
 
     engine = Engine(
-        target,
-        tokenizer,
-        speculative={"method": "none", "num_speculative_tokens": 12},
-        method=TreeMethod(guess),
+        target, tokenizer, speculative={"method": "none", "num_speculative_tokens": 12}, method=TreeMethod(guess)
     )
     for batch_size in (1, 8):
         found = engine.generate_batch(requests, batch_size=batch_size)

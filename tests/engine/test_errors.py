@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
 from foretell.core.errors import DrafterError, VocabularyMismatchError
-from tests.engine.harness import VOCAB, ToyTokenizer, TreeMethod, draft_engine, outcome, table
+from tests.engine.harness import VOCAB, ToyTokenizer, TreeMethod, draft_engine, outcomes, table
 from tests.model.table import TableLM
 
 
@@ -85,7 +85,7 @@ def test_nan_of_a_draft_costs_only_guesses() -> None:
     for verify in ("coupled", "exact"):
         engine = draft_engine(table(), broken, 4, verify=verify)
         expected = engine.with_method({"method": "none", "verify": verify}).generate_batch(requests)
-        assert [outcome(c) for c in engine.generate_batch(requests)] == [outcome(c) for c in expected]
+        assert outcomes(engine.generate_batch(requests)) == outcomes(expected)
     assert all(c.num_tokens for c in draft_engine(table(), broken, 4, verify="rejection").generate_batch(requests))
 
 

@@ -97,11 +97,8 @@ class Processors:
         inverse = [_inverse(row.temperature) if row.temperature else 1.0 for row in params]
         self.inverse_temperature = tensor_on(device, inverse, torch.float32)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
-        self.repetition, self.presence, self.frequency = (
-            column("repetition_penalty"),
-            column("presence_penalty"),
-            column("frequency_penalty"),
-        )
+        self.repetition, self.presence = column("repetition_penalty"), column("presence_penalty")
+        self.frequency = column("frequency_penalty")
         self.bias = self._bias(device)  # [B, 1, V] or None; -inf for banned ids
         # An id outside the vocabulary can never be emitted.
         self.end_ids = [

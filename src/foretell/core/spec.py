@@ -99,6 +99,6 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def parse_numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
+def parse_numbers(text: str, option: str) -> list[float]:
     """The numbers of a list joined by commas. Raises ConfigError that names the option."""
-    return list(value_of_text(text, tuple[int, ...] if whole else tuple[float, ...], option, joined_by=","))
+    return list(value_of_text(text, tuple[float, ...], option, joined_by=","))

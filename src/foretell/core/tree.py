@@ -297,13 +297,7 @@ class Plan:
 
 
 def layout(
-    parent: Tensor,
-    length: Tensor,
-    capacity: int,
-    *,
-    span: int | None = None,
-    pack: bool = False,
-    is_line: bool = False,
+    parent: Tensor, length: Tensor, capacity: int, *, span: int | None = None, pack: bool = False, is_line: bool = False
 ) -> Plan:
     """Lay a tree after the committed tokens of each row. Pure: a function of its arguments alone.
 

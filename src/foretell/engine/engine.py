@@ -178,17 +178,10 @@ class Engine:
             if isinstance(target, str | PathLike):
                 name = fspath(target)
                 model = load_model(
-                    name,
-                    dtype=dtype,
-                    device=device,
-                    device_map=device_map,
-                    implementation=implementation,
-                    tensor_parallel=tensor_parallel,
-                    weights=weights,
-                    kv=kv,
-                    trust_remote_code=trust_remote_code,
+                    name, dtype=dtype, device=device, device_map=device_map, implementation=implementation,
+                    tensor_parallel=tensor_parallel, weights=weights, kv=kv, trust_remote_code=trust_remote_code,
                     lora=lora,
-                )
+                )  # fmt: skip
                 if tokenizer is None:
                     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
             else:
@@ -387,17 +380,9 @@ class Engine:
         capacity = round_up(need, 512 if self.width else 64)
         limits = Limits(num_rows, len(rows), (num_rows + 1) * capacity, capacity, stall_target_s=None)
         return Loop(
-            self.model,
-            limits,
-            planner,
-            prefixes=self._prefixes,
-            width=self.width,
-            observers=self.observers,
-            draft_logits=self.observes_draft_logits,
-            recorder=self.recorder,
-            failures=self._failures,
-            single_use=True,
-        )
+            self.model, limits, planner, prefixes=self._prefixes, width=self.width, observers=self.observers,
+            draft_logits=self.observes_draft_logits, recorder=self.recorder, failures=self._failures, single_use=True,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Drop what methods have learned from earlier requests; weights and settings stay. Not for the middle of a call."""

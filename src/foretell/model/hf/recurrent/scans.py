@@ -60,11 +60,7 @@ class OuterScan(Scan):
         super().__init__()
         self.heads, self.rows, self.columns = shape
         self.groups, self.channels = groups, channels
-        self.terms = {
-            "left": self.heads * self.rows,
-            "right": groups * self.columns,
-            "decay": self.heads * channels,
-        }
+        self.terms = {"left": self.heads * self.rows, "right": groups * self.columns, "decay": self.heads * channels}
         self.chunk = CHUNK if channels == 1 else CHUNK // 4
 
     def after(self, state: Tensor, terms: Mapping[str, Tensor], count: Tensor | None) -> Tensor:
