@@ -215,9 +215,15 @@ def _native_top(probs: Tensor, keys: Tensor | None, count: int) -> tuple[Tensor,
     tokens = torch.empty(*probs.shape[:-1], count, dtype=torch.int64)
     scores = torch.empty(*probs.shape[:-1], count)
     library.foretell_race_top(
-        probs.numel() // vocab_size, vocab_size, probs.data_ptr(), None if keys is None else keys.data_ptr(),
-        token_table(vocab_size, probs.device).data_ptr(), count, tokens.data_ptr(), scores.data_ptr(),
-    )  # fmt: skip
+        probs.numel() // vocab_size,
+        vocab_size,
+        probs.data_ptr(),
+        None if keys is None else keys.data_ptr(),
+        token_table(vocab_size, probs.device).data_ptr(),
+        count,
+        tokens.data_ptr(),
+        scores.data_ptr(),
+    )
     return tokens, scores
 
 

@@ -97,9 +97,15 @@ def grow_captured(
     def grown(packed: Tensor, seeds: Tensor, *given: Tensor) -> Grown:
         fed = Fed.of(packed, span)
         whole = Context(
-            history=history, processors=processors, length=fed.lengths, lengths=[span] * rows, pending=fed.pending,
-            predictions=[], depth_limit=[most] * rows, limits=fed.limits,
-        )  # fmt: skip
+            history=history,
+            processors=processors,
+            length=fed.lengths,
+            lengths=[span] * rows,
+            pending=fed.pending,
+            predictions=[],
+            depth_limit=[most] * rows,
+            limits=fed.limits,
+        )
         mine = expander(fed, given, cache.rows(0, rows))
         return grow(mine, whole, [most] * rows, shape, draws, Noise(seeds, fed.lengths))
 
