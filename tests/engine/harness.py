@@ -242,6 +242,14 @@ class TreeDrafter(Drafter):
         return TokenTree(tokens, parent, torch.zeros_like(tokens))
 
 
+def tree_engine(
+    target: CausalModel, guess: Guess, depth: int = 12, *, verify: str = "coupled", **options: Any
+) -> Engine:
+    """An engine that guesses trees of a function of the text, so deep at most."""
+    config = {"method": "none", "num_speculative_tokens": depth, "verify": verify}
+    return Engine(target, speculative=config, method=TreeMethod(guess), **options)
+
+
 # -- invariants ------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from tests.engine.harness import (
     EOS,
     VOCAB,
     ToyTokenizer,
-    TreeMethod,
     adversary,
     draft_engine,
     mixed_params,
@@ -28,6 +27,7 @@ from tests.engine.harness import (
     plain,
     prompts,
     table,
+    tree_engine,
 )
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
@@ -192,12 +192,7 @@ def test_side_branches_move_kv(verify: str, audited: list[Any]) -> None:
 
     audited.append(count_moves)
     requests = [Request(ids, SamplingParams(max_new_tokens=20, seed=seed, ignore_eos=True)) for ids in prompts()]
-    engine = Engine(
-        TARGET,
-        ToyTokenizer(),
-        speculative={"method": "none", "num_speculative_tokens": 20, "verify": verify},
-        method=TreeMethod(side_branch_tree(seed)),
-    )
+    engine = tree_engine(TARGET, side_branch_tree(seed), 20, verify=verify, tokenizer=ToyTokenizer())
     for batch_size in (1, 8):
         found = engine.generate_batch(requests, batch_size=batch_size)
         assert sum(moved) > 10
@@ -232,9 +227,7 @@ def test_any_tree_through_the_engine(data: st.DataObject, seed: int) -> None:
         return nodes
 
     requests = [Request(ids, SamplingParams(max_new_tokens=9, seed=seed)) for ids in prompts()[2:5]]
-    engine = Engine(
-        TARGET, ToyTokenizer(), speculative={"method": "none", "num_speculative_tokens": 12}, method=TreeMethod(guess)
-    )
+    engine = tree_engine(TARGET, guess, tokenizer=ToyTokenizer())
     assert_same(engine.generate_batch(requests), plain(TARGET, requests))
 
 
@@ -349,9 +342,7 @@ def test_real_tree_with_side_branches(modules: dict[str, Any]) -> None:
             above = len(nodes)
         return nodes
 
-    engine = Engine(
-        target, tokenizer, speculative={"method": "none", "num_speculative_tokens": 12}, method=TreeMethod(guess)
-    )
+    engine = tree_engine(target, guess, tokenizer=tokenizer)
     for batch_size in (1, 8):
         found = engine.generate_batch(requests, batch_size=batch_size)
         assert_same_unless_tied(found, expected, requests, oracle)
