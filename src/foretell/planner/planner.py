@@ -236,9 +236,16 @@ class Planner:
             rows, paid = zip(caps, self._widest, limits, strict=True), caps
             caps = [max(cap, min(most, limit)) if cap else 0 for cap, most, limit in rows]
         return StepPlan(
-            caps, paid, standing.option, lagging=lagging, least=self._least, trial=standing.trial,
-            charged=standing.charged, together=self._together, members=self.members,
-        )  # fmt: skip
+            caps,
+            paid,
+            standing.option,
+            lagging=lagging,
+            least=self._least,
+            trial=standing.trial,
+            charged=standing.charged,
+            together=self._together,
+            members=self.members,
+        )
 
     def again(self, depth_limit: int, *, lagging: bool) -> StepPlan | None:
         """What ``plan`` would say now for the rows that it was asked for last, where none arrives: for any rows while none
