@@ -116,7 +116,6 @@ def spared(costs: Mapping[str, float]) -> set[str]:
 SLOW = frozenset({
     "tests/cli/test_train_processes.py::test_two_processes_are_one_with_two_passes_a_step",
     "tests/engine/test_matrix.py::test_draws_without_replacement_at_length",
-    "tests/engine/test_rejection_bundled.py::test_the_joint_law_is_the_targets_and_liars_are_caught",
     "tests/learn/test_service.py::test_the_process_learns_swaps_and_can_be_killed",
     "tests/model/test_tensor_parallel.py::test_a_service_over_both_processes_writes_the_same",
     "tests/model/test_tensor_parallel.py::test_fresh_seeds_are_agreed_on",

@@ -17,14 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from foretell.checkpoints import catalogue, pull as module
-from foretell.checkpoints.catalogue import (
-    CATALOGUE,
-    HubFile,
-    IndexPackage,
-    NamedModel,
-    default_target,
-    pulled,
-)
+from foretell.checkpoints.catalogue import CATALOGUE, HubFile, IndexPackage, NamedModel, default_target, pulled
 from foretell.checkpoints.directories import resolve
 from foretell.checkpoints.pull import partial_size, pull, remove
 from foretell.core.errors import ConfigError, ModelError

@@ -221,11 +221,7 @@ def test_without_settings_transformers_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", ["ours", "transformers"])
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [
-        ('{"chat_template": "{{ messages[0].content }}!"}', "hi!"),
-        ('{"chat_template": 7}', None),
-        ("[", None),
-    ],
+    [('{"chat_template": "{{ messages[0].content }}!"}', "hi!"), ('{"chat_template": 7}', None), ("[", None)],
 )
 def test_the_template_of_a_processor(tmp_path: Path, reader: str, content: str, expected: str | None) -> None:
     """``chat_template.json`` alone is read; a template that the tokenizer names, or a file of its own, goes before."""

@@ -480,30 +480,14 @@ def test_processors_keep() -> None:
 # Validation
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", NAN),
-        ("temperature", INF),
-        ("top_k", -1),
-        ("top_p", 0.0),
-        ("top_p", 1.5),
-        ("top_p", NAN),
-        ("min_p", -0.5),
-        ("min_p", 2.0),
-        ("min_p", NAN),
-        ("repetition_penalty", 0.0),
-        ("repetition_penalty", INF),
-        ("presence_penalty", NAN),
-        ("frequency_penalty", INF),
-        ("max_new_tokens", 0),
-        ("min_new_tokens", -1),
-        ("min_new_tokens", 500),
-        ("stop", ("a", "")),
-        ("logit_bias", {3: NAN}),
-    ],
-)
+IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
+    "temperature": (-0.1, NAN, INF), "top_k": (-1,), "top_p": (0.0, 1.5, NAN), "min_p": (-0.5, 2.0, NAN),
+    "repetition_penalty": (0.0, INF), "presence_penalty": (NAN,), "frequency_penalty": (INF,), "max_new_tokens": (0,),
+    "min_new_tokens": (-1, 500), "stop": (("a", ""),), "logit_bias": ({3: NAN},),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in IMPOSSIBLE.items() for value in values])
 def test_values_that_cannot_be_are_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]

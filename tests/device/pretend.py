@@ -31,19 +31,9 @@ WAITS = frozenset({
 INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 SHAPED = frozenset({"expand_as", "view_as", "reshape_as", "is_same_size"})  # of their last argument the shape alone
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "dot", "mv", "linear"})
-FREE = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "set_",
-        "lift_fresh",
-        "detach",
-        "detach_",
-    }
-)
+FREE = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "lift_fresh", "detach", "detach_",
+})  # fmt: skip
 """Neither launches nor views: memory is taken, and nothing is computed."""
 
 BY_NAME = (

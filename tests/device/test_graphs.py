@@ -73,11 +73,7 @@ def assert_same(launched: Launched, config: Any, given: list[Request], batch_siz
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *QUICK,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in (*FAST, *SLOW) if name not in QUICK),
-    ],
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in (*FAST, *SLOW) if name not in QUICK)]
 )
 def test_graphs_write_the_same_tokens(launched: Launched, name: str) -> None:
     """Of every method, shape and verifier; of few kinds, most steps are launched."""

@@ -116,10 +116,7 @@ def test_against_brute_force(prediction: list[int], output: list[int]) -> None:
         assert follower.guess(3) == ([] if place is None else prediction[place : place + 3])
 
 
-@given(
-    prediction=st.lists(st.integers(0, 3), max_size=30),
-    output=st.lists(st.integers(0, 4), max_size=30),
-)
+@given(prediction=st.lists(st.integers(0, 3), max_size=30), output=st.lists(st.integers(0, 4), max_size=30))
 def test_the_place_is_that_of_a_search_through_all(prediction: list[int], output: list[int]) -> None:
     """Against the definition: the longest suffix, of equals the first at or after the last known place, else the last."""
 

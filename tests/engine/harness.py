@@ -178,6 +178,11 @@ def outcome(completion: Completion) -> tuple[list[int], str, str | None]:
     return completion.token_ids, completion.text, completion.finish_reason
 
 
+def outcomes(completions: Sequence[Completion]) -> list[tuple[list[int], str, str | None]]:
+    """The outcome of each."""
+    return list(map(outcome, completions))
+
+
 def draft_engine(
     target: CausalModel, draft: CausalModel, gamma: int, *, verify: str = "coupled", **options: Any
 ) -> Engine:
@@ -235,6 +240,14 @@ class TreeDrafter(Drafter):
             for node, (above, token) in enumerate(nodes, start=1):
                 parent[row, node], tokens[row, node] = above, token
         return TokenTree(tokens, parent, torch.zeros_like(tokens))
+
+
+def tree_engine(
+    target: CausalModel, guess: Guess, depth: int = 12, *, verify: str = "coupled", **options: Any
+) -> Engine:
+    """An engine that guesses trees of a function of the text, so deep at most."""
+    config = {"method": "none", "num_speculative_tokens": depth, "verify": verify}
+    return Engine(target, speculative=config, method=TreeMethod(guess), **options)
 
 
 # -- invariants ------------------------------------------------------------------------------------------------------

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from foretell import Engine, Request, SamplingParams
+from foretell import Request, SamplingParams
 from foretell.core.tree import root_tree
 from foretell.engine.state import State
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.llama.run.lean import LeanModel
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
-from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, outcome, plain, prompts, table
+from tests.engine.harness import ToyTokenizer, draft_engine, outcomes, plain, prompts, table, tree_engine
 from tests.model.table import TableLM
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -110,11 +110,7 @@ def test_cache_after_side_branches(target: CausalModel, audited: list[Any]) -> N
             above = len(nodes) - 1
         return nodes
 
-    engine = Engine(
-        target,
-        speculative={"method": "none", "num_speculative_tokens": 12},
-        method=TreeMethod(guess),
-    )
+    engine = tree_engine(target, guess)
     engine.generate_batch(requests)
     assert sum(moved) >= 10
 
@@ -167,9 +163,9 @@ def test_draft_model_with_a_shorter_context(audited: list[Any]) -> None:
         Request(ids, SamplingParams(max_new_tokens=30, seed=i, ignore_eos=True)) for i, ids in enumerate(prompts())
     ]
     found = draft_engine(target, draft, 4).generate_batch(requests)
-    assert [outcome(c) for c in found] == [outcome(c) for c in plain(target, requests)]
+    assert outcomes(found) == outcomes(plain(target, requests))
     alone = draft_engine(target, draft, 4).generate_batch(requests, batch_size=1)
-    assert [outcome(c) for c in alone] == [outcome(c) for c in found]
+    assert outcomes(alone) == outcomes(found)
     assert alone[0].num_accepted_tokens > 0
     assert alone[0].pieces[-1].source == "plain"
 
@@ -182,7 +178,7 @@ def test_dropping_rows_keeps_the_right_ones() -> None:
     ]
     target = table(num_layers=2)
     found = draft_engine(target, table(blur=0.3, num_layers=2), 3).generate_batch(requests)
-    assert [outcome(c) for c in found] == [outcome(c) for c in plain(target, requests)]
+    assert outcomes(found) == outcomes(plain(target, requests))
 
 
 def test_the_audit_sees_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +188,7 @@ def test_the_audit_sees_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def guess(ids: list[int], depth: int) -> list[tuple[int, int]]:
         return [(0, 100 % 24), *((0, token) for token in range(4))] if depth else []
 
-    engine = Engine(
-        table(sharpness=0.5), speculative={"method": "none", "num_speculative_tokens": 12}, method=TreeMethod(guess)
-    )
+    engine = tree_engine(table(sharpness=0.5), guess)
     with pytest.raises(AssertionError):
         engine.generate_batch([Request([1, 2], SamplingParams(max_new_tokens=60, seed=i)) for i in range(4)])
 

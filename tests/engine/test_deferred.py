@@ -14,7 +14,7 @@ from foretell.core.tree import ancestors
 from foretell.engine import judging
 from foretell.engine.event import StepEvent
 from foretell.verify import Evidence
-from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
+from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, outcomes, plain, prompts, table
 
 
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_the_slow_twin_writes_the_same(verify: str, dtype: torch.dtype, monkeypa
     found = engine.generate_batch(mixed_requests()[:4])
     eager(monkeypatch)
     expected = engine.generate_batch(mixed_requests()[:4])
-    assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+    assert outcomes(found) == outcomes(expected)
     assert sum(one.num_accepted_tokens for one in found) == sum(one.num_accepted_tokens for one in expected) > 0
 
 
@@ -55,7 +55,7 @@ def test_only_visited_nodes_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(made) == {1}, "never all nodes of a tree"
     drawn = sum(one.num_tokens + one.num_draft_tokens for one in completions)
     assert len(made) <= drawn + sum(one.num_steps for one in completions)
-    assert [outcome(one) for one in completions] == [outcome(one) for one in plain(target, mixed_requests()[:4])]
+    assert outcomes(completions) == outcomes(plain(target, mixed_requests()[:4]))
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_the_context_ends(max_positions: int, gamma: int) -> None:
     assert {c.finish_reason for c in expected} == {"length"}
     for batch_size in (1, 3):
         found = draft_engine(target, draft, gamma).generate_batch(requests, batch_size=batch_size)
-        assert [outcome(c) for c in found] == [outcome(c) for c in expected]
+        assert [outcome(one) for one in found] == [outcome(one) for one in expected]
 
 
 def test_a_full_batch_mate_does_not_stop_the_guessing() -> None:

@@ -18,15 +18,16 @@ from tests.engine.harness import (
     EOS,
     VOCAB,
     ToyTokenizer,
-    TreeMethod,
     adversary,
     draft_engine,
     mixed_params,
     mixed_requests,
     outcome,
+    outcomes,
     plain,
     prompts,
     table,
+    tree_engine,
 )
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
@@ -49,7 +50,7 @@ def oracle(request: pytest.FixtureRequest) -> tuple[str, list[Completion]]:
 
 
 def assert_same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
-    assert [outcome(completion) for completion in found] == [outcome(completion) for completion in expected]
+    assert outcomes(found) == outcomes(expected)
 
 
 def test_the_requests_are_worth_testing(oracle: tuple[str, list[Completion]]) -> None:
@@ -191,12 +192,7 @@ def test_side_branches_move_kv(verify: str, audited: list[Any]) -> None:
 
     audited.append(count_moves)
     requests = [Request(ids, SamplingParams(max_new_tokens=20, seed=seed, ignore_eos=True)) for ids in prompts()]
-    engine = Engine(
-        TARGET,
-        ToyTokenizer(),
-        speculative={"method": "none", "num_speculative_tokens": 20, "verify": verify},
-        method=TreeMethod(side_branch_tree(seed)),
-    )
+    engine = tree_engine(TARGET, side_branch_tree(seed), 20, verify=verify, tokenizer=ToyTokenizer())
     for batch_size in (1, 8):
         found = engine.generate_batch(requests, batch_size=batch_size)
         assert sum(moved) > 10
@@ -231,12 +227,7 @@ def test_any_tree_through_the_engine(data: st.DataObject, seed: int) -> None:
         return nodes
 
     requests = [Request(ids, SamplingParams(max_new_tokens=9, seed=seed)) for ids in prompts()[2:5]]
-    engine = Engine(
-        TARGET,
-        ToyTokenizer(),
-        speculative={"method": "none", "num_speculative_tokens": 12},
-        method=TreeMethod(guess),
-    )
+    engine = tree_engine(TARGET, guess, tokenizer=ToyTokenizer())
     assert_same(engine.generate_batch(requests), plain(TARGET, requests))
 
 
@@ -303,10 +294,7 @@ def real_requests(max_new_tokens: int = 14) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, Any]:
-    return {
-        "target": tiny_module("qwen3"),
-        "draft": tiny_module("qwen3", num_hidden_layers=1, hidden_size=32),
-    }
+    return {"target": tiny_module("qwen3"), "draft": tiny_module("qwen3", num_hidden_layers=1, hidden_size=32)}
 
 
 def wrap(module: Any, implementation: str) -> CausalModel:
@@ -354,12 +342,7 @@ def test_real_tree_with_side_branches(modules: dict[str, Any]) -> None:
             above = len(nodes)
         return nodes
 
-    engine = Engine(
-        target,
-        tokenizer,
-        speculative={"method": "none", "num_speculative_tokens": 12},
-        method=TreeMethod(guess),
-    )
+    engine = tree_engine(target, guess, tokenizer=tokenizer)
     for batch_size in (1, 8):
         found = engine.generate_batch(requests, batch_size=batch_size)
         assert_same_unless_tied(found, expected, requests, oracle)

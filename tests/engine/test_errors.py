@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
 from foretell.core.errors import DrafterError, VocabularyMismatchError
-from tests.engine.harness import VOCAB, ToyTokenizer, TreeMethod, draft_engine, outcome, table
+from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, outcomes, table, tree_engine
 from tests.model.table import TableLM
 
 
@@ -85,7 +85,7 @@ def test_nan_of_a_draft_costs_only_guesses() -> None:
     for verify in ("coupled", "exact"):
         engine = draft_engine(table(), broken, 4, verify=verify)
         expected = engine.with_method({"method": "none", "verify": verify}).generate_batch(requests)
-        assert [outcome(c) for c in engine.generate_batch(requests)] == [outcome(c) for c in expected]
+        assert outcomes(engine.generate_batch(requests)) == outcomes(expected)
     assert all(c.num_tokens for c in draft_engine(table(), broken, 4, verify="rejection").generate_batch(requests))
 
 
@@ -98,12 +98,7 @@ def test_nan_on_a_branch_that_is_not_taken() -> None:
 
     params = SamplingParams(max_new_tokens=12, seed=3, banned_token_ids=(5,), ignore_eos=True)
     for verify in ("coupled", "exact", "rejection"):
-        engine = Engine(
-            model,
-            speculative={"method": "none", "num_speculative_tokens": 4, "verify": verify},
-            method=TreeMethod(guess),
-        )
-        assert engine.generate([1], params).num_tokens == 12
+        assert tree_engine(model, guess, 4, verify=verify).generate([1], params).num_tokens == 12
 
 
 def test_everything_banned() -> None:
@@ -150,9 +145,7 @@ def test_a_drafter_that_guesses_outside_the_vocabulary_is_named(verify: str, tok
     def guess(ids: list[int], depth: int) -> list[tuple[int, int]]:
         return [(0, 1), (0, token)] if depth else []
 
-    engine = Engine(
-        table(), speculative={"method": "none", "verify": verify}, method=TreeMethod(guess), drafter_errors="raise"
-    )
+    engine = tree_engine(table(), guess, verify=verify, drafter_errors="raise")
     told = rf"the drafter of method 'tree' failed .*row 0, node 2 of a tree has token id {token}"
     with pytest.raises(DrafterError, match=told) as caught:
         engine.generate([1, 2], seed=1)

@@ -35,7 +35,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
 from foretell.verify import Coupled
-from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcome, own, plain, sure, table
+from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcomes, own, plain, sure, table
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
@@ -57,11 +57,11 @@ def engine(
 @pytest.mark.parametrize("shape", ["chain", "opt_tree/size=6", "static/branching=3x2x1", "dyspec/size=20"])
 def test_the_text_is_that_of_plain_decoding(verify: str, discount: float, shape: str) -> None:
     """Mixed temperatures and lengths, batches in which some rows follow a suffix and some the draft."""
-    expected = [outcome(one) for one in plain(TARGET, mixed_requests(), verify=verify)]
+    expected = outcomes(plain(TARGET, mixed_requests(), verify=verify))
     running = engine(discount=discount, verify=verify, shape=shape)
     for batch_size in (3, 8, 1):
         found = running.generate_batch(mixed_requests(), batch_size=batch_size)
-        assert [outcome(one) for one in found] == expected
+        assert outcomes(found) == expected
         assert sum(one.num_accepted_tokens for one in found) > 0
 
 
@@ -73,8 +73,8 @@ def test_room_is_kept_for_the_trees_of_the_second_method() -> None:
     running = engine(num_speculative_tokens=2, shape="opt_tree/size=20")
     seen: list[int] = []
     running.observers.append(lambda event: seen.append(event.commit.tree.num_nodes))
-    expected = [outcome(one) for one in plain(TARGET, mixed_requests())]
-    assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=3)] == expected
+    expected = outcomes(plain(TARGET, mixed_requests()))
+    assert outcomes(running.generate_batch(mixed_requests(), batch_size=3)) == expected
     assert max(seen) > 3
 
 
@@ -129,10 +129,10 @@ def test_lines_that_stop_by_themselves_are_not_planned_and_are_timed_whole(shape
 
 def test_greedy_text_under_rejection() -> None:
     requests = [Request([3, 4, 5, 3, 4, k], SamplingParams(temperature=0.0, max_new_tokens=25)) for k in range(4)]
-    expected = [outcome(one) for one in plain(TARGET, requests)]
+    expected = outcomes(plain(TARGET, requests))
     running = engine(verify="rejection")
     for _ in range(2):
-        assert [outcome(one) for one in running.generate_batch(requests)] == expected
+        assert outcomes(running.generate_batch(requests)) == expected
 
 
 def test_one_batch_holds_both_kinds_of_guesses(audited: list[Callable[..., None]]) -> None:
@@ -354,7 +354,7 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
     method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85).isolated()
     made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
     requests = mixed_requests()
-    expected = [outcome(one) for one in plain(TARGET, requests)]
+    expected = outcomes(plain(TARGET, requests))
     held: list[list[Worth]] = []
     groups: list[int] = []
 
@@ -370,7 +370,7 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
         return drafter
 
     method.open = remembered  # type: ignore[method-assign, assignment]
-    assert [outcome(one) for one in made.generate_batch(requests, batch_size=3)] == expected
+    assert outcomes(made.generate_batch(requests, batch_size=3)) == expected
     assert set(groups) == {1}
     assert len({id(worth) for worths in held for worth in worths}) == len(requests)
     assert method.worth_at(1.0).second.value == 1.0, "nothing was learned for all"
@@ -411,10 +411,10 @@ def test_the_draft_of_the_second_method_is_held_as_told() -> None:
 
 
 def test_auto_plans_both_parts_and_keeps_the_text() -> None:
-    expected = [outcome(one) for one in plain(TARGET, mixed_requests())]
+    expected = outcomes(plain(TARGET, mixed_requests()))
     method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85)
     running = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method, speculation="auto")
-    assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=4)] == expected
+    assert outcomes(running.generate_batch(mixed_requests(), batch_size=4)) == expected
     planning = running._planning
     assert isinstance(planning._planner, Planner)
     assert planning._planner.parts == {"hybrid": "suffix"}
@@ -612,7 +612,7 @@ def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.Monkey
         running = engine(draft=draft, discount=2.0, shape="opt_tree/size=3")
         kept: list[int] = []
         running.observers.append(partial(_note_kept, kept))
-        expected = [outcome(one) for one in plain(TARGET, requests)]
+        expected = outcomes(plain(TARGET, requests))
         for batch_size in (1, 4):
-            assert [outcome(one) for one in running.generate_batch(requests, batch_size=batch_size)] == expected
+            assert outcomes(running.generate_batch(requests, batch_size=batch_size)) == expected
         assert max(kept) > 3, "nodes behind those of the draft"

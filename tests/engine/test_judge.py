@@ -12,7 +12,7 @@ from foretell.heads import formats
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.verify import Judge
-from tests.engine.harness import ToyTokenizer, outcome, plain, prompts, table
+from tests.engine.harness import ToyTokenizer, outcome, outcomes, plain, prompts, table
 
 LAYER = 1
 
@@ -45,8 +45,8 @@ def requests(temperature: float) -> list[Request]:
 def test_threshold_1_is_coupled_token_for_token(tmp_path: Path, temperature: float, shape: str) -> None:
     made = engine(judge_of(table(num_layers=3), tmp_path), "judge/threshold=1/off_support=true", shape=shape)
     assert made.verifier.taps == (LAYER,)
-    expected = [outcome(one) for one in plain(table(num_layers=3), requests(temperature))]
-    assert [outcome(one) for one in made.generate_batch(requests(temperature))] == expected
+    expected = outcomes(plain(table(num_layers=3), requests(temperature)))
+    assert outcomes(made.generate_batch(requests(temperature))) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -61,16 +61,16 @@ def test_between_them_the_head_decides_and_company_does_not_matter(tmp_path: Pat
     directory = judge_of(table(num_layers=3), tmp_path)
     made = engine(directory, "judge/threshold=0.5/off_support=true")
     together = made.generate_batch(requests(0.0))
-    assert [outcome(one) for one in together] == [outcome(made.generate_batch([one])[0]) for one in requests(0.0)]
+    assert outcomes(together) == [outcome(made.generate_batch([one])[0]) for one in requests(0.0)]
     exact = plain(table(num_layers=3), requests(0.0))
-    assert [outcome(one) for one in together] != [outcome(one) for one in exact]
+    assert outcomes(together) != outcomes(exact)
     accepted = sum(one.num_accepted_tokens for one in together)
     strict = engine(directory, "judge/threshold=1").generate_batch(requests(0.0))
     assert sum(one.num_accepted_tokens for one in strict) / sum(one.num_steps for one in strict) < accepted / sum(
         one.num_steps for one in together
     )
     greedy = engine(directory, "judge/threshold=0.5")
-    assert [outcome(one) for one in greedy.generate_batch(requests(0.0))] == [outcome(one) for one in exact], (
+    assert outcomes(greedy.generate_batch(requests(0.0))) == outcomes(exact), (
         "without off_support no token is possible that greedy decoding does not take"
     )
 

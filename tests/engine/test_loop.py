@@ -20,7 +20,7 @@ from foretell.engine.drafters.lazy import IDLE_STEPS
 from foretell.engine.event import StepEvent
 from foretell.model.target import Target
 from foretell.planner.plan import StepPlan
-from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, started, table
+from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcomes, plain, prompts, started, table
 from tests.engine.integrity import check_batch, check_service
 from tests.service.test_service import Mailbox
 
@@ -53,9 +53,8 @@ def test_completions_come_as_they_end() -> None:
     asked = of_lengths([30, 5, 10])
     found = list(engine.completions(asked, batch_size=3))
     assert [index for index, _ in found] == [1, 2, 0]
-    assert [outcome(completion) for _, completion in sorted(found, key=lambda pair: pair[0])] == [
-        outcome(completion) for completion in plain(table(1), asked)
-    ]
+    in_order = [completion for _, completion in sorted(found, key=lambda pair: pair[0])]
+    assert outcomes(in_order) == outcomes(plain(table(1), asked))
     assert list(engine.completions([])) == []
 
 
@@ -86,21 +85,11 @@ def test_a_batch_takes_no_more_passes_than_a_service() -> None:
 def test_methods_are_mixed_in_a_batch() -> None:
     asked = mixed_requests()
     engine = draft_engine(table(1), table(2, blur=0.3), 3)
-    ways: list[Any] = [
-        None,
-        "ngram",
-        "none",
-        {"method": "suffix", "verify": "exact"},
-        None,
-        "ngram",
-        {"method": "suffix", "verify": "exact"},
-        "none",
-    ]
+    exact = {"method": "suffix", "verify": "exact"}
+    ways: list[Any] = [None, "ngram", "none", exact, None, "ngram", exact, "none"]
     events = counted(engine)
     found = engine.generate_batch([replace(one, speculative=way) for one, way in zip(asked, ways, strict=True)])
-    assert [outcome(completion) for completion in found] == [
-        outcome(completion) for completion in plain(table(1), asked)
-    ]
+    assert outcomes(found) == outcomes(plain(table(1), asked))
     assert [completion.config["speculative"]["method"] for completion in found] == [
         "draft_model", "ngram", "none", "suffix", "draft_model", "ngram", "suffix", "none",
     ]  # fmt: skip
@@ -116,7 +105,7 @@ def test_prefixes_are_reused_where_asked() -> None:
     fresh = Engine(table(1), ToyTokenizer()).generate_batch(asked, batch_size=1)
     engine = Engine(table(1), ToyTokenizer(), prefix_memory_gib=0.01)
     found = engine.generate_batch(asked, batch_size=1)
-    assert [outcome(one) for one in found] == [outcome(one) for one in fresh]
+    assert outcomes(found) == outcomes(fresh)
     assert [one.num_cached_tokens for one in fresh] == [0] * 4
     assert found[0].num_cached_tokens == 0
     assert min(one.num_cached_tokens for one in found[1:]) >= len(head)
@@ -179,7 +168,7 @@ def test_a_service_at_fixed_width() -> None:
         deep = service.method({"method": "ngram", "num_speculative_tokens": 6})
         with pytest.raises(ConfigError, match="ask for at most 5"):
             service.submit(Submission("deep", [1], speculative=deep), box.hear)
-    assert [outcome(one) for one in found if one is not None] == [outcome(one) for one in expected]
+    assert outcomes([one for one in found if one is not None]) == outcomes(expected)
 
 
 class Repeats(Method):
@@ -246,7 +235,7 @@ def test_a_drafter_without_join_has_one_for_each_row() -> None:
     asked = mixed_requests()
     engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Repeats())
     found = engine.generate_batch(asked, batch_size=3)
-    assert [outcome(one) for one in found] == [outcome(one) for one in plain(table(1), asked)]
+    assert outcomes(found) == outcomes(plain(table(1), asked))
     assert sum(one.num_draft_tokens for one in found) > 0
 
 
@@ -274,7 +263,7 @@ def test_prompts_of_all_lengths_are_read_before_the_first_step() -> None:
     for rows in (8, 3):
         engine = draft_engine(table(1), table(2, blur=0.3), 3)
         found = engine.generate_batch(asked, batch_size=rows)
-        assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+        assert outcomes(found) == outcomes(expected)
 
 
 def test_a_draft_model_that_is_closed_in_a_step_leaves_no_negative_time() -> None:

@@ -8,17 +8,22 @@ flicker).
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from scipy.stats import chi2, ncx2
 
 from foretell import METHODS, SHAPES, VERIFIERS, ConfigError, DrawMode, Engine, Request, SamplingParams
+from foretell.core.tree import DrawnBy
 from foretell.draft.base import Method
 from foretell.draft.config import refusal
 from foretell.methods.draft_model.drafter import DraftModel
-from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
-from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
+from foretell.verify import Evidence, Rejection, Walk
+from tests.engine.harness import ToyTokenizer, foresight, outcome, outcomes, plain, prompts, table
+from tests.engine.test_rejection import ALPHA, law, toy
+from tests.model.table import TableLM
 from tests.pairwise import covering
 
 SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
@@ -33,13 +38,16 @@ READS_TARGET = {name for name, kind in METHODS.items() if kind.capabilities.need
 SAMPLES = 2000
 
 
-def engine_of(method: str, verify: str, shape: str, draws: DrawMode | None) -> Engine:
-    config: dict[str, Any] = {
+def settings(method: str, verify: str, shape: str, draws: DrawMode | None) -> dict[str, Any]:
+    return {
         "method": method, "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
         "num_speculative_tokens": 3,
     }  # fmt: skip
+
+
+def engine_of(method: str, verify: str, shape: str, draws: DrawMode | None) -> Engine:
     loaded: Method | None = DraftModel(table(2), foresight(table(2))) if method == "draft_model" else None
-    return Engine(table(), ToyTokenizer(), speculative=config, method=loaded)
+    return Engine(table(), ToyTokenizer(), speculative=settings(method, verify, shape, draws), method=loaded)
 
 
 def test_what_is_invariant() -> None:
@@ -61,7 +69,7 @@ def combinations(method: str) -> Iterator[tuple[str, str, DrawMode | None]]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    return [outcome(completion) for completion in plain(table(), requests())]
+    return outcomes(plain(table(), requests()))
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["pairs", "whole"])
@@ -81,7 +89,7 @@ def test_legal_ones_run_and_the_others_are_refused(method: str, whole: bool, exp
         found = engine_of(method, verify, shape, draws).generate_batch(requests())
         assert [len(completion.token_ids) for completion in found] == [7, 4], (verify, shape, draws)
         if verify in INVARIANT:
-            assert [outcome(completion) for completion in found] == expected, (verify, shape, draws)
+            assert outcomes(found) == expected, (verify, shape, draws)
         if VERIFIERS[verify].exact:  # greedy text is the target's under every exact rule
             assert outcome(found[1]) == expected[1], (verify, shape, draws)
     assert len(legal) >= len(VERIFIERS) - 2
@@ -105,20 +113,16 @@ def test_every_rule_has_cases() -> None:
     assert min(counts[verify] for verify in READS_Q) >= 2
 
 
+def sampled(verify: str, shape: str, draws: DrawMode | None = None) -> tuple[Engine, TableLM]:
+    """An engine of small tables, and its target."""
+    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8), foresight(toy(3, seed=8)))
+    config = settings("draft_model", verify, shape, draws)
+    return Engine(target, None, speculative=config, method=draft), target
+
+
 @pytest.mark.parametrize(("verify", "shape", "draws"), list(drawn_cases()))
 def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: DrawMode | None) -> None:
-    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8), foresight(toy(3, seed=8)))
-    expected = joint(target, [1, 0])
-    config = {
-        "method": "draft_model", "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
-        "num_speculative_tokens": 3,
-    }  # fmt: skip
-    engine = Engine(target, None, speculative=config, method=draft)
-    params = [SamplingParams(max_new_tokens=5, seed=seed) for seed in range(SAMPLES)]
-    counts = expected.new_zeros([3, 3, 3])
-    for completion in engine.generate_batch([Request([1, 0], one) for one in params], batch_size=2000):
-        counts[tuple(completion.token_ids[:3])] += 1
-    assert chi_square(counts.flatten(), expected) > ALPHA
+    assert law(*sampled(verify, shape, draws), SAMPLES) > ALPHA
 
 
 @pytest.mark.parametrize("verify", ["rejection", "traversal"])
@@ -128,51 +132,26 @@ def test_draws_without_replacement_at_length(verify: str) -> None:
     many, size, wanted = 20_000, 27, 0.07
     critical = chi2.isf(ALPHA, size - 1)
     assert ncx2.sf(critical, size - 1, many * wanted**2) > 0.99
-    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
-    config = {
-        "method": "draft_model",
-        "verify": verify,
-        "shape": "static/branching=2x2",
-        "draws": "without_replacement",
-    }
-    engine = Engine(target, None, speculative=config, method=draft)
-    expected = joint(target, [1, 0])
-    counts = expected.new_zeros([3, 3, 3])
-    asked = [Request([1, 0], SamplingParams(max_new_tokens=5, seed=seed)) for seed in range(many)]
-    for completion in engine.generate_batch(asked, batch_size=5000):
-        counts[tuple(completion.token_ids[:3])] += 1
-    assert chi_square(counts.flatten(), expected) > ALPHA
+    engine, target = sampled(verify, "static/branching=2x2", DrawMode.WITHOUT_REPLACEMENT)
+    assert law(engine, target, many, batch_size=5000) > ALPHA
+
+
+class Mislabelled(Rejection):
+    """The acceptance of draws without replacement as if they were independent ones."""
+
+    def stops(self, evidence: Evidence) -> Walk:
+        return super().stops(self._lie(evidence))
+
+    def residual(self, evidence: Evidence, walk: Walk, at: torch.Tensor) -> torch.Tensor:
+        return super().residual(self._lie(evidence), walk, at)
+
+    def _lie(self, evidence: Evidence) -> Evidence:
+        tree = evidence.tree
+        label = torch.where(tree.drawn_by == DrawnBy.WITHOUT_REPLACEMENT, int(DrawnBy.IID), tree.drawn_by)
+        return replace(evidence, tree=replace(tree, drawn_by=label))
 
 
 def test_a_sampled_tree_under_the_wrong_label_is_caught_by_the_same_test() -> None:
-    """Negative control: the acceptance of draws without replacement as if they were independent ones."""
-    from dataclasses import replace
-
-    import torch
-
-    from foretell.core.tree import DrawnBy
-    from foretell.verify import Evidence, Rejection, Walk
-
-    class Mislabelled(Rejection):
-        def stops(self, evidence: Evidence) -> Walk:
-            return super().stops(self._lie(evidence))
-
-        def residual(self, evidence: Evidence, walk: Walk, at: torch.Tensor) -> torch.Tensor:
-            return super().residual(self._lie(evidence), walk, at)
-
-        def _lie(self, evidence: Evidence) -> Evidence:
-            label = torch.where(
-                evidence.tree.drawn_by == DrawnBy.WITHOUT_REPLACEMENT, int(DrawnBy.IID), evidence.tree.drawn_by
-            )
-            return replace(evidence, tree=replace(evidence.tree, drawn_by=label))
-
-    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
-    config = {"method": "draft_model", "verify": "rejection", "shape": "static/branching=3x1"}
-    engine = Engine(target, None, speculative=config, method=draft)
+    engine, target = sampled("rejection", "static/branching=3x1")
     engine.verifier = Mislabelled()
-    expected = joint(target, [1, 0])
-    counts = expected.new_zeros([3, 3, 3])
-    asked = [Request([1, 0], SamplingParams(max_new_tokens=5, seed=seed)) for seed in range(SAMPLES)]
-    for completion in engine.generate_batch(asked, batch_size=2000):
-        counts[tuple(completion.token_ids[:3])] += 1
-    assert chi_square(counts.flatten(), expected) < ALPHA
+    assert law(engine, target, SAMPLES) < ALPHA

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.model.recurrent as memory
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions
+from foretell import Engine, Request, SamplingParams
 from foretell.draft.base import Method
 from foretell.draft.shapes import parse_shape
 from foretell.draft.suffix import Suffix
@@ -20,15 +19,21 @@ from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import Kangaroo
 from foretell.model.llama.run.native import NativeModel, supports
-from tests.engine.harness import started
-from tests.engine.test_recurrent import NUMBERS, asked, check_conversation, expected_of
+from tests.engine.test_recurrent import (
+    NUMBERS,
+    asked,
+    check_conversation,
+    check_service,
+    expected_of,
+    keep_states,
+    same,
+)
 from tests.engine.traffic import Traffic
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as kangaroo_head
 from tests.model.llama.family import make_model
 from tests.model.llama.hybrid import CASES, KINDS, hybrid_config, native_hybrid
 from tests.model.tiny import VOCAB
-from tests.service.test_service import answers
 from tests.stress import MINUTES
 
 REASON = supports(hybrid_config("lfm2"), torch.float32, torch.device("cpu"))
@@ -77,13 +82,6 @@ def run(model: NativeModel, way: tuple[dict[str, Any], Method | None], **options
     return Engine(model, speculative=settings, method=method, drafter_errors="raise", **options)
 
 
-def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> int:
-    """Guesses that were accepted."""
-    found = engine.generate_batch(requests, batch_size=batch_size)
-    assert [one.token_ids for one in found] == expected, engine.speculative
-    return sum(one.num_accepted_tokens for one in found)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("case", FEW)
 def test_every_drafter_gives_plain_tokens(case: str, temperature: float) -> None:
@@ -128,17 +126,13 @@ def test_every_verifier_reads_trees_of_a_hybrid(verify: str) -> None:
 
 def test_random_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees and lines, arrivals, preemptions, cancellations, prefixes taken up at states kept every few tokens."""
-    monkeypatch.setattr(memory, "MIN_SPACING", 8)
-    monkeypatch.setattr(memory, "MAX_SPACING", 8)
+    keep_states(monkeypatch, 8)
     preemptions = cached = 0
     for seed, case in enumerate(FEW):
         models = (native_hybrid(case), near("lfm2"))
         traffic = Traffic(seed, kv_tokens=192, max_new_tokens=(4, 30), models=models, tokenizer=NUMBERS)
         assert any(not one.config.proposal_shape.is_chain for one in traffic.choices)
-        for _ in range(40):
-            traffic.round()
-        traffic.finish()
-        assert traffic.check() > 5
+        assert traffic.run(40) > 5
         preemptions += traffic.loop.recorder.num_preemptions
         cached += traffic.loop.recorder.num_cached_prompt_tokens
     assert min(preemptions, cached) > 0
@@ -147,15 +141,11 @@ def test_random_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", KINDS)
 def test_random_traffic_at_length(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MIN_SPACING", 8)
-    monkeypatch.setattr(memory, "MAX_SPACING", 8)
+    keep_states(monkeypatch, 8)
     for seed in range(60 if MINUTES else 2):
         models = (native_hybrid(case), near(random.Random(seed).choice(FEW)))
         traffic = Traffic(seed, kv_tokens=192, max_new_tokens=(4, 30), models=models, tokenizer=NUMBERS)
-        for _ in range(60):
-            traffic.round()
-        traffic.finish()
-        assert traffic.check() > 5
+        assert traffic.run(60) > 5
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -164,16 +154,11 @@ def test_prompts_of_every_length_in_one_batch(case: str) -> None:
     model = native_hybrid(case, max_position_embeddings=2048)
     rng = random.Random(0)
     params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=1, ignore_eos=True)
-    requests = [
-        Request([rng.randrange(3, VOCAB) for _ in range(count)], params) for count in (1, 620, 130, 2, 514, 129)
-    ]
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(count)] for count in (1, 620, 130, 2, 514, 129)]
+    requests = [Request(prompt, params) for prompt in prompts]
     expected = expected_of(model, requests)
-    same(
-        run(model, ({"method": "draft_model", "shape": "opt_tree/size=5"}, DraftModel(near(case)))),
-        requests,
-        6,
-        expected,
-    )
+    way = {"method": "draft_model", "shape": "opt_tree/size=5"}, DraftModel(near(case))
+    same(run(model, way), requests, 6, expected)
     same(run(model, ({"method": "ngram"}, None)), requests, 4, expected)
 
 
@@ -210,10 +195,6 @@ def test_weights_of_a_hybrid_draft_are_swapped_in_mid_text() -> None:
 
 
 def test_a_service_serves_trees_of_a_hybrid() -> None:
-    model, requests = native_hybrid("falcon_h1-norm"), asked(5, 1.0, seed=2, most=12)
-    expected = expected_of(model, requests)
-    options = ServiceOptions(speculation="on", max_model_len=128, max_num_seqs=3, kv_memory_gib=0.05)
-    config = {"method": "draft_model", "shape": "static/branching=2x2x1"}
-    engine = Engine(model, NUMBERS, speculative=config, method=DraftModel(near("falcon_h1-norm")))
-    with started(Service(engine, options)) as service:
-        assert [one.token_ids for one in answers(service, requests)] == expected
+    way = {"method": "draft_model", "shape": "static/branching=2x2x1"}, DraftModel(near("falcon_h1-norm"))
+    engine = run(native_hybrid("falcon_h1-norm"), way, tokenizer=NUMBERS)
+    check_service(engine, asked(5, 1.0, seed=2, most=12), speculation="on", max_model_len=128)

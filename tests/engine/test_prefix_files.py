@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.model.recurrent as memory
 from foretell import Engine, SamplingParams
 from foretell.core.shelf import Shelf
 from foretell.draft.suffix import Suffix
@@ -18,6 +17,7 @@ from foretell.methods.eagle.drafter import Eagle3
 from foretell.model.llama.run.native import supports
 from tests.engine.integrity import check_prefixes
 from tests.engine.test_prefix import row
+from tests.engine.test_recurrent import keep_states
 from tests.methods.eagle.eagles import EAGLE3, random_head
 from tests.model.llama.hybrid import hybrid_config, native_hybrid
 from tests.model.tiny import VOCAB
@@ -140,8 +140,7 @@ def test_a_hybrid_takes_up_states_and_heads_take_up_hidden_states(
     heads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same tokens, the same number of them read, and the same guesses as by the store in memory."""
-    monkeypatch.setattr(memory, "MIN_SPACING", 16)
-    monkeypatch.setattr(memory, "MAX_SPACING", 16)
+    keep_states(monkeypatch, 16)
     model, rng = native_hybrid("qwen3_5" if heads else "lfm2"), random.Random(1)
     prompt = [rng.randrange(3, VOCAB) for _ in range(100)]
     params = SamplingParams(max_new_tokens=9, seed=3, ignore_eos=True)

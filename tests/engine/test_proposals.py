@@ -13,7 +13,7 @@ from foretell.core.tree import DrawMode, TokenTree, chain_tree, root_tree
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
-from tests.engine.harness import VOCAB, ToyTokenizer, outcome, plain, started, table
+from tests.engine.harness import VOCAB, ToyTokenizer, outcomes, plain, started, table
 from tests.service.test_service import Mailbox
 
 GAMMA = 3
@@ -103,7 +103,7 @@ def engine_of(kind: str, drafter_errors: str = "plain") -> Engine:
 def test_a_tree_that_does_not_fit_costs_its_guesses_alone(kind: str) -> None:
     engine = engine_of(kind)
     found = engine.generate_batch(asked())
-    assert [outcome(one) for one in found] == [outcome(one) for one in plain(table(1), asked())]
+    assert outcomes(found) == outcomes(plain(table(1), asked()))
     assert all(one.plain_reason is not None and one.plain_reason.startswith("wrong failed") for one in found)
     assert all(one.num_draft_tokens for one in found), "the steps before were guessed for"
 

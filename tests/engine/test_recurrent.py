@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import foretell.model.recurrent as memory
-from foretell import Engine, Request, SamplingParams, Service, ServiceOptions
+from foretell import Completion, Engine, Request, SamplingParams, Service, ServiceOptions
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.none import NoMethod, NoneConfig
@@ -40,12 +40,7 @@ from tests.stress import MINUTES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers tells which kernels are not installed
 NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
-FEW = (
-    "qwen3_next",
-    "mamba2",
-    "jamba",
-    "lfm2",
-)  # delta nets with experts, no attention at all, token by token, convolutions
+FEW = ("qwen3_next", "mamba2", "jamba", "lfm2")  # delta nets with experts, no attention, token by token, convolutions
 PROMPTS = 200
 
 
@@ -110,9 +105,26 @@ def expected_of(model: CausalModel, requests: list[Request]) -> list[list[int]]:
     return [plain.generate(one.prompt, one.params).token_ids for one in requests]
 
 
-def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> None:
-    found = [one.token_ids for one in engine.generate_batch(requests, batch_size=batch_size)]
-    assert found == expected, engine.speculative
+def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> int:
+    """Guesses that were accepted."""
+    found = engine.generate_batch(requests, batch_size=batch_size)
+    assert [one.token_ids for one in found] == expected, engine.speculative
+    return sum(one.num_accepted_tokens for one in found)
+
+
+def keep_states(monkeypatch: pytest.MonkeyPatch, spacing: int) -> None:
+    """States of prompts are kept every so many tokens."""
+    monkeypatch.setattr(memory, "MIN_SPACING", spacing)
+    monkeypatch.setattr(memory, "MAX_SPACING", spacing)
+
+
+def check_service(engine: Engine, requests: list[Request], **options: Any) -> list[Completion]:
+    """A service of three rows gives plain decoding's tokens."""
+    service = Service(engine, ServiceOptions(max_num_seqs=3, kv_memory_gib=0.05, **options))
+    with started(service):
+        found = answers(service, requests)
+    assert [one.token_ids for one in found] == expected_of(engine.model, requests)
+    return found
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -122,10 +134,8 @@ def test_every_drafter_gives_plain_tokens(target: TransformersModel, temperature
     accepted = 0
     for number, (config, method) in enumerate(drafters(target)):
         engine = Engine(target, speculative={"num_speculative_tokens": 4, **config}, method=method)
-        same(engine, requests[number::2], 5, expected[number::2])
-        same(engine, requests[number : number + 2], 1, expected[number : number + 2])
-        figures = engine.recorder.methods.values()
-        accepted += sum(one.num_accepted_tokens for one in figures)
+        accepted += same(engine, requests[number::2], 5, expected[number::2])
+        accepted += same(engine, requests[number : number + 2], 1, expected[number : number + 2])
     assert accepted > 20
 
 
@@ -137,8 +147,7 @@ def test_every_tree_gives_plain_tokens(target: TransformersModel, temperature: f
     for number, (config, method) in enumerate(tree_drafters(target)):
         engine = Engine(target, speculative={"num_speculative_tokens": 4, **config}, method=method)
         some = slice(number % 2, None, 2)
-        same(engine, requests[some], 1 if number % 3 == 2 else 3, expected[some])
-        accepted += sum(one.num_accepted_tokens for one in engine.recorder.methods.values())
+        accepted += same(engine, requests[some], 1 if number % 3 == 2 else 3, expected[some])
     assert accepted > 20
 
 
@@ -151,23 +160,17 @@ def test_every_family(family: str) -> None:
     expected = expected_of(model, requests)
     for config, method in (*drafters(model), *(() if model.spec.chains_only else tree_drafters(model))):
         engine = Engine(model, speculative={"num_speculative_tokens": 4, **config}, method=method)
-        same(engine, requests, 8, expected)
-        accepted += sum(one.num_accepted_tokens for one in engine.recorder.methods.values())
+        accepted += same(engine, requests, 8, expected)
     assert accepted > 20, "guesses that are never kept prove little"
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
 def test_random_traffic(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrivals, preemptions, cancellations, prefixes taken up at states kept every few tokens."""
-    monkeypatch.setattr(memory, "MIN_SPACING", 8)
-    monkeypatch.setattr(memory, "MAX_SPACING", 8)
-    traffic = Traffic(
-        3, kv_tokens=192, max_new_tokens=(4, 30), models=(build(family), build("mamba2")), tokenizer=NUMBERS
-    )
-    for _ in range(60):
-        traffic.round()
-    traffic.finish()
-    assert traffic.check() > 5
+    keep_states(monkeypatch, 8)
+    models = (build(family), build("mamba2"))
+    traffic = Traffic(3, kv_tokens=192, max_new_tokens=(4, 30), models=models, tokenizer=NUMBERS)
+    assert traffic.run(60) > 5
     counters = traffic.loop.recorder
     assert counters.num_preemptions > 0
     assert counters.num_cached_prompt_tokens > 0
@@ -175,8 +178,7 @@ def test_random_traffic(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_conversation(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """A turn goes on from the answer before it, and another text from what both begin with: with plain tokens."""
-    monkeypatch.setattr(memory, "MIN_SPACING", 16)
-    monkeypatch.setattr(memory, "MAX_SPACING", 16)
+    keep_states(monkeypatch, 16)
     rng = random.Random(1)
     system = [rng.randrange(3, VOCAB) for _ in range(40)]
     params = SamplingParams(max_new_tokens=9, seed=3, ignore_eos=True)
@@ -223,12 +225,8 @@ def test_memory_is_planned_for_states() -> None:
 
 
 def test_a_service_serves_a_hybrid() -> None:
-    model = build("qwen3_next")
-    options = ServiceOptions(speculation="on", max_model_len=96, max_num_seqs=3, kv_memory_gib=0.05)
-    requests = asked(5, 1.0, seed=2)
-    expected = expected_of(model, requests)
-    with started(Service(Engine(model, NUMBERS, speculative="ngram"), options)) as service:
-        assert [one.token_ids for one in answers(service, requests)] == expected
+    engine = Engine(build("qwen3_next"), NUMBERS, speculative="ngram")
+    check_service(engine, asked(5, 1.0, seed=2), speculation="on", max_model_len=96)
 
 
 def test_states_do_not_leak_between_rows() -> None:
@@ -300,10 +298,6 @@ def test_a_service_plans_for_a_hybrid(monkeypatch: pytest.MonkeyPatch, own_cache
     planted(monkeypatch, 0.001)
     monkeypatch.setattr(Calibration, "kept", Calibration.table)
     model, requests = build("lfm2"), asked(6, 1.0, seed=5)
-    expected = expected_of(model, requests)
     engine = Engine(model, NUMBERS, speculative={"method": "draft_model"}, method=DraftModel(model))
-    service = Service(engine, ServiceOptions(max_model_len=96, max_num_seqs=3, kv_memory_gib=0.05))
-    with started(service):
-        found = answers(service, requests)
-    assert [one.token_ids for one in found] == expected
+    found = check_service(engine, requests, max_model_len=96)
     assert sum(one.num_draft_tokens for one in found) > 0

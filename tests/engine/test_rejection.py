@@ -22,7 +22,7 @@ from foretell.draft.shapes import Shape
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from tests.certify import harness
 from tests.certify.harness import Echo, Spoilt
-from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcome, table
+from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcomes, table
 from tests.model.table import TableLM
 
 ALPHA = 1e-6
@@ -58,19 +58,25 @@ def joint(target: TableLM, prompt: list[int], temperature: float = 1.0) -> torch
     return probs.flatten()
 
 
-def p_value(
-    target: TableLM, method: Method, gamma: int, *, temperature: float = 1.0, seed0: int = 0, samples: int = SAMPLES
+def law(
+    engine: Engine, target: TableLM, samples: int = SAMPLES, *, temperature: float = 1.0, batch_size: int = 2000
 ) -> float:
-    """Sample the engine with consecutive seeds (adjacent ones must be independent) and test the joint distribution."""
+    """The p-value of the next three tokens that ``engine`` samples, with consecutive seeds (adjacent ones must be
+    independent), under their joint distribution."""
     size, prompt = target.spec.vocab_size, [1, 0]
-    config = {"method": "draft_model", "num_speculative_tokens": gamma, "verify": "rejection"}
-    engine = Engine(target, None, speculative=config, method=method)
     params = SamplingParams(max_new_tokens=HORIZON + 2, temperature=temperature)  # longer, so that no guess is cut
-    requests = [Request(prompt, replace(params, seed=seed0 + i)) for i in range(samples)]
+    requests = [Request(prompt, replace(params, seed=seed)) for seed in range(samples)]
     counts = torch.zeros([size] * HORIZON, dtype=torch.float64)
-    for completion in engine.generate_batch(requests, batch_size=BATCH):
+    for completion in engine.generate_batch(requests, batch_size=batch_size):
         counts[tuple(completion.token_ids[:HORIZON])] += 1
     return chi_square(counts.flatten(), joint(target, prompt, temperature))
+
+
+def p_value(target: TableLM, method: Method, gamma: int, *, temperature: float = 1.0, samples: int = SAMPLES) -> float:
+    """``law`` under ``rejection`` with chains of ``gamma`` guesses."""
+    config = {"method": "draft_model", "num_speculative_tokens": gamma, "verify": "rejection"}
+    engine = Engine(target, None, speculative=config, method=method)
+    return law(engine, target, samples, temperature=temperature, batch_size=BATCH)
 
 
 def toy(size: int, seed: int, sharpness: float = 1.2) -> TableLM:
@@ -173,9 +179,9 @@ def test_reported_q_is_what_tokens_were_drawn_from(monkeypatch: pytest.MonkeyPat
 def test_text_does_not_depend_on_company(gamma: int) -> None:
     """With ``rejection`` the text depends on the drafter and its length, but not on who else is in the batch."""
     engine = draft_engine(table(), table(blur=0.5), gamma, verify="rejection")
-    alone = [outcome(completion) for completion in engine.generate_batch(mixed_requests(), batch_size=1)]
+    alone = outcomes(engine.generate_batch(mixed_requests(), batch_size=1))
     for batch_size in (3, 8):
-        assert [outcome(c) for c in engine.generate_batch(mixed_requests(), batch_size=batch_size)] == alone
+        assert outcomes(engine.generate_batch(mixed_requests(), batch_size=batch_size)) == alone
 
 
 def test_full_acceptance_where_the_draft_is_the_target() -> None:

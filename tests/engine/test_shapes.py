@@ -13,7 +13,7 @@ from foretell.draft.shapes import SHAPES, parse_shape
 from foretell.engine.batch import Batch
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.verify import parse_verifier
-from tests.engine.harness import EOS, VOCAB, ToyTokenizer, foresight, mixed_requests, outcome, plain, prompts, table
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, foresight, mixed_requests, outcomes, plain, prompts, table
 from tests.model.table import TableLM
 
 TARGET, NEAR = table(), table(blur=0.3)
@@ -57,11 +57,11 @@ def test_all_shapes_are_tested() -> None:
 def test_the_same_text(shape: str, draws: DrawMode, expected: list[Completion]) -> None:
     """Eight requests that differ in everything, together and some of them alone; what was accepted does not differ."""
     found = engine(shape, draws.value).generate_batch(mixed_requests())
-    assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+    assert outcomes(found) == outcomes(expected)
     assert sum(one.num_accepted_tokens for one in found) > 0
     chosen = slice(len(shape) % 4, None, 4)
     alone = engine(shape, draws.value).generate_batch(mixed_requests()[chosen], batch_size=1)
-    assert [outcome(one) for one in alone] == [outcome(one) for one in expected[chosen]]
+    assert outcomes(alone) == outcomes(expected[chosen])
     assert [one.num_accepted_tokens for one in alone] == [one.num_accepted_tokens for one in found[chosen]]
 
 
@@ -71,7 +71,7 @@ def test_company_does_not_change_a_rejected_text(shape: str, draws: str) -> None
     """Under rejection the text depends on what was drawn: that must not depend on the other rows of the batch."""
     together = engine(shape, draws, verify="rejection").generate_batch(mixed_requests())
     alone = engine(shape, draws, verify="rejection").generate_batch(mixed_requests()[::3], batch_size=1)
-    assert [outcome(one) for one in alone] == [outcome(one) for one in together[::3]]
+    assert outcomes(alone) == outcomes(together[::3])
 
 
 def test_side_branches_are_kept(audited: list[Any]) -> None:
@@ -102,7 +102,7 @@ def test_the_end_of_the_context(shape: str) -> None:
         expected = plain(target, requests)
         for draws in ("coupled", "fixed"):
             found = engine(shape, draws, draft=draft, target=target).generate_batch(requests)
-            assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+            assert outcomes(found) == outcomes(expected)
 
 
 @pytest.mark.parametrize("shape", CONFIGS)
@@ -111,7 +111,7 @@ def test_a_smaller_draft_vocabulary(shape: str, expected: list[Completion]) -> N
     draft = TableLM(VOCAB - 4, seed=2, sharpness=2.0, dtype=torch.float64, num_layers=1)
     for draws in ("auto", "fixed"):
         found = engine(shape, draws, draft=draft).generate_batch(mixed_requests())
-        assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+        assert outcomes(found) == outcomes(expected)
 
 
 @pytest.mark.parametrize("shape", CONFIGS)
@@ -120,7 +120,7 @@ def test_float32(shape: str) -> None:
     target, draft = table(dtype=torch.float32), table(dtype=torch.float32, blur=0.3)
     requests = mixed_requests(13)
     found = engine(shape, draft=draft, target=target).generate_batch(requests)
-    assert [outcome(one) for one in found] == [outcome(one) for one in plain(target, requests)]
+    assert outcomes(found) == outcomes(plain(target, requests))
 
 
 @pytest.mark.parametrize("shape", ["static", "sequoia", "eagle2/size=32/width=6"])

@@ -7,7 +7,7 @@ import torch
 
 from foretell import Engine, Request, SamplingParams
 from foretell.methods.draft_model.drafter import DraftModel
-from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
+from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, outcomes, plain, prompts, table
 
 
 def engine(gamma: int = 3) -> Engine:
@@ -42,8 +42,8 @@ def test_two_streams_interleaved() -> None:
         turn += 1
         if turn == 2:  # and a whole batch in between
             found = shared.generate_batch(requests[:3])
-            assert [outcome(c) for c in found] == [outcome(c) for c in expected[:3]]
-    assert [outcome(stream.completion) for stream in streams] == [outcome(c) for c in expected]
+            assert outcomes(found) == outcomes(expected[:3])
+    assert [outcome(stream.completion) for stream in streams] == outcomes(expected)
     assert ["".join(texts) for texts in pieces] == [c.text for c in expected]
 
 
@@ -117,11 +117,11 @@ def test_equal_requests_in_one_batch() -> None:
 
 def test_batch_size_and_order_do_not_matter() -> None:
     requests = mixed_requests()
-    expected = [outcome(c) for c in engine().generate_batch(requests, batch_size=1)]
+    expected = outcomes(engine().generate_batch(requests, batch_size=1))
     for batch_size in (2, 5, 64):
-        assert [outcome(c) for c in engine().generate_batch(requests, batch_size=batch_size)] == expected
+        assert outcomes(engine().generate_batch(requests, batch_size=batch_size)) == expected
     reverse = engine().generate_batch(requests[::-1])
-    assert [outcome(c) for c in reverse[::-1]] == expected
+    assert outcomes(reverse[::-1]) == expected
 
 
 def test_figures_do_not_depend_on_company() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from foretell import Completion, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import depths
-from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcome, plain, sure, table
+from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcome, outcomes, plain, sure, table
 
 TARGET = table()
 CONFIGS: list[dict[str, Any]] = [
@@ -29,7 +29,7 @@ def test_the_text_is_that_of_plain_decoding(config: dict[str, Any], oracle: tupl
     steps = []
     for batch_size in (3, 8, 1):
         found = engine.generate_batch(mixed_requests(), batch_size=batch_size)
-        assert [outcome(completion) for completion in found] == [outcome(completion) for completion in expected]
+        assert outcomes(found) == outcomes(expected)
         assert sum(completion.num_accepted_tokens for completion in found) > 0
         steps.append(sum(completion.num_steps for completion in found))
     assert steps[1] < steps[0], "the second round has heard it all before"
@@ -42,7 +42,7 @@ def test_greedy_rejection_and_padded_width(config: dict[str, Any], width: int) -
     expected = plain(TARGET, requests)
     engine = Engine(TARGET, ToyTokenizer(), speculative={**config, "verify": "rejection"}, width=width)
     for _ in range(2):
-        assert [outcome(found) for found in engine.generate_batch(requests)] == [outcome(one) for one in expected]
+        assert outcomes(engine.generate_batch(requests)) == outcomes(expected)
 
 
 def test_a_text_that_repeats_is_guessed() -> None:

@@ -16,7 +16,7 @@ from foretell.model.prefill import feed
 from foretell.model.target import Target
 from foretell.verify.base import Evidence
 from foretell.verify.exact import Coupled
-from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.engine.harness import ToyTokenizer, mixed_requests, outcomes, plain, table
 from tests.model.table import TableLM
 
 LAYERS = (1, 0)
@@ -104,7 +104,7 @@ def test_every_position_is_told_once_and_rightly(shape: str) -> None:
     engine.verifier = ReadsLast()
     requests = mixed_requests()
     found = engine.generate_batch(requests)
-    assert [outcome(c) for c in found] == [outcome(c) for c in plain(target, requests)]
+    assert outcomes(found) == outcomes(plain(target, requests))
     for request, completion, told in zip(requests, found, method.told, strict=True):
         ids = [*request.prompt, *completion.token_ids]
         known = len(ids) - 1  # the last token emitted was never read

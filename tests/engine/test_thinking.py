@@ -21,7 +21,7 @@ from foretell.engine.structured.thoughts import (
     read,
     rest_of,
 )  # fmt: skip
-from tests.engine.harness import EOS, VOCAB, ToyTokenizer, TreeMethod, outcome, table
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, outcome, table, tree_engine
 from tests.stress import size
 
 THE, ZERO, ONE, X, Y, Z, BLANK = 6, 16, 17, 18, 19, 20, 3
@@ -157,11 +157,8 @@ def test_the_same_text_with_and_without_guesses(temperature: float) -> None:
         budget, held = (None, 0, 2, 5)[seed // 2 % 4], seed % 3 > 0
         options: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_new_tokens": 24}
         expected = plain.generate(PROMPT, logits_processor=minder(start, budget, held=held), **options)
-        config = {"method": "none", "num_speculative_tokens": 8}
-        method = TreeMethod(side_branches(seed, expected.token_ids))
-        found = Engine(model, ToyTokenizer(), speculative=config, method=method).generate(
-            PROMPT, logits_processor=minder(start, budget, held=held), **options
-        )
+        engine = tree_engine(model, side_branches(seed, expected.token_ids), 8, tokenizer=ToyTokenizer())
+        found = engine.generate(PROMPT, logits_processor=minder(start, budget, held=held), **options)
         assert outcome(found) == outcome(expected), seed
         assert found.num_draft_tokens > 0
         thoughts = Thoughts(TOY, Toy())
@@ -195,9 +192,8 @@ def test_rows_of_a_batch_have_budgets_of_their_own() -> None:
     ]
     plain = Engine(model, ToyTokenizer(), speculative="none")
     expected = [plain.generate(one.prompt, one.params) for one in requests]
-    config = {"method": "none", "num_speculative_tokens": 8}
-    method = TreeMethod(side_branches(3, expected[3].token_ids))
-    made = Engine(model, ToyTokenizer(), speculative=config, method=method).generate_batch(requests)
+    engine = tree_engine(model, side_branches(3, expected[3].token_ids), 8, tokenizer=ToyTokenizer())
+    made = engine.generate_batch(requests)
     assert [one.token_ids for one in made] == [one.token_ids for one in expected]
     counts = [Thoughts(TOY, Toy()).count(one.token_ids, "thought") for one in made]
     assert [counts[0], counts[1], counts[2]] == [0, 1, 3]

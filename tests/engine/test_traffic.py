@@ -25,10 +25,7 @@ def audited() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_traffic_gives_every_request_its_solo_tokens(seed: int) -> None:
     traffic = Traffic(seed)
-    for _ in range(150):
-        traffic.round()
-    traffic.finish()
-    assert traffic.check() >= 20
+    assert traffic.run(150) >= 20
     counters = traffic.loop.recorder
     assert counters.num_cached_prompt_tokens > 0
     assert traffic.loop.batch.pool.num_rows == 0
@@ -36,10 +33,7 @@ def test_random_traffic_gives_every_request_its_solo_tokens(seed: int) -> None:
 
 def test_preempted_requests_go_on_where_they_were() -> None:
     traffic = Traffic(11, kv_tokens=192, max_new_tokens=(45, 60))
-    for _ in range(150):
-        traffic.round()
-    traffic.finish()
-    assert traffic.check() > 5
+    assert traffic.run(150) > 5
     assert traffic.loop.recorder.num_preemptions > 2
     preempted = [told for told in traffic.told.values() if told.last and told.last.completion.num_preemptions]
     assert len(preempted) > 2
@@ -49,10 +43,7 @@ def test_prompts_read_in_chunks_stay_whole_while_others_end() -> None:
     """Only as many slots of a row as decoding rows used were moved to its new place: what had been read of a longer prompt
     was lost."""
     traffic = Traffic(21, stall_target_s=0.0, prefixes=False, max_new_tokens=(1, 3, 8))
-    for _ in range(150):
-        traffic.round()
-    traffic.finish()
-    assert traffic.check() > 20
+    assert traffic.run(150) > 20
     assert len(traffic.in_chunks) > 10
 
 
@@ -198,9 +189,6 @@ def test_ten_thousand_steps() -> None:
 def test_without_prefix_reuse_the_same() -> None:
     with_store, without = Traffic(5), Traffic(5, prefixes=False)
     for traffic in (with_store, without):
-        for _ in range(100):
-            traffic.round()
-        traffic.finish()
-        assert traffic.check() > 10
+        assert traffic.run(100) > 10
     assert with_store.loop.recorder.num_cached_prompt_tokens > 0
     assert without.loop.recorder.num_cached_prompt_tokens == 0

@@ -197,6 +197,13 @@ class Traffic:
         while self.loop.has_work:
             self.tick()
 
+    def run(self, rounds: int) -> int:
+        """So many rounds, and what comes to its end after them; as ``check``."""
+        for _ in range(rounds):
+            self.round()
+        self.finish()
+        return self.check()
+
     def check(self) -> int:
         """Compare every request with its solo plain completion, and all counters with slow counts; how many requests were
         compared whole."""

@@ -10,16 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretell import (
-    METHODS,
-    VERIFIERS,
-    Engine,
-    MethodConfig,
-    SamplingParams,
-    Service,
-    ServiceOptions,
-    Submission,
-)
+from foretell import METHODS, VERIFIERS, Engine, MethodConfig, SamplingParams, Service, ServiceOptions, Submission
 from foretell.bench import run_bench
 from foretell.certify import CertifyBudget, certify
 from foretell.core.errors import ConfigError, DrafterError, VerifierError

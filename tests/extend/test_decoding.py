@@ -49,7 +49,7 @@ from foretell.engine.drafters.lazy import LazyDrafter, open_drafter
 from foretell.engine.methods import Methods
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.service.choices import Choices
-from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, outcomes, plain, table
 from tests.engine.integrity import check_service
 from tests.extend.packages import lay_third_party
 from tests.service.test_service import Mailbox
@@ -90,7 +90,7 @@ def engine(**config: object) -> Engine:
 def test_its_drafter_decodes_the_same_text_alone_and_in_batches() -> None:
     requests = mixed_requests()
     done = engine(echo_window=30).generate_batch(requests, batch_size=4)
-    assert [outcome(one) for one in done] == [outcome(one) for one in plain(table(1), requests)]
+    assert outcomes(done) == outcomes(plain(table(1), requests))
     assert sum(one.num_accepted_tokens for one in done) > 0, "some guesses must be right, or nothing was tested"
     assert {piece.source for one in done for piece in one.pieces} >= {"draft:echo"}
 

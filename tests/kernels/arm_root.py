@@ -70,18 +70,8 @@ def install(names: Sequence[str], site: Path, extra: Sequence[str] = ()) -> None
     """Packages for ARM, without what they require. pip refuses a wheel whose tag is of another machine. Raises
     Unavailable."""
     pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-compile",
-        "--timeout",
-        "20",
-        "--retries",
-        "0",
-    ]
+        sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--timeout", "20", "--retries", "0",
+    ]  # fmt: skip
     _run([*pip, "--only-binary", ":all:", *MACHINE, *extra, "--target", str(site), *names])
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from foretell.core.errors import ConfigError
 from foretell.kernels import build, cpu, native
-from foretell.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
+from foretell.kernels.build import BuildError, variant_of
+from foretell.kernels.variants import KERNELS, VARIANTS, Kernel
 
 
 @pytest.fixture(autouse=True)

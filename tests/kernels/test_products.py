@@ -10,8 +10,9 @@ import pytest
 
 from foretell.core.errors import ModelError
 from foretell.kernels import native
-from foretell.kernels.build import KERNELS, PRODUCTS, BuildError, load_libraries
+from foretell.kernels.build import BuildError, load_libraries
 from foretell.kernels.functions import native_functions
+from foretell.kernels.variants import KERNELS, PRODUCTS
 from tests.processes import quick_compiler
 
 COUNT = """

@@ -36,18 +36,8 @@ def built_in(directory: Path, environment: Mapping[str, str], ignore: Callable[.
     shutil.copytree(ROOT / "src" / "foretell", tree / "src" / "foretell", ignore=ignore)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(directory),
-        str(tree),
-    ]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=500)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([*pip, str(directory), str(tree)], env=environment, check=True, capture_output=True, timeout=500)
     (wheel,) = directory.glob("*.whl")
     return wheel
 

@@ -8,15 +8,7 @@ import pytest
 
 from tests.cli import checkpoint
 
-HEAVY = (
-    "transformers",
-    "huggingface_hub",
-    "accelerate",
-    "scipy",
-    "sympy",
-    "torch._dynamo",
-    "torch._inductor",
-)
+HEAVY = ("transformers", "huggingface_hub", "accelerate", "scipy", "sympy", "torch._dynamo", "torch._inductor")
 GENERATE = f"""
 import sys
 import foretell

@@ -8,8 +8,6 @@ stop texts and ids, fewest and most tokens, n, log probabilities, echo, seeds, f
 ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/responses``. Equal must be: texts, token ids, calls, log
 probabilities, offsets, usage, ends; and where plain decoding is refused, status and message. Request number i is a
 function of --seed and i. --clients requests run at once, each with all its variants, so that batches are mixed.
-
-Log probabilities may differ by what rounding in passes of other widths makes of them (TOLERANCE).
 """
 
 import argparse
@@ -27,12 +25,11 @@ from typing import Any
 import httpx
 
 from foretell.bench import Item, load_suite
+from tests.stress.answers import RESPONSES, Seen, difference, read
 from tests.stress.served import TIMEOUT, Check, add_options, report, served
 from tests.stress.soak import CHAT, SCHEMA, TEXT, usable_methods
 
-RESPONSES = "/v1/responses"
 SERVE = "bundled --speculation on --also hybrid --also eagle3 --also medusa --max-num-seqs 8"
-TOLERANCE = 2e-3
 STOPS = (".", "\n", "the", " a", "e", "in", "))", ", ", "\n\n", "def", "ü", "1", "self.", " of the ", '"', "is")
 TOOLS: tuple[dict[str, Any], ...] = (
     {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 6}},
@@ -193,144 +190,6 @@ def variants(ask: Ask, methods: list[str], plain: "Seen") -> Iterator[tuple[str,
 def spelt(body: dict[str, Any]) -> dict[str, Any]:
     """Without what a stream alone takes, where it is none."""
     return body if body["stream"] else {key: value for key, value in body.items() if key != "stream_options"}
-
-
-# -- answers ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Said:
-    """One choice, whole."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    calls: list[list[str]] = field(default_factory=list)  # [name, arguments] of each
-    end: str | None = None
-    tokens: list[Any] = field(default_factory=list)  # of log probabilities: the token's text, bytes and offset
-    values: list[float | None] = field(default_factory=list)
-    likeliest: list[dict[str, float] | None] = field(default_factory=list)
-
-
-@dataclass
-class Seen:
-    """One answer, in the same form whether it came whole or in a stream."""
-
-    status: int = 200
-    refusal: str = ""
-    choices: dict[int, Said] = field(default_factory=dict)
-    usage: tuple[int, int, int] | None = None  # of prompt, output, both
-
-
-def add(seen: Seen, part: dict[str, Any]) -> None:
-    """A reply, or a chunk of a stream, of the completion routes."""
-    if (usage := part.get("usage")) is not None:
-        seen.usage = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
-    for one in part["choices"]:
-        said = seen.choices.setdefault(one["index"], Said())
-        given = one.get("message") or one.get("delta") or one
-        said.text += given.get("content") or given.get("text") or ""
-        for at, call in enumerate(given.get("tool_calls") or ()):
-            index = call.get("index", at)
-            said.calls += [["", ""] for _ in range(index + 1 - len(said.calls))]
-            said.calls[index][0] += call["function"].get("name") or ""
-            said.calls[index][1] += call["function"].get("arguments") or ""
-        said.end = one.get("finish_reason") or said.end
-        said.ids += [told["token_id"] for told in one.get("provenance") or ()]
-        _add_logprobs(said, one.get("logprobs") or {})
-
-
-def _add_logprobs(said: Said, told: dict[str, Any]) -> None:
-    for one in told.get("content") or ():
-        said.tokens.append((one["token"], tuple(one["bytes"] or ())))
-        said.values.append(one["logprob"])
-        said.likeliest.append({other["token"]: other["logprob"] for other in one["top_logprobs"]})
-    if "tokens" in told:
-        said.tokens += list(zip(told["tokens"], told["text_offset"], strict=True))
-        said.values += told["token_logprobs"]
-        said.likeliest += told["top_logprobs"] or [None] * len(told["tokens"])
-
-
-def add_response(seen: Seen, reply: dict[str, Any]) -> None:
-    """A whole response of ``/v1/responses``."""
-    said = seen.choices.setdefault(0, Said())
-    for item in reply["output"]:
-        if item["type"] == "function_call":
-            said.calls.append([item["name"], item["arguments"]])
-        for piece in item.get("content") or ():
-            said.text += piece.get("text", "")
-            _add_logprobs(said, {"content": piece.get("logprobs")})
-    said.end = json.dumps([reply["status"], reply["incomplete_details"]])
-    usage = reply["usage"]
-    seen.usage = (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"])
-
-
-async def read(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Seen:
-    """The answer to one request."""
-    seen = Seen()
-    if not body.get("stream"):
-        done = await client.post(path, json=body)
-        if done.status_code != 200:
-            return Seen(done.status_code, done.json()["error"]["message"])
-        (add_response if path == RESPONSES else add)(seen, done.json())
-        return seen
-    streamed = ""
-    async with client.stream("POST", path, json=body) as done:
-        if done.status_code != 200:
-            return Seen(done.status_code, json.loads(await done.aread())["error"]["message"])
-        async for line in done.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if chunk.get("error"):
-                return Seen(500, line)
-            if path != RESPONSES:
-                add(seen, chunk)
-            elif chunk["type"] == "response.output_text.delta":
-                streamed += chunk["delta"]
-            elif chunk["type"] in ("response.completed", "response.incomplete"):
-                add_response(seen, chunk["response"])
-    if path == RESPONSES and streamed != seen.choices[0].text:
-        seen.refusal = f"the pieces of the stream make {streamed!r}"
-    return seen
-
-
-def near(one: float | None, other: float | None) -> bool:
-    """Equal up to rounding."""
-    return one == other or (one is not None and other is not None and abs(one - other) <= TOLERANCE)
-
-
-def likeliest_near(one: dict[str, float] | None, other: dict[str, float] | None) -> bool:
-    """Equal up to rounding: of two tokens that are as likely either may be the last one that is told."""
-    if one is None or other is None:
-        return one == other
-    if len(one) != len(other) or not all(map(near, sorted(one.values()), sorted(other.values()))):
-        return False
-    edge = min(one.values(), default=0.0) + TOLERANCE
-    return all(near(value, other[token]) if token in other else value <= edge for token, value in one.items())
-
-
-def difference(plain: Seen, other: Seen) -> str | None:
-    """Where an answer is not plain decoding's, in words; None where it is."""
-    if (plain.status, plain.refusal) != (other.status, other.refusal):
-        return f"status {other.status} {other.refusal!r:.300} instead of {plain.status} {plain.refusal!r:.300}"
-    if plain.choices.keys() != other.choices.keys():
-        return f"choices {sorted(other.choices)} instead of {sorted(plain.choices)}"
-    for index, wanted in plain.choices.items():
-        got = other.choices[index]
-        for name in ("ids", "text", "calls", "end", "tokens"):
-            mine, right = getattr(got, name), getattr(wanted, name)
-            if mine != right:
-                at = next(
-                    (k for k, (a, b) in enumerate(zip(mine or (), right or (), strict=False)) if a != b), "the end"
-                )
-                return f"choice {index}, {name} from {at} on: {mine!r:.400} instead of {right!r:.400}"
-        if not (len(got.values) == len(wanted.values) and all(map(near, got.values, wanted.values))):
-            return f"choice {index}, log probabilities: {got.values} instead of {wanted.values}"
-        if not all(map(likeliest_near, got.likeliest, wanted.likeliest)):
-            return f"choice {index}, likeliest tokens: {got.likeliest} instead of {wanted.likeliest}"
-    if other.usage is not None and plain.usage != other.usage:
-        return f"usage {other.usage} instead of {plain.usage}"
-    return None
 
 
 # -- the run ---------------------------------------------------------------------------------------------------------

@@ -40,16 +40,7 @@ from foretell.model.target import CausalModel, Target
 TIE = 1e-4
 MAX_TIES = 2
 COMPANY = 2  # rows of a mixed batch that are not measured
-VARIANTS = (
-    "none",
-    "draft_model:1",
-    "draft_model:3",
-    "draft_model:5",
-    "draft_model:8",
-    "ngram",
-    "prediction",
-    "nonsense",
-)
+VARIANTS = ("none", *(f"draft_model:{depth}" for depth in (1, 3, 5, 8)), "ngram", "prediction", "nonsense")
 IMPLEMENTATIONS = ("native", "lean", "transformers")
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import httpx
 
-from tests.stress.served import TIMEOUT, Check, RefusedError, Served, add_options, complete, difference, report, served
+from tests.stress.answers import Seen, difference, read
+from tests.stress.served import TIMEOUT, Check, Served, add_options, report, served
 
 PATH = "/v1/completions"
 LIMIT_S = 60.0  # for any one answer
@@ -508,21 +509,19 @@ _ALL: tuple[Callable[[Scene], Awaitable[str]], ...] = (
 SCENARIOS = {scenario.__name__: scenario for scenario in _ALL}
 
 
-async def bystander(scene: Scene, client: httpx.AsyncClient) -> Any:
+async def bystander(scene: Scene, client: httpx.AsyncClient) -> Seen:
     """What a well-behaved client reads. It waits its turn where the server is busy."""
     length = min(80, 8 + scene.count(80))
     body = scene.body(prompt="The well-behaved client", seed=11, max_tokens=length, provenance=True)
     try:
         async with asyncio.timeout(2 * LIMIT_S):
-            while True:
-                try:
-                    return await complete(client, PATH, body)
-                except RefusedError as error:
-                    if error.status != 429:
-                        raise
-                    await asyncio.sleep(0.5)
+            while (seen := await read(client, PATH, body)).status == 429:
+                await asyncio.sleep(0.5)
     except TimeoutError:
         raise WrongError(f"a well-behaved client had not read its text after {2 * LIMIT_S:.0f} s") from None
+    if seen.status != 200:
+        raise WrongError(f"a well-behaved client was told {seen.status} {seen.refusal:.300}")
+    return seen
 
 
 async def check(scene: Scene, name: str, max_growth: float) -> Check:
@@ -542,7 +541,7 @@ async def check(scene: Scene, name: str, max_growth: float) -> Check:
             finally:
                 running.cancel()
             beside.append(await bystander(scene, client))
-        wrong = [trouble for got in beside if (trouble := difference(alone, got, whole=True)) is not None]
+        wrong = [trouble for got in beside if (trouble := difference(alone, got)) is not None]
         if wrong:
             raise WrongError(
                 f"a well-behaved client read something else, {len(wrong)} of {len(beside)} times: {wrong[0]}"
@@ -552,7 +551,7 @@ async def check(scene: Scene, name: str, max_growth: float) -> Check:
         growth = await asyncio.to_thread(server.rss_mib) - memory
         if growth > max_growth:
             raise WrongError(f"{growth:.0f} MiB more than before, at most {max_growth:.0f} expected")
-    except (WrongError, RefusedError, httpx.HTTPError, TimeoutError, OSError) as error:
+    except (WrongError, httpx.HTTPError, TimeoutError, OSError) as error:
         return Check(name, False, f"{type(error).__name__}: {error}")
     seconds = time.monotonic() - began
     return Check(name, True, f"{said}; {len(beside)} texts beside it unharmed; {growth:+.0f} MiB; {seconds:.1f} s")

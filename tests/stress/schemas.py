@@ -33,21 +33,8 @@ from foretell.engine.structured.constraint import Constraint, Constraints
 from foretell.model.load import load_tokenizer
 
 WORDS = (
-    "alpha",
-    "size",
-    "name",
-    "kind",
-    "total",
-    "left",
-    "right",
-    "tags",
-    "note",
-    "unit",
-    "größe",
-    "date",
-    "x-y",
-    "id",
-)
+    "alpha", "size", "name", "kind", "total", "left", "right", "tags", "note", "unit", "größe", "date", "x-y", "id",
+)  # fmt: skip
 PATTERNS = (
     "^[a-z]{2,6}$",
     "^[A-Z][a-z]{1,5}-[0-9]{2}$",

@@ -1,5 +1,4 @@
-"""Common parts of soak.py, hostile.py and fuzz.py: a server under test, its figures, and completions that can be
-compared."""
+"""Common parts of soak.py, hostile.py and fuzz.py: a server under test, its figures, and reports."""
 
 import argparse
 import asyncio
@@ -12,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,91 +144,6 @@ def wait_up(server: Served, process: "subprocess.Popen[bytes]", timeout_s: float
             tail = server.log.read_text(errors="replace")[-2000:] if server.log else ""
             raise SystemExit(f"the server did not come up (exit status {process.poll()}):\n{tail}")
         time.sleep(0.25)
-
-
-class RefusedError(Exception):
-    """An answer other than a completion."""
-
-    def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"HTTP {status}: {body[:300]}")
-        self.status = status
-
-
-@dataclass
-class Choice:
-    """One completion as far as it was read."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)  # empty where the server sends none
-    finish_reason: str | None = None
-
-
-Answer = dict[int, Choice]
-"""By index."""
-
-
-async def complete(
-    client: httpx.AsyncClient, path: str, body: dict[str, Any], *, stop_after: int | None = None
-) -> Answer:
-    """One request, streaming or not. stop_after: hang up after so many chunks. Raises RefusedError."""
-    answer: Answer = {}
-    if not body.get("stream"):
-        done = await client.post(path, json=body)
-        if done.status_code != 200:
-            raise RefusedError(done.status_code, done.text)
-        for part in done.json()["choices"]:
-            _add(answer, part)
-        return answer
-    async with client.stream("POST", path, json=body) as done:
-        if done.status_code != 200:
-            raise RefusedError(done.status_code, (await done.aread()).decode(errors="replace"))
-        seen = 0
-        async for line in done.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise RefusedError(int(chunk["error"].get("status") or 500), line)
-            for part in chunk["choices"]:
-                _add(answer, part)
-            seen += 1
-            if stop_after is not None and seen >= stop_after:
-                break
-    return answer
-
-
-def difference(alone: Answer, got: Answer, *, whole: bool) -> str | None:
-    """Where got is not what the request gives alone (whole False: not a beginning of it); None where it is."""
-    if whole and set(alone) != set(got):
-        return f"choices {sorted(got)} instead of {sorted(alone)}"
-    for index, choice in got.items():
-        wanted = alone.get(index, Choice())
-        reason = f"finish reason {choice.finish_reason!r} instead of {wanted.finish_reason!r}"
-        if choice.finish_reason not in ({wanted.finish_reason} if whole else {None, wanted.finish_reason}):
-            return f"choice {index}: {reason}"
-        for name, mine, theirs in (("token", choice.ids, wanted.ids), ("character", choice.text, wanted.text)):
-            end = len(theirs) if whole else len(mine)
-            if mine != theirs[:end]:
-                at = next((k for k, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
-                at = min(len(mine), len(theirs)) if at is None else at
-                return f"choice {index}, {name} {at}: {mine[at : at + 5]!r} instead of {theirs[at : at + 5]!r}"
-    return None
-
-
-def _add(answer: Answer, part: dict[str, Any]) -> None:
-    choice = answer.setdefault(int(part.get("index", 0)), Choice())
-    said = part.get("message") or part.get("delta") or part
-    choice.text += said.get("content") or said.get("text") or ""
-    choice.ids += [int(token) for token in _ids(part)]
-    choice.finish_reason = part.get("finish_reason") or choice.finish_reason
-
-
-def _ids(part: dict[str, Any]) -> list[Any]:
-    """Token ids of a choice that was requested with ``provenance``."""
-    told = part.get("provenance")
-    if isinstance(told, list):
-        return [token["token_id"] for token in told]
-    return part.get("token_ids") or []
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:

@@ -19,18 +19,8 @@ from typing import Any
 import httpx
 
 from foretell.bench import load_suite
-from tests.stress.served import (
-    TIMEOUT,
-    Answer,
-    Check,
-    RefusedError,
-    Served,
-    add_options,
-    complete,
-    difference,
-    report,
-    served,
-)
+from tests.stress.answers import Seen, difference, read
+from tests.stress.served import TIMEOUT, Check, Served, add_options, report, served
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 METHODS = ("none", "draft_model", "ngram", "suffix", "eagle3", "medusa", "hybrid", "kangaroo")
@@ -113,17 +103,20 @@ async def usable_methods(client: httpx.AsyncClient, model: str) -> list[str]:
     return usable
 
 
-async def solos(client: httpx.AsyncClient, asks: list[tuple[str, dict[str, Any]]]) -> list[Answer]:
-    """The output of each request alone on the server, without guesses."""
+async def solos(client: httpx.AsyncClient, asks: list[tuple[str, dict[str, Any]]]) -> list[Seen]:
+    """The answer to each request alone on the server, without guesses."""
     plain = {"speculative": False, "provenance": True}
-    return [await complete(client, path, body | plain) for path, body in asks]
+    found = [await read(client, path, body | plain) for path, body in asks]
+    if refused := [one for one in found if one.status != 200]:
+        raise SystemExit(f"a request alone was refused: {refused[0].status} {refused[0].refusal:.300}")
+    return found
 
 
 async def ask(
     client: httpx.AsyncClient,
     path: str,
     body: dict[str, Any],
-    alone: Answer,
+    alone: Seen,
     methods: list[str],
     draw: random.Random,
     tally: Tally,
@@ -136,25 +129,22 @@ async def ask(
     try:
         if cut and not stream:
             async with asyncio.timeout(draw.random() * 0.7):
-                got = await complete(client, path, body)
+                got = await read(client, path, body)
             cut = False  # it was faster
         else:
-            got = await complete(client, path, body, stop_after=draw.randint(1, 12) if cut else None)
+            got = await read(client, path, body, stop_after=draw.randint(1, 12) if cut else sys.maxsize)
     except TimeoutError:
         tally.counts["hung up"] += 1
-        return
-    except RefusedError as error:
-        if error.status == 429:
-            tally.counts["told to wait"] += 1
-            await asyncio.sleep(0.5)
-            return
-        tally.wrong.append(f"{name}: {error}")
         return
     except httpx.HTTPError as error:
         tally.wrong.append(f"{name}: {type(error).__name__} {error}")
         return
+    if got.status == 429:
+        tally.counts["told to wait"] += 1
+        await asyncio.sleep(0.5)
+        return
     tally.counts["hung up" if cut else "finished"] += 1
-    tally.counts["with token ids"] += any(choice.ids for choice in got.values())
+    tally.counts["with token ids"] += any(choice.ids for choice in got.choices.values())
     if (trouble := difference(alone, got, whole=not cut)) is not None:
         tally.wrong.append(f"{name}: {trouble}")
 
@@ -204,7 +194,7 @@ async def watch(server: Served, tally: Tally, began: float) -> None:
 
 
 async def load(
-    server: Served, args: argparse.Namespace, model: str, methods: list[str], asks: list[Any], alone: list[Answer]
+    server: Served, args: argparse.Namespace, model: str, methods: list[str], asks: list[Any], alone: list[Seen]
 ) -> Tally:
     """All clients until the time is over."""
     tally, began = Tally(), time.monotonic()
@@ -246,14 +236,17 @@ async def soak(server: Served, args: argparse.Namespace) -> int:
         alone = await solos(client, asks)
     left_before = await server.idle()
     before, books_before = server.held(), server.integrity()
-    print(f"{len(asks)} requests known, {sum(map(len, alone))} choices; methods {', '.join(methods)}", file=sys.stderr)
+    print(
+        f"{len(asks)} requests known, {sum(len(one.choices) for one in alone)} choices; methods {', '.join(methods)}",
+        file=sys.stderr,
+    )
     tally = await load(server, args, model, methods, asks, alone)
     left = await server.idle()
     await asyncio.sleep(2)  # for connections to be seen closed
     after, integrity = server.held(), server.integrity()
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT) as client:
         again = await solos(client, asks)
-    changed = [k for k, (old, new) in enumerate(zip(alone, again, strict=True)) if difference(old, new, whole=True)]
+    changed = [k for k, (old, new) in enumerate(zip(alone, again, strict=True)) if difference(old, new)]
     growth, measured = slope(tally.rss)
     third = len(tally.rates) // 3
     drift = statistics.mean(tally.rates[-third:]) - statistics.mean(tally.rates[:third]) if third else 0.0

@@ -16,7 +16,7 @@ from foretell import Engine, Service, ServiceOptions
 from foretell.server.app import build_app
 from foretell.server.protocol.requests import ChatRequest
 from tests.server.live import live
-from tests.stress import differ, doors, minutes, size
+from tests.stress import answers, differ, doors, minutes, size
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_differ(seed: int) -> None:
 def test_control_what_differs_is_found_and_the_seed_is_told(
     spoilt: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def read(client: Any, path: str, body: dict[str, Any]) -> differ.Seen:
-        said = differ.Said("ab", [1, 2], [["f", "{}"]], "stop", ["a", "b"], [-0.5, -1.0], [{"a": -0.5}, {"b": -1.0}])
-        seen = differ.Seen(choices={0: said}, usage=(1, 2, 3))
+    async def read(client: Any, path: str, body: dict[str, Any]) -> answers.Seen:
+        said = answers.Said("ab", [1, 2], [["f", "{}"]], "stop", ["a", "b"], [-0.5, -1.0], [{"a": -0.5}, {"b": -1.0}])
+        seen = answers.Seen(choices={0: said}, usage=(1, 2, 3))
         if body.get("speculative") == {"method": "ngram"}:
             if spoilt in ("usage", "status"):
                 setattr(seen, spoilt, (1, 3, 4) if spoilt == "usage" else 500)

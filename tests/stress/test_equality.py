@@ -26,16 +26,5 @@ def test_a_difference_that_is_no_tie_is_a_defect(monkeypatch: pytest.MonkeyPatch
             yield index, completion
 
     monkeypatch.setattr(equality, "run", spoilt)
-    arguments = [
-        "--prompts",
-        "1",
-        "--tokens",
-        "8",
-        "--implementations",
-        "lean",
-        "--variants",
-        "ngram",
-        "--batches",
-        "1",
-    ]
-    assert equality.main(arguments) == 1
+    arguments = "--prompts 1 --tokens 8 --implementations lean --variants ngram --batches 1"
+    assert equality.main(arguments.split()) == 1

@@ -43,7 +43,6 @@ ARCHITECTURES = {
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""
 
-
 _COMMON: dict[str, Any] = {
     "vocab_size": 151936,
     "hidden_size": 4096,

@@ -55,20 +55,12 @@ _ROPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # type -> number
     "yarn": (
         ("factor",),
         (
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
+            "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
             "truncate",
         ),
     ),
-    "longrope": (
-        (),
-        ("original_max_position_embeddings", "attention_factor", "factor", "short_factor", "long_factor"),
-    ),
-}
+    "longrope": ((), ("original_max_position_embeddings", "attention_factor", "factor", "short_factor", "long_factor")),
+}  # fmt: skip
 _SCALED = ("llama3", "yarn", "longrope")  # those that know the length before they were stretched
 
 
@@ -110,7 +102,7 @@ def plain_config(raw: Mapping[str, Any]) -> PlainConfig | None:
     if (
         known is None
         or not raw.keys() <= {*known, *_UNREAD, *more}
-        or raw.get("architectures") not in (None, [_class(kind)])
+        or raw.get("architectures") not in (None, [ARCHITECTURES[str(kind)]])
     ):
         return None
     values = {key: raw.get(key, default) for key, default in known.items() if not key.endswith("_token_id")}
@@ -129,10 +121,6 @@ def plain_config(raw: Mapping[str, Any]) -> PlainConfig | None:
         return None
     config.rope_parameters = rope
     return config
-
-
-def _class(kind: Any) -> str:
-    return ARCHITECTURES[kind]
 
 
 def _fits(key: str, value: Any, default: Any) -> bool:

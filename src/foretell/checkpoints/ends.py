@@ -3,12 +3,12 @@ often wrong alone: a model that was tuned for chats keeps the end of a text and 
 what the sources name is joined; no source replaces another.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foretell.checkpoints.configs import stated
 from foretell.checkpoints.templates import as_parts, roles_of_parts
 
 MARKERS = (
@@ -43,26 +43,18 @@ def of_configs(generation: Any, *configs: Any) -> tuple[int, ...]:
 def drop_default(config: Any, path: Path) -> Any:
     """config without the ends that are defaults of its classes, where the files name others: Llama's is 2, which is any
     token in another vocabulary. Returns config."""
-    stated, generation = _stated(path / "config.json"), _stated(path / "generation_config.json")
+    # Files that cannot be read say nothing: others complain of them.
+    about, generation = (stated(path / file) or {} for file in ("config.json", "generation_config.json"))
     text = config.get_text_config()
-    levels: list[tuple[Any, dict[str, Any]]] = [(config, stated)]
+    levels: list[tuple[Any, dict[str, Any]]] = [(config, about)]
     if text is not config:
-        levels.append((text, next((stated[key] for key in stated if getattr(config, key, None) is text), {})))
+        levels.append((text, next((about[key] for key in about if getattr(config, key, None) is text), {})))
     if generation.get("eos_token_id") is None and not any("eos_token_id" in says for _, says in levels):
         return config  # all that there is
     for level, says in levels:
         if "eos_token_id" not in says:
             level.eos_token_id = None
     return config
-
-
-def _stated(file: Path) -> dict[str, Any]:
-    """What a JSON file says; empty where it cannot be read, which others complain of."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def marked(known: Mapping[str, int], is_special: Callable[[int], bool]) -> list[int]:

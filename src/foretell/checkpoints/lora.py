@@ -28,12 +28,8 @@ _SHARED = ("embed_tokens", "lm_head")
 MAX_NAME = 256
 """Characters of an adapter's name."""
 _UNREAD = (
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-    "alora_invocation_tokens",
-    "arrow_config",
-)
+    "layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "arrow_config",
+)  # fmt: skip
 _STARTS = ("gaussian", "eva", "orthogonal")
 """Kinds of ``init_lora_weights`` that leave the base model as it is."""
 

@@ -12,32 +12,14 @@ KV = ("auto", "int8")
 CUDA_GRAPHS = ("auto", "off")
 """Whether steps are launched as captured graphs, on devices that have them."""
 DEVICES = (
-    "cpu",
-    "cuda",
-    "mps",
-    "xpu",
-    "hip",
-    "hpu",
-    "npu",
-    "xla",
-    "mtia",
-    "maia",
-    "ipu",
-    "ve",
-    "vulkan",
-    "meta",
-)
+    "cpu", "cuda", "mps", "xpu", "hip", "hpu", "npu", "xla", "mtia", "maia", "ipu", "ve", "vulkan", "meta",
+)  # fmt: skip
 """Kinds of devices that torch, or a package for it, knows."""
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {
-    "float32": "float32",
-    "fp32": "float32",
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-    "float16": "float16",
-    "fp16": "float16",
-    "half": "float16",
-}
+    "float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16",
+    "fp16": "float16", "half": "float16",
+}  # fmt: skip
 """What a dtype may be called -> torch's name of it."""
 
 

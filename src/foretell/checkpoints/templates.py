@@ -149,7 +149,7 @@ def _compiled(source: str) -> jinja2.Template:
     environment.filters["tojson"] = tojson
     environment.globals |= {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": _Dict(),
         "namespace": _Namespace,
     }
@@ -217,7 +217,3 @@ def tojson(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -19,8 +19,7 @@ class Parts:
 METHODS: dict[str, Parts] = {
     "none": Parts("foretell.draft.none:NoneConfig"),
     "draft_model": Parts(
-        "foretell.methods.draft_model.config:DraftModelConfig",
-        training="foretell.train.recipes:DRAFT_MODEL",
+        "foretell.methods.draft_model.config:DraftModelConfig", training="foretell.train.recipes:DRAFT_MODEL"
     ),
     "eagle3": Parts(
         "foretell.methods.eagle.drafter:Eagle3Config",
@@ -59,8 +58,7 @@ METHODS: dict[str, Parts] = {
     "suffix": Parts("foretell.draft.suffix:SuffixConfig"),
     "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
-        layouts=("foretell.methods.acceptance.head:AcceptanceLayout",),
-        training="foretell.train.recipes:ACCEPTANCE",
+        layouts=("foretell.methods.acceptance.head:AcceptanceLayout",), training="foretell.train.recipes:ACCEPTANCE"
     ),
     "judge": Parts(layouts=("foretell.methods.judge.head:JudgeLayout",), training="foretell.train.judge:train_judge"),
 }

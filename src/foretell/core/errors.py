@@ -18,8 +18,10 @@
 Defects of the library raise AssertionError and RuntimeError.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from math import isfinite
+from typing import Any
 
 
 class ForetellError(Exception):
@@ -92,6 +94,24 @@ def require(good: bool, name: str, value: object, expected: str, kind: type[Fore
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise ConfigError where a setting is none of its choices."""
     require(value in choices, name, value, f"one of {', '.join(choices)}{nearest(value, choices)}")
+
+
+Checks = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Of fields by name, whether a value is good, and what is expected, in words."""
+
+
+def between(least: float, most: float) -> tuple[Callable[[Any], bool], str]:
+    """A value of ``Checks``: a number within these bounds."""
+    return lambda value: bool(least <= value <= most), f"between {least} and {most}"
+
+
+def check_fields(settings: object, checks: Checks) -> None:
+    """Raise ConfigError for the first field that fails its check; floats must be finite, too."""
+    for name, (is_good, expected) in checks.items():
+        value = getattr(settings, name)
+        is_finite = not isinstance(value, float) or isfinite(value)
+        finite = "" if is_finite or "finite" in expected else "finite and "
+        require(is_finite and is_good(value), name, value, f"{finite}{expected}")
 
 
 def first_line(error: Exception) -> str:

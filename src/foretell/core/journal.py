@@ -47,13 +47,9 @@ class Journal:
         self._stream: TextIO = self.file.open("a" if found is not None else "w", encoding="utf-8")
         self._flushed = monotonic()
         if found is None:
-            self._write({"journal": VERSION, "identity": mine})
+            self.append({"journal": VERSION, "identity": mine})
         elif not _ends_with_newline(self.file):
             self._stream.write("\n")  # the last line was cut short: start a new line
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Keep one result. Raises OSError that names the file."""
-        self._write(record)
 
     def close(self) -> None:
         """Flush to the disk and close. Idempotent."""
@@ -71,7 +67,8 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Keep one result. Raises OSError that names the file."""
         try:
             self._stream.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
             self._stream.flush()

@@ -30,14 +30,8 @@ from foretell.kernels.gpu.ops import ops
 from foretell.kernels.small import race_library
 
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
-
-
 _MULTIPLIER_2 = 0x94D049BB133111EB
-
-
 _MASK64 = (1 << 64) - 1
 
 
@@ -112,12 +106,6 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
     return keys
 
 
-def _before_index(seed: int, position: int, stream: Stream) -> int:
-    """What ``stream_keys`` hashes with the index, in Python integers."""
-    key = mix_int(mix_int(seed + _GOLDEN) ^ (_MULTIPLIER_2 * int(stream) & _MASK64))
-    return mix_int(key ^ mix_int(position + _GOLDEN))
-
-
 def _index_tensor(index: Tensor | int, device: torch.device) -> Tensor:
     return index if isinstance(index, Tensor) else _number(index, device)
 
@@ -151,10 +139,7 @@ def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
     normalisation. Small E decide, so they are the exact ones: E = -log1p(-w) with w = (h + 1/2) / 2^32 from 32 bits
     has full relative precision down to 1.2e-10; w rounds up to 1 in the other tail, where E is cut at 16.6.
     """
-    return _exponential(mix(keys[..., None] + token_table(vocab_size, keys.device)))
-
-
-def _exponential(bits: Tensor) -> Tensor:
+    bits = mix(keys[..., None] + token_table(vocab_size, keys.device))
     w = (((bits >> 32) & 0xFFFFFFFF).to(torch.float32) + 0.5) * 2.0**-32
     return -torch.log1p(-w.clamp_(max=1.0 - 2.0**-24))
 
@@ -287,7 +272,9 @@ class Noise:
         if self._memo and depth < self._memo[0].shape[1]:
             return int(self._memo[0][row, depth])
         seed, position = int(self.seeds[row]), int(self.positions[row]) + depth + 1
-        return _signed(mix_int(_before_index(seed, position, Stream.COUPLED)))  # index 0
+        # ``stream_keys`` in Python integers, for index 0.
+        key = mix_int(mix_int(seed + _GOLDEN) ^ (_MULTIPLIER_2 * int(Stream.COUPLED) & _MASK64))
+        return _signed(mix_int(mix_int(key ^ mix_int(position + _GOLDEN))))
 
     def draft(self, node: int) -> Tensor:
         """[B] float64 uniforms for the draw of node ``node``."""

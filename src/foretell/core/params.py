@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.core.errors import ConfigError, require
+from foretell.core.errors import Checks, ConfigError, check_fields, require
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.places import keyed
 from foretell.core.settings import fitted, setting, settle
@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
-
-
-def expected_of(processor: "LogitsProcessor | None", ids: Sequence[int]) -> Sequence[int]:
-    """Tokens that a processor expects after a text, as its method ``expected(ids)`` says: what it leaves no choice about,
-    as guesses that the target checks. None of one without such a method."""
-    expected = getattr(processor, "expected", None)
-    return () if expected is None else tuple(expected(ids))
-
-
 """A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
 for nodes that are never emitted, in any order."""
 
@@ -36,6 +27,13 @@ number exactly, and a seed that is sent back must give the same text. Users may 
 
 ALIKE, MOST_ALIKE = 0.4, 4
 """Temperatures above 0 that are alike: below ALIKE, below 2 ALIKE, ... up to all above MOST_ALIKE of them."""
+
+
+def expected_of(processor: LogitsProcessor | None, ids: Sequence[int]) -> Sequence[int]:
+    """Tokens that a processor expects after a text, as its method ``expected(ids)`` says: what it leaves no choice about, as
+    guesses that the target checks. None of one without such a method."""
+    expected = getattr(processor, "expected", None)
+    return () if expected is None else tuple(expected(ids))
 
 
 def fresh_seed() -> int:
@@ -106,38 +104,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError. Lists become tuples."""
         settle(self)
-        _require(
-            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
-        )
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "positive",
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(math.isfinite(value), name, value, "finite")
-        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
-        _require(
-            0 <= self.min_new_tokens <= self.max_new_tokens,
-            "min_new_tokens",
-            self.min_new_tokens,
-            f"between 0 and max_new_tokens = {self.max_new_tokens}",
-        )
-        _require(
-            self.logits_processor is None or callable(self.logits_processor), "logits_processor", self.logits_processor,
-            "a function (ids [L], logits [V]) -> [V], or None",
-        )  # fmt: skip
-        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "at least 0, or None (off)")
+        check_fields(self, _CHECKS)
+        between = f"between 0 and max_new_tokens = {self.max_new_tokens}"
+        require(0 <= self.min_new_tokens <= self.max_new_tokens, "min_new_tokens", self.min_new_tokens, between)
         self._check_format()
-        _require(all(self.stop), "stop", self.stop, "texts that are not empty")
-        _require(
-            not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
-        )
 
     def _check_format(self) -> None:
         asked = [name for name in FORMATS if getattr(self, name) is not None]
@@ -150,7 +120,6 @@ class SamplingParams:
             )
         if isinstance(self.json_schema, str):
             object.__setattr__(self, "json_schema", schema_of(self.json_schema, "json_schema"))
-        _require(self.choice is None or len(self.choice) > 0, "choice", self.choice, "a list of at least one text")
         if self.lenient_schema and self.json_schema is None:
             raise ConfigError("lenient_schema is of json_schema, which was not given: drop it, or give json_schema")
 
@@ -171,6 +140,26 @@ class SamplingParams:
         )
 
 
+_CHECKS: Checks = {
+    "temperature": (lambda value: value >= 0, "at least 0"),
+    "top_k": (lambda value: value >= 0, "0 (off) or a positive number"),
+    "top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
+    "min_p": (lambda value: 0 <= value <= 1, "in [0, 1]"),
+    "repetition_penalty": (lambda value: value > 0, "positive"),
+    "presence_penalty": (lambda value: True, "finite"),
+    "frequency_penalty": (lambda value: True, "finite"),
+    "max_new_tokens": (lambda value: value >= 1, "at least 1"),
+    "logits_processor": (
+        lambda value: value is None or callable(value),
+        "a function (ids [L], logits [V]) -> [V], or None",
+    ),
+    "logprobs": (lambda value: value is None or value >= 0, "at least 0, or None (off)"),
+    "choice": (lambda value: value is None or len(value) > 0, "a list of at least one text"),
+    "stop": (all, "texts that are not empty"),
+    "logit_bias": (lambda value: not any(map(math.isnan, value.values())), "not NaN"),
+}
+
+
 def schema_of(text: str, field: str) -> Mapping[str, Any] | bool:
     """A JSON schema from its text. field: in messages. Raises ConfigError."""
     try:
@@ -186,8 +175,3 @@ def params_of(given: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams of the fields that were given: with min_new_tokens alone, as many tokens may be written. Raises
     ConfigError."""
     return SamplingParams(**fitted(given, [("min_new_tokens", "max_new_tokens")], SamplingParams))
-
-
-def _require(good: bool, name: str, value: object, expected: str) -> None:
-    finite = isinstance(value, float) and not math.isfinite(value) and expected != "finite"
-    require(good, name, value, f"{'finite and ' if finite else ''}{expected}")

@@ -54,7 +54,8 @@ def discard(start: int, size: int) -> None:
         return
     address, length = ctypes.c_void_p(first), ctypes.c_size_t(stop - first)
     if sys.platform == "win32":
-        _windows().VirtualAlloc(address, length, _MEM_RESET, _READ_WRITE)
+        windows: Any = getattr(ctypes, "windll")  # noqa: B009  # absent elsewhere, also for the type checker
+        windows.kernel32.VirtualAlloc(address, length, _MEM_RESET, _READ_WRITE)
     else:  # Darwin's MADV_DONTNEED discards nothing: new pages take the place of these
         flags = _PRIVATE | _FIXED | mmap.MAP_ANONYMOUS
         map_memory = _library().mmap
@@ -349,7 +350,3 @@ def _advise() -> Any:
     function = _library().madvise
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return function
-
-
-def _windows() -> Any:
-    return getattr(ctypes, "windll").kernel32  # noqa: B009  # absent elsewhere, also for the type checker

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, expected_of
+from foretell.core.tree import valid_nodes
 from foretell.core.upload import sent, tensor_on
 from foretell.kernels.small import Warp, race_library
 
@@ -75,9 +76,7 @@ class Paths:
         """[B, n] bool: the nodes whose distribution is used."""
         if self.parent is None:
             return torch.ones(self.ancestry.shape[:2], dtype=torch.bool)
-        valid = self.parent >= 0
-        valid[:, 0] = True
-        return valid
+        return valid_nodes(self.parent)
 
 
 class Processors:
@@ -111,11 +110,8 @@ class Processors:
         inverse = [_inverse(row.temperature) if row.temperature else 1.0 for row in params]
         self.inverse_temperature = tensor_on(device, inverse, torch.float32)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
-        self.repetition, self.presence, self.frequency = (
-            column("repetition_penalty"),
-            column("presence_penalty"),
-            column("frequency_penalty"),
-        )
+        self.repetition, self.presence = column("repetition_penalty"), column("presence_penalty")
+        self.frequency = column("frequency_penalty")
         self.bias = self._bias(device)  # [B, 1, V] or None; -inf for banned ids
         # An id outside the vocabulary can never be emitted.
         self.end_ids = [

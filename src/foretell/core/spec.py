@@ -30,7 +30,8 @@ def parse_spec(text: str, known: Mapping[str, T], what: str) -> T:
     default = known[name]
     assert dataclasses.is_dataclass(default)
     assert not isinstance(default, type)
-    kinds = _field_kinds(default)
+    hints = field_kinds(type(default))
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(default) if _is_option(field)}
     given: dict[str, object] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -88,13 +89,6 @@ def spec_of(value: object, name: str) -> str:
     return "/".join(parts)
 
 
-def _field_kinds(value: object) -> dict[str, object]:
-    assert dataclasses.is_dataclass(value)
-    assert not isinstance(value, type)
-    hints = field_kinds(type(value))
-    return {field.name: hints[field.name] for field in dataclasses.fields(value) if _is_option(field)}
-
-
 def _is_option(field: "dataclasses.Field[object]") -> bool:
     return field.init and bool(field.metadata.get("spec", True))
 
@@ -105,6 +99,6 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def parse_numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
+def parse_numbers(text: str, option: str) -> list[float]:
     """The numbers of a list joined by commas. Raises ConfigError that names the option."""
-    return list(value_of_text(text, tuple[int, ...] if whole else tuple[float, ...], option, joined_by=","))
+    return list(value_of_text(text, tuple[float, ...], option, joined_by=","))

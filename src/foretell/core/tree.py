@@ -80,9 +80,7 @@ class TokenTree:
     @cached_property
     def valid(self) -> Tensor:
         """[B, N] bool: the nodes that are not padding."""
-        valid = self.parent >= 0
-        valid[:, 0] = True
-        return valid
+        return valid_nodes(self.parent)
 
     def rows(self, start: int, stop: int) -> "TokenTree":
         """The trees of rows [start, stop); views, nothing is copied."""
@@ -130,6 +128,13 @@ class TokenTree:
         )
         if bool(fixed_before[:, 1:, 1:].any()):
             raise RuntimeError("drawn siblings stand before FIXED ones")
+
+
+def valid_nodes(parent: Tensor) -> Tensor:
+    """[B, N] bool of parent [B, N]: the nodes that are not padding."""
+    valid = parent >= 0
+    valid[:, 0] = True
+    return valid
 
 
 def root_tree(tokens: Tensor) -> TokenTree:
@@ -292,13 +297,7 @@ class Plan:
 
 
 def layout(
-    parent: Tensor,
-    length: Tensor,
-    capacity: int,
-    *,
-    span: int | None = None,
-    pack: bool = False,
-    is_line: bool = False,
+    parent: Tensor, length: Tensor, capacity: int, *, span: int | None = None, pack: bool = False, is_line: bool = False
 ) -> Plan:
     """Lay a tree after the committed tokens of each row. Pure: a function of its arguments alone.
 
@@ -328,23 +327,17 @@ def layout(
             positions = length.unsqueeze(1) + (ancestry.sum(-1) - 1)
         else:
             ancestry, positions = found[0], found[1].add_(length.unsqueeze(1))
-    real = _real_nodes(parent) if pack and parent.shape[0] > 1 else None
+    real = None
+    if pack and parent.shape[0] > 1:
+        real = valid_nodes(parent).flatten().nonzero()[:, 0]
+        real = real if len(real) <= 0.9 * parent.numel() else None  # too little padding to be worth it
     return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span, real)
 
 
 def _lines(parent: Tensor) -> tuple[Tensor, Tensor]:
     """(ancestry, depth) of rows that are each a chain with padding behind it: no products, for accelerators."""
     num_nodes, device = parent.shape[1], parent.device
-    valid = parent >= 0  # [B, N]
-    valid[:, 0] = True
+    valid = valid_nodes(parent)
     chain = _chain_ancestors(num_nodes, device)
     itself = chain & chain.t()
     return torch.where(valid[:, :, None], chain, itself), (chain_parent(num_nodes, device) + 1) * valid
-
-
-def _real_nodes(parent: Tensor) -> Tensor | None:
-    """[T] flat indices of the nodes that are not padding; None where there is too little padding to be worth it."""
-    valid = parent >= 0
-    valid[:, 0] = True
-    real = valid.flatten().nonzero()[:, 0]
-    return real if len(real) <= 0.9 * parent.numel() else None

@@ -22,7 +22,7 @@ def write_whole(file: Path, pieces: Iterable[Bytes]) -> None:
     finds the old content or the new. Raises OSError, and leaves the old."""
     part = part_of(file)
     try:
-        with open(part, "wb", opener=_private) as stream:
+        with open(part, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
             for piece in pieces:
                 stream.write(piece)
             stream.flush()
@@ -36,7 +36,3 @@ def write_whole(file: Path, pieces: Iterable[Bytes]) -> None:
 def part_of(file: Path) -> Path:
     """Where ``write_whole`` writes: what lies there after a kill may be deleted."""
     return file.with_name(f".{file.name}.part")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -211,10 +211,8 @@ def refusal(
     """Why a combination is not legal; None where it is."""
     asked = draws or verifier.draws
     if shape.name not in capabilities.shapes:
-        return (
-            f"method {method!r} cannot grow the shape {shape.name!r}: choose shape {_either(capabilities.shapes)}, "
-            "or another method"
-        )
+        shapes = " or ".join(map(repr, capabilities.shapes))
+        return f"method {method!r} cannot grow the shape {shape.name!r}: choose shape {shapes}, or another method"
     if draws is not None and draws != DrawMode.FIXED and not capabilities.draws:
         return f"method {method!r} draws from no distribution: choose draws 'auto' or 'fixed', not {draws.value!r}"
     if verifier.chains_only and not shape.is_chain:
@@ -237,7 +235,3 @@ def refusal(
             "'static' or 'sequoia', draws 'fixed', or verifier 'rejection'"
         )
     return None
-
-
-def _either(names: tuple[str, ...]) -> str:
-    return " or ".join(map(repr, names))

@@ -9,12 +9,11 @@ not need to). ``template``: the number of a node's children does not depend on t
 siblings jointly need.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, require
+from foretell.core.errors import Checks, ConfigError, between, check_fields, require
 from foretell.core.registry import Registry, part_of
 from foretell.core.settings import settle
 from foretell.core.spec import parse_spec, spec_of
@@ -35,13 +34,14 @@ class Shape:
     template: ClassVar[bool] = True
     asks_acceptance: ClassVar[bool] = False  # stops where the drafter expects a rejection: see ``Method.foresees``
     weighs: ClassVar[bool] = False  # makes the guesses that pay: its depth need not be planned
+    checks: ClassVar[Checks] = {"depth": between(0, MAX_DEPTH)}  # of fields
 
     depth: int = 0  # largest depth; 0 in a configuration: its num_speculative_tokens
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         settle(self)
-        require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"between 0 and {MAX_DEPTH}")
+        check_fields(self, self.checks)
 
     @property
     def max_guesses(self) -> int:
@@ -69,12 +69,8 @@ def _max_read(size: int, width: int, depth: int) -> int:
     return max(size, total)
 
 
-def _require_width(width: int) -> None:
-    require(1 <= width <= MAX_WIDTH, "width", width, f"between 1 and {MAX_WIDTH}")
-
-
-def _require_threshold(threshold: float) -> None:
-    require(0 <= threshold < math.inf, "threshold", threshold, "a finite number of at least 0")
+_WIDTH: Checks = {"width": between(1, MAX_WIDTH)}
+_THRESHOLD: Checks = {"threshold": (lambda value: value >= 0, "a finite number of at least 0")}
 
 
 @dataclass(frozen=True)
@@ -100,15 +96,14 @@ class Adaptive(Shape):
     summary = "a chain that stops where the drafter is unsure, decided before the token is drawn"
     is_chain = True
     weighs = True
+    checks: ClassVar[Checks] = {
+        **Shape.checks,
+        "rule": (("path", "probability").__contains__, "path or probability"),
+        **_THRESHOLD,
+    }
 
     rule: str = "path"
     threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(self.rule in ("path", "probability"), "rule", self.rule, "path or probability")
-        _require_threshold(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -125,15 +120,10 @@ class SpecDec(Shape):
     is_chain = True
     asks_acceptance = True
     weighs = True
+    checks: ClassVar[Checks] = {**Shape.checks, "threshold": between(0, 1), "min": between(1, MAX_DEPTH)}
 
     threshold: float = 0.3
     min: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1")
-        require(1 <= self.min <= MAX_DEPTH, "min", self.min, f"between 1 and {MAX_DEPTH}")
 
 
 @dataclass(frozen=True)
@@ -142,17 +132,19 @@ class Static(Shape):
 
     name = "static"
     summary = "the same number of children for every node of a depth, e.g. branching=4x2x1"
+    checks: ClassVar[Checks] = {
+        "branching": (
+            lambda counts: 1 <= len(counts) <= MAX_DEPTH and all(1 <= count <= 64 for count in counts),
+            f"1 to {MAX_DEPTH} numbers between 1 and 64",
+        )
+    }
 
     depth: int = field(init=False, default=0)  # the length of branching
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        settle(self)
-        require(
-            1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
-            "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
-        )  # fmt: skip
+        super().__post_init__()
         object.__setattr__(self, "depth", len(self.branching))
         require(self.max_guesses <= MAX_SIZE, "branching", self.branching, f"a tree of at most {MAX_SIZE} nodes")
 
@@ -170,12 +162,9 @@ class Static(Shape):
 class Sized(Shape):
     """Shapes of at most ``size`` guesses."""
 
-    size: int = 16
+    checks: ClassVar[Checks] = {**Shape.checks, "size": between(1, MAX_SIZE)}
 
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
+    size: int = 16
 
     @property
     def max_guesses(self) -> int:
@@ -193,18 +182,15 @@ class Sequoia(Sized):
 
     name = "sequoia"
     summary = "the best fixed tree for a measured acceptance of first, second, ... children"
+    checks: ClassVar[Checks] = {
+        **Sized.checks,
+        "acceptance": (
+            lambda rates: len(rates) <= MAX_ACCEPTANCE and min(rates, default=-1) >= 0 and 0 < sum(rates) <= 1 + 1e-9,
+            f"1 to {MAX_ACCEPTANCE} probabilities that sum to at most 1",
+        ),
+    }
 
     acceptance: tuple[float, ...] = (0.6, 0.11, 0.06, 0.04, 0.02)
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(
-            1 <= len(self.acceptance) <= MAX_ACCEPTANCE
-            and all(a >= 0 for a in self.acceptance)
-            and 0 < sum(self.acceptance) <= 1 + 1e-9,
-            "acceptance", self.acceptance, f"1 to {MAX_ACCEPTANCE} probabilities that sum to at most 1",
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -218,15 +204,10 @@ class DySpec(Sized):
     name = "dyspec"
     summary = "the places most likely to be reached, each admitted before its token is drawn"
     template = False
+    checks: ClassVar[Checks] = {**Sized.checks, "threshold": (lambda value: 0 <= value < 1, "in [0, 1)"), **_WIDTH}
 
     threshold: float = 0.0
     width: int = 8  # most children of a node
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        require(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
-        _require_width(self.width)
 
     @property
     def max_grown(self) -> int:
@@ -245,13 +226,9 @@ class Eagle2Shape(Sized):
     summary = "a beam by path probability, re-ranked to the best nodes of all depths"
     fixed = True
     template = False
+    checks: ClassVar[Checks] = {**Sized.checks, **_WIDTH}
 
     width: int = 4
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        _require_width(self.width)
 
     @property
     def max_grown(self) -> int:
@@ -270,15 +247,10 @@ class OptTree(Sized):
     summary = "the nodes of largest path probability; deepened while that pays for the drafter's pass"
     fixed = True
     template = False
+    checks: ClassVar[Checks] = {**Sized.checks, **_THRESHOLD, **_WIDTH}
 
     threshold: float = 0.02
     width: int = 8  # most children of a node that are looked at
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        super().__post_init__()
-        _require_threshold(self.threshold)
-        _require_width(self.width)
 
     @property
     def max_grown(self) -> int:

@@ -133,14 +133,8 @@ class Bench:
     @torch.inference_mode()
     def open_long(self, method: str, length: int) -> float:
         """Open a row with a text of ``length`` tokens; seconds that its drafter took to read it."""
-        choice, most = self.choices[method], self._most(method, length)
-        opened = Batch(self.model, max_rows=1, capacity=most + choice.num_nodes + 64)
-        opened.arrive(self._row(choice, length))
-        while opened.arrivals:
-            self._go_on()
-            opened.read(LEAST_LONG, catch_up=False)
+        opened = self._open_alone(method, self._most(method, length), length, LEAST_LONG)
         self._long[method] = opened, length
-        opened.step([0])
         if not opened.num_unread()[0]:
             return 0.0
         self._go_on()
@@ -150,13 +144,7 @@ class Bench:
     def lag_seconds(self, method: str) -> float:
         """Seconds per token to open the method's drafter for a row and read its text, without the cost of the guess
         itself, once; 0 for drafters that read no text."""
-        choice = self.choices[method]
-        batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
-        batch.arrive(self._row(choice))
-        while batch.arrivals:
-            self._go_on()
-            batch.read(PROMPT_TOKENS, catch_up=False)
-        batch.step([0])
+        batch = self._open_alone(method, PROMPT_TOKENS, None, PROMPT_TOKENS)
         num_unread = batch.num_unread()[0]
         if not num_unread:
             return 0.0
@@ -166,6 +154,17 @@ class Bench:
             batch.step([1])
             seconds.append(perf_counter() - begun)
         return max(0.0, seconds[0] - min(seconds[1:])) / num_unread
+
+    def _open_alone(self, method: str, most: int, length: int | None, chunk: int) -> Batch:
+        """One row, after its first step, which did not guess; of at most ``most`` tokens. Its text is read in chunks."""
+        choice = self.choices[method]
+        opened = Batch(self.model, max_rows=1, capacity=most + choice.num_nodes + 64)
+        opened.arrive(self._row(choice, length))
+        while opened.arrivals:
+            self._go_on()
+            opened.read(chunk, catch_up=False)
+        opened.step([0])
+        return opened
 
     def _go_on(self) -> None:
         if self.must_stop():

@@ -68,20 +68,11 @@ class Engine:
         lora: str | None = None,
     ) -> None:
         """model: a loaded model, of foretell or of transformers. draft: a loaded draft model, which the configuration
-        names by ``draft.spec.name``. draft_tokenizer: its tokenizer, where its vocabulary is another (None: the one beside
-        its files, or for a model in memory the target's). method: the loaded method of the configuration; None: load it
-        here. End tokens that the tokenizer or its chat template knows are added to ``model.spec``.
-
-        width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
-        texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
-        the configuration says; "auto" measures costs at the first call (seconds, remembered) and then decides before
-        every step how deep guessing pays, or not at all. drafter_errors: where a drafter fails, "plain" warns in the log
-        and goes on without guesses, with the same text (``Completion.plain_reason``; after several failures in a row the
-        method rests, as in a service); "raise" raises DrafterError, for whoever measures or checks a method. Processes that
-        share a model always raise. cuda_graphs: "auto" launches what a step asks of a CUDA device as captured graphs, where
-        that can be, "off" call by call; elsewhere nothing changes. trust_remote_code: draft models may run the Python code
-        that they come with. lora: the adapter, one of ``model.loras``, of requests that name none. Raises
-        ConfigError, ModelError.
+        names by ``draft.spec.name``. draft_tokenizer: as for ``load``; None: for a model in memory the target's. method:
+        the loaded method of the configuration; None: load it here. lora: the adapter, one of ``model.loras``, of requests
+        that name none. End tokens that the tokenizer or its chat template knows are added to ``model.spec``. All other
+        options are those of ``load``; processes that share a model raise DrafterError whatever ``drafter_errors`` is.
+        Raises ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
@@ -164,8 +155,10 @@ class Engine:
             make the same calls (docs/parallel.md).
         width: above 0 every decode pass has that many nodes a row, so that all passes agree bit for bit (``step``).
         prefix_memory_gib: how much KV of texts is kept for prompts that begin alike.
-        speculation: "on" guesses as deep as ``speculative`` says; "auto" decides before every step by measured costs.
-        drafter_errors: "plain" goes on without guesses where a drafter fails, "raise" raises DrafterError.
+        speculation: "on" guesses as deep as ``speculative`` says; "auto" measures costs at the first call (seconds,
+            remembered), and then decides before every step how deep guessing pays, or not at all.
+        drafter_errors: where a drafter fails, "plain" warns in the log and goes on without guesses, with the same text
+            (``Completion.plain_reason``; after several failures in a row the method rests); "raise" raises DrafterError.
         cuda_graphs: "auto" launches what a step asks of a CUDA device as captured graphs, where that can be; "off": not.
         weights: "auto", "fp32", "bf16", "int8", "int4" or "least" (``load_model``); with rounded ones the text follows the
             rounded model's distribution.
@@ -185,17 +178,10 @@ class Engine:
             if isinstance(target, str | PathLike):
                 name = fspath(target)
                 model = load_model(
-                    name,
-                    dtype=dtype,
-                    device=device,
-                    device_map=device_map,
-                    implementation=implementation,
-                    tensor_parallel=tensor_parallel,
-                    weights=weights,
-                    kv=kv,
-                    trust_remote_code=trust_remote_code,
+                    name, dtype=dtype, device=device, device_map=device_map, implementation=implementation,
+                    tensor_parallel=tensor_parallel, weights=weights, kv=kv, trust_remote_code=trust_remote_code,
                     lora=lora,
-                )
+                )  # fmt: skip
                 if tokenizer is None:
                     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
             else:
@@ -394,17 +380,9 @@ class Engine:
         capacity = round_up(need, 512 if self.width else 64)
         limits = Limits(num_rows, len(rows), (num_rows + 1) * capacity, capacity, stall_target_s=None)
         return Loop(
-            self.model,
-            limits,
-            planner,
-            prefixes=self._prefixes,
-            width=self.width,
-            observers=self.observers,
-            draft_logits=self.observes_draft_logits,
-            recorder=self.recorder,
-            failures=self._failures,
-            single_use=True,
-        )
+            self.model, limits, planner, prefixes=self._prefixes, width=self.width, observers=self.observers,
+            draft_logits=self.observes_draft_logits, recorder=self.recorder, failures=self._failures, single_use=True,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Drop what methods have learned from earlier requests; weights and settings stay. Not for the middle of a call."""

@@ -250,16 +250,11 @@ def light_choices(choices: Sequence[Speculation]) -> list[Speculation]:
     return list({part.config.method: part for part in reversed(parts) if part.config.method not in found}.values())
 
 
-def depth_of(choices: Iterable[Speculation]) -> int:
-    """The depths that a planner of these models."""
-    return max([MIN_DEPTH, *(choice.depth for choice in choices)])
-
-
 def acceptance_of(choices: Sequence[Speculation], priors: Mapping[str, float] | None = None) -> Acceptance:
     """What a planner of these knows at the start."""
     every = [*choices, *light_choices(choices)]
     weighed = {one.config.method for one in every if one.method.capabilities.weighs or one.config.weighs}
-    return Acceptance(depth_of(choices), priors, weighed)
+    return Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]), priors, weighed)
 
 
 def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str]) -> Planner:

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
+from foretell.engine.state import count_up
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,8 @@ class Recorder:
         sums.num_drafts += 1
         sums.num_draft_tokens += nodes
         sums.num_accepted_tokens += accepted
-        for counts, reached in ((sums.drafted_per_pos, drafted), (sums.accepted_per_pos, accepted)):
-            counts.extend([0] * (drafted - len(counts)))
-            for position in range(reached):
-                counts[position] += 1
+        count_up(sums.drafted_per_pos, drafted)
+        count_up(sums.accepted_per_pos, accepted, drafted)
 
     def finish(self, row: Row, seconds: float) -> None:
         """A request has ended, seconds after it came."""

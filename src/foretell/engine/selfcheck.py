@@ -39,8 +39,6 @@ FIRST, SECOND, THIRD = (0, 1, 3, 6), (0, 2, 5, 7), (0, 1, 4)
 """Its paths."""
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 """Of the largest logit: what passes of several widths may differ by where kernels promise no bits."""
-
-
 LEFT = "So nothing is guessed, and requests are decoded one by one, each from its own prompt. Please report this line"
 """What a command does about a fault."""
 

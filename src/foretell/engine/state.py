@@ -162,8 +162,8 @@ class State(Context):
             tokens = [tokens[node] for node in path[1:]] + [bonus]
             row.num_steps += 1
             row.steps.append((drafted, count - 1))
-            _count(row.drafted_per_pos, drafted)
-            _count(row.accepted_per_pos, count - 1, len(row.drafted_per_pos))
+            count_up(row.drafted_per_pos, drafted)
+            count_up(row.accepted_per_pos, count - 1, len(row.drafted_per_pos))
             taken = row.emit(tokens, source)
             paths.append(path[:taken])
             emitted.append(tokens[:taken])
@@ -224,8 +224,8 @@ def depth_of(parent: Sequence[int]) -> int:
     return max(depth)
 
 
-def _count(counters: list[int], reached: int, width: int = 0) -> None:
-    """Add one to the first ``reached`` counters, making room."""
+def count_up(counters: list[int], reached: int, width: int = 0) -> None:
+    """Add one to the first ``reached`` counters, making room for them and for ``width``."""
     counters.extend([0] * (max(reached, width) - len(counters)))
     for position in range(reached):
         counters[position] += 1

@@ -4,9 +4,8 @@ A kernel trusts its arguments, so a token id or a parent outside its range would
 read on the CPU alone: on an accelerator the check would be a host read in every step, and torch's own kernels check there.
 """
 
-import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -15,11 +14,7 @@ from foretell.core.errors import ModelError, VocabularyMismatchError
 from foretell.core.tree import TokenTree
 from foretell.kernels.build import optional
 
-
-@lru_cache(maxsize=1)
-def _bounds_library() -> ctypes.CDLL | None:
-    """The C kernels, or None where they cannot be built."""
-    return optional("bounds", {"check_tree": "nnnpp:n", "check_indices": "nnp:n"})
+_bounds_library = cache(partial(optional, "bounds", {"check_tree": "nnnpp:n", "check_indices": "nnp:n"}))
 
 
 def check_tree(tree: TokenTree, vocab_size: int) -> None:
@@ -59,12 +54,8 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
         raise VocabularyMismatchError(
             f"{where} has token id {token}; the target's ids are 0 to {vocab_size - 1}: a drafter may propose no others"
         )
-    raise ModelError(f"{where} has parent {above}; it must be {_parents(node)}")
-
-
-def check_distributions(tree: TokenTree, p: Tensor) -> None:
-    """``check_shape`` of distributions p."""
-    check_shape(tree, p.shape)
+    parents = f"an earlier node (0 to {node - 1}), or -1 for padding" if node else "-1, since it is the root"
+    raise ModelError(f"{where} has parent {above}; it must be {parents}")
 
 
 def check_shape(tree: TokenTree, shape: Sequence[int]) -> None:
@@ -76,10 +67,6 @@ def check_shape(tree: TokenTree, shape: Sequence[int]) -> None:
         raise ModelError(f"p of a tree of {tuple(tree.tokens.shape)} nodes is [B, N, V]; given {tuple(shape)}")
     if tree.num_nodes > 1:  # a root alone is no index into p
         check_tree(tree, shape[2])
-
-
-def _parents(node: int) -> str:
-    return "-1, since it is the root" if node == 0 else f"an earlier node (0 to {node - 1}), or -1 for padding"
 
 
 def _first_bad_node(tokens: Tensor, parent: Tensor, vocab_size: int) -> int:

@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -29,89 +28,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
+from foretell.core.platform import end_group
 from foretell.kernels.cpu import amx_permitted, cpu_flags, known_machine, machine, vendor
+from foretell.kernels.variants import KERNELS, PRODUCTS, QUICK, VARIANTS
 
 _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
 _PREBUILT = Path(__file__).with_name("prebuilt")
 logger = logging.getLogger(__name__)
-
-
-class Variant(NamedTuple):
-    """One instruction set that kernels are compiled for."""
-
-    needs: tuple[str, ...]  # of the CPU, as Linux names them
-    flags: tuple[str, ...]  # for the compiler
-    machine: str = ""  # that has the instructions, as cpu.machine names it; empty: every one
-
-
-_AVX2 = Variant(("avx2", "fma", "f16c", "bmi2"), ("-mavx2", "-mfma", "-mf16c", "-mbmi2"), "x86_64")
-_AVX512 = Variant(
-    (*_AVX2.needs, "avx512f", "avx512bw", "avx512dq", "avx512vl"),
-    (*_AVX2.flags, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
-    "x86_64",
-)
-_AVX512_VNNI = Variant((*_AVX512.needs, "avx512_vnni"), (*_AVX512.flags, "-mavx512vnni"), "x86_64")
-_AVX512_BF16 = Variant((*_AVX512_VNNI.needs, "avx512_bf16"), (*_AVX512_VNNI.flags, "-mavx512bf16"), "x86_64")
-_AMX = Variant(
-    (*_AVX512_BF16.needs, "amx_tile", "amx_int8", "amx_bf16"),
-    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
-    "x86_64",
-)
-_NEON = Variant(("asimd",), ("-march=armv8-a",), "aarch64")
-_NEON_DOT = Variant((*_NEON.needs, "asimddp", "atomics"), ("-march=armv8.2-a+dotprod",), "aarch64")
-_NEON_I8MM = Variant((*_NEON_DOT.needs, "i8mm"), ("-march=armv8.2-a+dotprod+i8mm",), "aarch64")
-
-VARIANTS = {
-    "amx": _AMX,
-    "avx512_bf16": _AVX512_BF16,
-    "avx512_vnni": _AVX512_VNNI,
-    "avx512": _AVX512,
-    "avx2": _AVX2,
-    "neon_i8mm": _NEON_I8MM,
-    "neon_dot": _NEON_DOT,
-    "neon": _NEON,
-    "baseline": Variant((), ()),
-}
-"""Best first of each machine. A CPU runs the first whose needs it meets, and of a kernel the first of those that the kernel
-has."""
-
-
-class Kernel(NamedTuple):
-    """A C file beside this one, and how it is built."""
-
-    source: str
-    flags: tuple[str, ...] = ()
-    variants: tuple[str, ...] = ("avx512", "avx2", "baseline")
-
-
-_QUICK = ("-fno-thread-jumps",)  # of GCC: a sixth of the time to compile, and no pass is slower
-_BY_HAND = tuple(name for name in VARIANTS if name != "baseline")
-_FORMATS = ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s", "q4n", "q4x", "q4e", "q2k", "q3s")
-PRODUCTS = tuple(f"product_{name}" for name in _FORMATS)
-"""Products with matrices by their format's number in ``native/common.h``: a model needs those of its own formats."""
-
-KERNELS = {
-    "bounds": Kernel("bounds.c"),
-    "cdf": Kernel("cdf.c", ("-ffp-contract=off",)),
-    "dequantise": Kernel("dequantise.c", ("-ffp-contract=off",)),
-    "race": Kernel("race.c", ("-ffp-contract=off", "-fopenmp-simd")),
-    "residual": Kernel("residual.c", ("-fopenmp-simd",)),
-    "suffix": Kernel("suffix.c", ("-ffp-contract=off",), ("baseline",)),
-    "tree": Kernel("tree.c"),
-    "pool": Kernel("native/pool.c", ("-pthread",), ("baseline",)),
-    # Their OpenMP runtime is the one that torch has loaded, or the pool: see native.py.
-    "native": Kernel("native/native.c", (*_QUICK, "-fopenmp"), _BY_HAND),
-    "heads": Kernel("native/heads.c", (*_QUICK, "-fopenmp"), _BY_HAND),
-    **{
-        name: Kernel("native/product.c", (*_QUICK, f"-DPRODUCT={number}"), _BY_HAND)
-        for number, name in enumerate(PRODUCTS)
-    },
-}
 
 
 class BuildError(Exception):
@@ -376,7 +304,7 @@ def _compile(compiler: str, name: str, variant: str, target: Path) -> None:
     flags = (*_FLAGS, *VARIANTS[variant].flags, *KERNELS[name].flags)
     code, darwin, windows = target.with_suffix(".o"), "darwin" in _target(compiler), "mingw" in _target(compiler)
     if "clang" in _version(compiler, os.stat(compiler).st_mtime_ns):
-        flags = tuple(flag for flag in flags if flag not in _QUICK)
+        flags = tuple(flag for flag in flags if flag not in QUICK)
     link: tuple[str, ...] = ()
     if darwin:  # Apple's clang refuses -fopenmp, and the compiler that it calls does not; the runtime is there later
         link = ("-undefined", "dynamic_lookup")
@@ -442,10 +370,7 @@ def _run(command: list[str]) -> str:
     try:
         out, errors = process.communicate(timeout=_TIMEOUT_S)
     except BaseException:
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
+        end_group(process)
         process.communicate()
         raise
     if process.returncode:

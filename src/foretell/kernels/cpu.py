@@ -44,7 +44,10 @@ def cpu_flags() -> frozenset[str]:
         return frozenset(flag for flag, (word, bit) in _HARDWARE.items() if _auxiliary(word) >> bit & 1)
     text = _cpuinfo()
     if text is None:
-        return _cpu_flags_of_darwin() if sys.platform == "darwin" else _cpu_flags_of_torch()
+        if sys.platform != "darwin":
+            return _cpu_flags_of_torch()
+        # Those up to AVX2: later ones are on few Intel Macs.
+        return frozenset(flag for flag, name in _DARWIN.items() if _sysctl(name))
     found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
     return frozenset(found.group(1).split()) if found else frozenset()
 
@@ -86,11 +89,6 @@ _DARWIN = {  # what Linux calls a feature: what sysctl(3) calls it
     "f16c": "hw.optional.f16c",
     "bmi2": "hw.optional.bmi2",
 }
-
-
-def _cpu_flags_of_darwin() -> frozenset[str]:
-    """Those up to AVX2: later ones are on few Intel Macs."""
-    return frozenset(flag for flag, name in _DARWIN.items() if _sysctl(name))
 
 
 def _sysctl(name: str) -> int:

@@ -1,9 +1,8 @@
 """GGUF's quantised blocks to floats: in C, about ten times as fast as the gguf library's numpy, which is its slow twin and
 serves where there is no compiler, and for the kinds that the kernel does not know."""
 
-import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -22,10 +21,8 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "
 _CHUNK = 1 << 22  # values at a time
 
 
-@cache
-def dequantise_library() -> ctypes.CDLL | None:
-    """The C kernel, or None where it cannot be built."""
-    return optional("dequantise", {"dequantise": "inppi:i"})
+dequantise_library = cache(partial(optional, "dequantise", {"dequantise": "inppi:i"}))
+"""The C kernel, or None where it cannot be built."""
 
 
 @cache

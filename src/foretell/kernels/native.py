@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ModelError
-from foretell.kernels.build import PRODUCTS, BuildError, load_libraries, load_library, variants_of, warn_once
+from foretell.kernels.build import BuildError, load_libraries, load_library, variants_of, warn_once
+from foretell.kernels.variants import PRODUCTS
 
 _OPENMP = r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib|dll)\S*"
-
-
 _lock = threading.Lock()
 _loaded: dict[str, set[int]] = {}  # formats of products, by variant
 
@@ -28,7 +27,7 @@ def library() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def variant() -> str | None:
-    """The instructions that the library was compiled for, a name of ``build.VARIANTS``; None where there is none."""
+    """The instructions that the library was compiled for, a name of ``variants.VARIANTS``; None where there is none."""
     return _best()[2]
 
 

@@ -9,13 +9,13 @@ distribution that is left at the node where the walk stopped. ``try_tree`` retur
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from foretell.core.tree import TokenTree
-from foretell.kernels.bounds import check_distributions, check_nodes
+from foretell.kernels.bounds import check_nodes, check_shape
 from foretell.kernels.build import optional
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -40,17 +40,15 @@ class Tried:
     kept: Tensor  # [B, N] entry j belongs to the parent of j
 
 
-@lru_cache(maxsize=1)
-def residual_library() -> ctypes.CDLL | None:
-    """The C kernels, or None where they cannot be built."""
-    own = {
-        "try_tree": "nnnippppppppppp:i",
-        "rest": "nnnppppppppp",
-        "select": "nnnpppppppp:i",
-        "selected_rest": "nnnpppppp:i",
-    }
-    functions = {f"{name}_{kind}": types for name, types in own.items() for kind in _TYPES.values()}
-    return optional("residual", functions)
+_FUNCTIONS = {
+    "try_tree": "nnnippppppppppp:i",
+    "rest": "nnnppppppppp",
+    "select": "nnnpppppppp:i",
+    "selected_rest": "nnnpppppp:i",
+}
+_OF_TYPES = {f"{name}_{kind}": types for name, types in _FUNCTIONS.items() for kind in _TYPES.values()}
+residual_library = cache(partial(optional, "residual", _OF_TYPES))
+"""The C kernels, or None where they cannot be built."""
 
 
 def kernel_of(function: str, p: Tensor, q: Tensor | None) -> "ctypes._NamedFuncPointer | None":
@@ -78,7 +76,7 @@ def try_tree(tree: TokenTree, p: Tensor, *, ahead: bool) -> tuple[Tensor, Tried]
     read (is it a distribution?); FIXED children cost a scalar. Temporaries: [B, N].
     Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
     """
-    check_distributions(tree, p)
+    check_shape(tree, p.shape)
     kernel = kernel_of("try_tree", p, tree.q)
     if kernel is None:
         return None
@@ -96,7 +94,7 @@ def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
     """
     kernel = kernel_of("rest", p, tree.q)
     assert kernel is not None, "try_tree ran"
-    check_distributions(tree, p)
+    check_shape(tree, p.shape)
     check_nodes(at, *tree.tokens.shape)
     assert tried.keep.shape == tree.tokens.shape, "tried is of another tree"
     out = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype)

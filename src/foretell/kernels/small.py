@@ -3,8 +3,7 @@ torch; noise keys, the race that draws a token by them, and the greedy choice (`
 (``suffix.c``); who sees whom in a tree (``tree.c``)."""
 
 import ctypes
-from functools import lru_cache
-from typing import Any
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -13,11 +12,8 @@ from foretell.core.errors import ConfigError
 from foretell.kernels.build import optional
 from foretell.kernels.gpu.ops import ops
 
-
-@lru_cache(maxsize=1)
-def _cdf_library() -> ctypes.CDLL | None:
-    """The C kernel of ``invert_cdf``, or None where it cannot be built."""
-    return optional("cdf", dict.fromkeys(("invert_cdf_float", "invert_cdf_double"), "nnppp"))
+_cdf_library = cache(partial(optional, "cdf", dict.fromkeys(("invert_cdf_float", "invert_cdf_double"), "nnppp")))
+_tree_library = cache(partial(optional, "tree", {"ancestors": "nnppp"}))
 
 
 def invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -70,47 +66,34 @@ FUNCTIONS = {
     "walk": "nnnpnnpppnpnppnp",
 }
 """Their types, as ``build.typed`` takes them."""
-
-
-@lru_cache(maxsize=1)
-def race_library() -> ctypes.CDLL | None:
-    """The C kernels of keys and race, or None where it cannot be built."""
-    return optional("race", FUNCTIONS)
-
+race_library = cache(partial(optional, "race", FUNCTIONS))
+"""The C kernels of keys and race, or None where it cannot be built."""
 
 _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_FIELDS: list[tuple[str, Any]] = [
-    *[(name, _NUMBER) for name in ("window", "num_tokens", "num_states", "num_edges", "last", "tail_state")],
-    *[(name, _NUMBER) for name in ("tail_size", "room_states", "room_edges", "num_slots")],
-    *[(name, ctypes.POINTER(ctypes.c_int32)) for name in ("length", "link", "first_edge")],
-    *[(name, ctypes.POINTER(_NUMBER)) for name in ("count", "latest", "earlier")],
-    *[(name, _POINTER) for name in ("edge_state", "edge_token", "edge_to", "next_edge", "slots")],
-]
 
 
 class AutomatonView(ctypes.Structure):
     """The ``Automaton`` of ``suffix.c``; zeroed before ``foretell_suffix_open``."""
 
-    _fields_ = _FIELDS
+    _fields_ = [
+        *((name, _NUMBER) for name in ("window", "num_tokens", "num_states", "num_edges", "last", "tail_state")),
+        *((name, _NUMBER) for name in ("tail_size", "room_states", "room_edges", "num_slots")),
+        *((name, ctypes.POINTER(ctypes.c_int32)) for name in ("length", "link", "first_edge")),
+        *((name, ctypes.POINTER(_NUMBER)) for name in ("count", "latest", "earlier")),
+        *((name, _POINTER) for name in ("edge_state", "edge_token", "edge_to", "next_edge", "slots")),
+    ]
 
 
-@lru_cache(maxsize=1)
-def suffix_library() -> ctypes.CDLL | None:
-    """The C kernels of suffix automata, or None where they cannot be built."""
-    own = {
-        "open": "pn:n",
-        "close": "p",
-        "extend": "ppn:n",
-        "follow": "pppnn",
-        "repeat": "pp",
-        "guesses": "ppnnndnppp:n",
-    }
-    return optional("suffix", {f"suffix_{name}": types for name, types in own.items()})
-
-
-@lru_cache(maxsize=1)
-def _tree_library() -> ctypes.CDLL | None:
-    return optional("tree", {"ancestors": "nnppp"})
+_SUFFIX = {
+    "suffix_open": "pn:n",
+    "suffix_close": "p",
+    "suffix_extend": "ppn:n",
+    "suffix_follow": "pppnn",
+    "suffix_repeat": "pp",
+    "suffix_guesses": "ppnnndnppp:n",
+}
+suffix_library = cache(partial(optional, "suffix", _SUFFIX))
+"""The C kernels of suffix automata, or None where they cannot be built."""
 
 
 def ancestors_and_depths(parent: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -8,8 +8,6 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 """Names of a layer's matrices, in order."""
 FORMATS: dict[dtype, int] = {float32: 0, _bfloat16: 1}
 """Formats of matrices that are plain tensors."""
-
-
 OUTPUTS = ("logit_scale", "logit_cap")
 """What makes logits of the output head's products."""
 

@@ -89,7 +89,11 @@ def load_model(
         merges=bool(loras) and not isinstance(lora, Mapping),
     )  # fmt: skip
     wish.check()
-    launch = _launch() if tensor_parallel else None
+    launch = None
+    if tensor_parallel:
+        from foretell.model.parallel import Launch
+
+        launch = Launch.find()
     wish = replace(wish, device=parse_device(device if launch is None else launch.device(device)))
     path = resolve(name, code=trust_remote_code)
     found = _found(wish, path, trusted=trust_remote_code)
@@ -308,13 +312,6 @@ def _tell_widened(name: str, path: Path, found: Found) -> None:
         stored = str(found.stored).removeprefix("torch.")
         told = f"{name} is stored in {stored} and runs in float32"
         warn_once(f"{told}, which reads twice the bytes for each token: dtype 'auto' runs it as it is stored", told)
-
-
-def _launch() -> "Launch":
-    """The process group of this process, for tensor_parallel."""
-    from foretell.model.parallel import Launch
-
-    return Launch.find()
 
 
 def named_loras(lora: LoraGiven) -> Mapping[str, str | PathLike[str]]:

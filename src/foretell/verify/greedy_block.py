@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, depths
-from foretell.kernels.bounds import check_distributions, check_nodes
+from foretell.kernels.bounds import check_nodes, check_shape
 from foretell.kernels.residual import below, call, excess, is_distribution, kernel_of, rank, subtract
 from foretell.verify.base import Evidence, RatioVerifier, Walk, row_at
 
@@ -114,7 +114,7 @@ def select_in_c(tree: TokenTree, p: Tensor) -> tuple[Tensor, Selected] | None:
 
     Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
     """
-    check_distributions(tree, p)
+    check_shape(tree, p.shape)
     kernel = kernel_of("select", p, tree.q)
     if kernel is None:
         return None
@@ -132,7 +132,7 @@ def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Ten
     """
     kernel = kernel_of("selected_rest", p, tree.q)
     assert kernel is not None, "select_in_c ran"
-    check_distributions(tree, p)
+    check_shape(tree, p.shape)
     check_nodes(at, *tree.tokens.shape)
     assert selected.whole.shape[1:] == tree.tokens.shape, "selected is of another tree"
     out = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype)

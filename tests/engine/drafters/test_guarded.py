@@ -20,7 +20,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.drafters.guarded import GuardedDrafter
 from foretell.engine.failures import Failures
 from foretell.model.target import Target
-from tests.engine.harness import ToyTokenizer, outcome, plain, table
+from tests.engine.harness import ToyTokenizer, outcome, outcomes, plain, table
 from tests.engine.integrity import check_batch, check_service
 from tests.service.test_service import Mailbox
 
@@ -129,7 +129,7 @@ def test_an_engine_of_ones_own_goes_on_too(call: str, caplog: pytest.LogCaptureF
         for k in range(4)
     ]
     found = engine.generate_batch(requests, batch_size=2)
-    assert [outcome(one) for one in found] == [outcome(one) for one in plain(table(1), requests)]
+    assert outcomes(found) == outcomes(plain(table(1), requests))
     if call == "num_unread":  # asked for by a planner alone
         return
     assert any("broken failed (" in (one.plain_reason or "") for one in found)

@@ -11,7 +11,7 @@ from foretell.core.errors import ModelError, VocabularyMismatchError
 from foretell.engine.request.request import check_vocabulary
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.run.lean import LeanModel
-from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, mixed_requests, outcome, plain, table
+from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, mixed_requests, outcomes, plain, table
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
@@ -86,10 +86,10 @@ def other_width(size: int) -> TableLM:
 @pytest.mark.parametrize("verify", ["coupled", "exact"])
 def test_draft_logits_of_another_width(size: int, verify: str) -> None:
     """A padded draft never guesses beyond the target's tokens; a narrow one is fed tokens that it does not have."""
-    expected = [outcome(c) for c in plain(table(), mixed_requests(), verify=verify)]
+    expected = outcomes(plain(table(), mixed_requests(), verify=verify))
     engine = draft_engine(table(), other_width(size), 4, verify=verify)
     found = engine.generate_batch(mixed_requests())
-    assert [outcome(c) for c in found] == expected
+    assert outcomes(found) == expected
     assert sum(c.num_accepted_tokens for c in found) > 10
 
 
@@ -113,7 +113,7 @@ def test_a_token_that_the_drafts_embedding_does_not_have(implementation: str) ->
     expected = plain(target, requests, tokenizer=tokenizer)
     assert any(token >= 40 for completion in expected for token in completion.token_ids)
     found = draft_engine(target, draft, 3, tokenizer=tokenizer).generate_batch(requests)
-    assert [outcome(c) for c in found] == [outcome(c) for c in expected]
+    assert outcomes(found) == outcomes(expected)
 
 
 @pytest.mark.parametrize("verify", ["coupled", "exact", "rejection"])
@@ -127,7 +127,7 @@ def test_only_tokens_that_the_draft_does_not_have_are_allowed(verify: str) -> No
     found = draft_engine(table(), other_width(VOCAB - 9), 3, verify=verify).generate_batch(requests)
     assert all(token >= VOCAB - 3 for completion in found for token in completion.token_ids)
     if verify != "rejection":
-        assert [outcome(c) for c in found] == [outcome(c) for c in plain(table(), requests, verify=verify)]
+        assert outcomes(found) == outcomes(plain(table(), requests, verify=verify))
 
 
 def test_a_processor_that_invents_a_token_for_the_draft() -> None:
@@ -141,7 +141,7 @@ def test_a_processor_that_invents_a_token_for_the_draft() -> None:
 
     requests = [Request([1, 2], SamplingParams(max_new_tokens=12, seed=i, logits_processor=lift)) for i in range(3)]
     found = draft_engine(table(), other_width(VOCAB - 9), 4).generate_batch(requests)
-    assert [outcome(c) for c in found] == [outcome(c) for c in plain(table(), requests)]
+    assert outcomes(found) == outcomes(plain(table(), requests))
     assert all(c.acceptance_rate == 1.0 for c in found)
     assert any(VOCAB - 1 in c.token_ids for c in found)
 

@@ -11,7 +11,7 @@ import foretell.model.hf.recurrent.rewind as rewind
 import foretell.model.hf.recurrent.scans as scans
 from foretell import Engine
 from foretell.core.errors import ModelError
-from foretell.core.tree import chain_tree, layout
+from foretell.core.tree import Plan, chain_tree, layout
 from foretell.doctor.machine import look
 from foretell.doctor.warn import about_run
 from foretell.model.hf.adapter import TransformersModel
@@ -45,6 +45,16 @@ class Walk:
     def draw(self, count: int) -> list[int]:
         return [self.random.randrange(3, VOCAB) for _ in range(count)]
 
+    def behind(self, guesses: list[list[int]]) -> list[list[int]]:
+        """The pending tokens, and guesses behind them."""
+        return [[text[-1], *line] for text, line in zip(self.texts, guesses, strict=True)]
+
+    def line(self, lines: list[list[int]]) -> tuple[torch.Tensor, Plan]:
+        """Tokens of lines of one length that begin with the pending ones, and where they stand."""
+        tokens = torch.tensor(lines)
+        begin = torch.tensor([len(text) - 1 for text in self.texts])
+        return tokens, layout(chain_tree(tokens).parent, begin, CAPACITY)
+
     def run(self, lines: list[list[int]], filled: list[int], target: Target | None = None) -> None:
         """One pass over lines[b] at filled[b]; an empty line is padding alone."""
         width = max(map(len, lines))
@@ -72,10 +82,7 @@ class Walk:
     def step(self, most: int = 5) -> None:
         """Guesses of random number in each row, of which a random number is kept."""
         guesses = [self.draw(self.random.randint(0, most)) for _ in self.texts]
-        self.run(
-            [[text[-1], *line] for text, line in zip(self.texts, guesses, strict=True)],
-            [len(text) - 1 for text in self.texts],
-        )
+        self.run(self.behind(guesses), [len(text) - 1 for text in self.texts])
         for text, line in zip(self.texts, guesses, strict=True):
             text += [*line[: self.random.randint(0, len(line))], *self.draw(1)]
 
@@ -137,9 +144,8 @@ def test_guesses_read_one_by_one(model: TransformersModel) -> None:
     walk.prefill()
     for kept in ((0, 2), (4, 1), (3, 3), (0, 0), (4, 4)):
         guesses = [walk.draw(4) for _ in walk.texts]
-        lines = [[text[-1], *line] for text, line in zip(walk.texts, guesses, strict=True)]
-        tokens = torch.tensor(lines)
-        plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
+        lines = walk.behind(guesses)
+        tokens, plan = walk.line(lines)
         for node in range(5):
             out = walk.target.forward(tokens[:, node : node + 1], plan.nodes(node, node + 1)).logits
             assert out is not None
@@ -155,15 +161,11 @@ def test_a_pass_behind_a_root_that_was_read_as_a_guess(model: TransformersModel)
     walk.prefill()
     for kept in ((1, 3, 2), (3, 0, 1), (0, 0, 2)):
         guesses = [walk.draw(4) for _ in walk.texts]
-        walk.run(
-            [[text[-1], *line] for text, line in zip(walk.texts, guesses, strict=True)],
-            [len(text) - 1 for text in walk.texts],
-        )
+        walk.run(walk.behind(guesses), [len(text) - 1 for text in walk.texts])
         for text, line, count in zip(walk.texts, guesses, kept, strict=True):
             text += line[: count + 1]  # the last of them is the root now
         lines = [[text[-1], *walk.draw(2)] for text in walk.texts]
-        tokens = torch.tensor(lines)
-        plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
+        tokens, plan = walk.line(lines)
         out = walk.target.forward(tokens[:, 1:], plan.nodes(1, 3)).logits
         assert out is not None
         walk.compare(out, [text[:-1] + line for text, line in zip(walk.texts, lines, strict=True)])
@@ -174,8 +176,7 @@ def test_layers_in_two_ranges(model: TransformersModel) -> None:
     walk = Walk(model, (6, 3))
     walk.prefill()
     for kept in (0, 2, 1):
-        tokens = torch.tensor([[text[-1], *walk.draw(3)] for text in walk.texts])
-        plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
+        tokens, plan = walk.line([[text[-1], *walk.draw(3)] for text in walk.texts])
         lower = [
             walk.target.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), layers=(0, 1), head=False).hidden.clone()
             for i in range(4)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise, top
 from foretell.core.probs import Paths, logits_to_probs
-from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, ancestors
+from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, ancestors, valid_nodes
 from foretell.draft.base import Context
 from foretell.draft.growing.children import Children, Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown, limits_of, note, span_for, with_q
@@ -163,9 +163,7 @@ def _largest(value: Tensor, count: int, threshold: float = 0.0) -> Tensor:
 
 def depth_first(parent: Tensor) -> Tensor:
     """[B, N] the place of each node of parent [B, N] in depth-first order, siblings in their order, padding last."""
-    num_nodes = parent.shape[1]
-    valid = parent >= 0
-    valid[:, 0] = True
+    num_nodes, valid = parent.shape[1], valid_nodes(parent)
     lines = ancestors(parent).float() * valid[:, :, None]  # [B, N, N], none of padding
     size = lines.sum(1)  # [B, N] nodes of each subtree
     older = (parent[:, :, None] == parent[:, None, :]).tril(-1) & valid[:, :, None]  # [B, N, N] siblings before
@@ -184,10 +182,6 @@ def _worth(drawing: Drawing, probs: Tensor, drawn: Children) -> tuple[Tensor, Te
         greedy, share = drawing.greedy[:, None, None], _share(chance**_GREEDY_SHARPNESS)
         place, own = torch.where(greedy, share, place), torch.where(greedy, share, own)
     return place, torch.minimum(own, place)
-
-
-def _worth_fixed(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
-    return chance, chance
 
 
 def _worth_iid(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +225,7 @@ def _worth_greedy(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _WORTH: dict[DrawMode, Callable[[Children, Tensor], tuple[Tensor, Tensor]]] = {
-    DrawMode.FIXED: _worth_fixed,
+    DrawMode.FIXED: lambda drawn, chance: (chance, chance),
     DrawMode.IID: _worth_iid,
     DrawMode.WITHOUT_REPLACEMENT: _worth_without_replacement,
     DrawMode.COUPLED: _worth_coupled,

@@ -71,10 +71,7 @@ class Grown:
 def pick(plan: Plan, nodes: Tensor) -> Plan:
     """The plan of nodes [W] of those covered: ``Plan.nodes`` for nodes that do not lie side by side."""
     return replace(
-        plan,
-        ancestry=plan.ancestry[:, nodes],
-        slots=plan.slots[:, nodes],
-        positions=plan.positions[:, nodes],
+        plan, ancestry=plan.ancestry[:, nodes], slots=plan.slots[:, nodes], positions=plan.positions[:, nodes]
     )
 
 

@@ -16,17 +16,7 @@ from foretell.draft.base import Context, choose
 from foretell.draft.growing.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
 from foretell.draft.growing.frontier import Expander, Grown, chance_of, limits_of, note, span_for
 from foretell.draft.growing.template import grow_template
-from foretell.draft.shapes import (
-    Adaptive,
-    Chain,
-    DySpec,
-    Eagle2Shape,
-    OptTree,
-    Sequoia,
-    Shape,
-    SpecDec,
-    Static,
-)
+from foretell.draft.shapes import Adaptive, Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, SpecDec, Static
 from foretell.model.prefill import real_nodes
 
 CHAIN_LABELS = {
@@ -37,8 +27,6 @@ CHAIN_LABELS = {
     DrawMode.GREEDY: DrawnBy.IID,
 }
 """The way of drawing that each one reduces to where a node has one child."""
-
-
 Stop = Callable[[int, Callable[[], Tensor]], Tensor]
 """(node, distribution) -> [B] bool: rows that are to stop before this node, the second guess or a later one, is drawn.
 distribution() is the [B, V] distribution that it would be drawn from (a row at temperature 0 is as unsure as at

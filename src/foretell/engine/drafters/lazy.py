@@ -88,15 +88,8 @@ class LazyDrafter(Forwarding):
         return list(context.lengths) if self.inner is None else self.inner.num_unread(context)
 
 
-def part(
-    context: Context,
-    start: int,
-    stop: int,
-    *,
-    processors: Processors | None = None,
-    depth_limit: list[int] | None = None,
-) -> Context:
-    """The context of rows [start, stop), as a drafter may read it; with their processors and room, where given."""
+def part(context: Context, start: int, stop: int, *, processors: Processors | None = None) -> Context:
+    """The context of rows [start, stop), as a drafter may read it; with their processors, where given."""
     rows = slice(start, stop)
     return Context(
         history=History(context.history.ids[rows], context.history.num_prompt[rows], (context.history, start)),
@@ -105,7 +98,7 @@ def part(
         lengths=context.lengths[rows],
         pending=context.pending[rows],
         predictions=context.predictions[rows],
-        depth_limit=context.depth_limit[rows] if depth_limit is None else depth_limit,
+        depth_limit=context.depth_limit[rows],
         paid_limit=None if context.paid_limit is None else context.paid_limit[rows],
         least_chance=context.least_chance,
         probe=context.probe,

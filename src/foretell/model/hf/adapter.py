@@ -235,22 +235,19 @@ class TransformersModel(CausalModel):
 
     def _without_layers(self, runner: ModuleRunner, hidden: Tensor) -> Any:
         """What runner (the model, or its decoder) makes of a residual stream, every layer skipped."""
-        anything = _zeros(hidden)
+        anything = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)  # ids that nothing reads
         num_layers = self.spec.num_layers
         with evaluating(self.module), layer_range(self._layers, num_layers, num_layers, hidden, tuples=self._tuples):
-            return runner(anything, anything, None, self._any_mask(anything))
+            mask = torch.ones_like(anything) if self._flat_mask else None
+            if self._has_attention and mask is None:
+                mask = anything.new_ones(1, 1, 1, 1, dtype=torch.bool)
+            return runner(anything, anything, None, mask)
 
     def _masks(self, plan: Plan) -> Tensor | dict[str, Tensor | None] | None:
         """What the model is given for masks."""
         if self._flat_mask:
             return torch.ones(len(plan.slots), plan.span, dtype=torch.int64, device=self._device)
         return self._recipe.masks(plan) if self._has_attention else None
-
-    def _any_mask(self, tokens: Tensor) -> Tensor | None:
-        """A mask for a run without layers, which nothing reads."""
-        if self._flat_mask:
-            return torch.ones_like(tokens)
-        return tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if self._has_attention else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``; scaled where the model's own embedding module scales, and where (Granite) what calls
@@ -293,11 +290,6 @@ def _chains_only(name: str, module: PreTrainedModel, because: str) -> str:
         f"{name} keeps a recurrent state ({kind}) that cannot follow the branches of a tree (lines of guesses it reads), "
         f"since {because}"
     )
-
-
-def _zeros(hidden: Tensor) -> Tensor:
-    """[B, n] int64 for a stream [B, n, H]: token ids and positions that nothing reads."""
-    return torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
 
 
 def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str, Any]]:

@@ -17,6 +17,9 @@ from foretell.model.hf.recurrent.known import Rewind
 from foretell.model.recurrent import BASE, READ, Key, MixerLayout, RecurrentCache
 
 CONV, RECURRENT = ("conv", 0), ("recurrent", 0)
+Run = Callable[..., Any]
+Known = dict[Key, Tensor]
+Options = dict[str, Any]
 
 
 class StateKeeper(ABC):
@@ -37,33 +40,18 @@ class StateKeeper(ABC):
         """States of one row, as the module has left them after reading given [1, n, H] in the probe, or as large."""
 
     @abstractmethod
-    def call(
-        self,
-        run: Callable[..., Any],
-        given: Tensor,
-        positions: Tensor,
-        states: dict[Key, Tensor],
-        kwargs: dict[str, Any],
-    ) -> tuple[Any, dict[Key, Tensor]]:
+    def call(self, run: Run, given: Tensor, positions: Tensor, states: Known, kwargs: Options) -> tuple[Any, Known]:
         """What run, the module's own forward, returns for given [b, n, H] at positions [b, n], and the states after it."""
 
 
 class GriffinKeeper(StateKeeper):
     """RecurrentGemma: the block keeps the convolution's inputs, its RG-LRU the recurrent state."""
 
-    def states(self, given: Tensor) -> dict[Key, Tensor]:
+    def states(self, given: Tensor) -> Known:
         """See ``StateKeeper``."""
-        found = self._take()
-        return {key: torch.zeros_like(x) for key, x in found.items()}
+        return {key: torch.zeros_like(x) for key, x in self._take().items()}
 
-    def call(
-        self,
-        run: Callable[..., Any],
-        given: Tensor,
-        positions: Tensor,
-        states: dict[Key, Tensor],
-        kwargs: dict[str, Any],
-    ) -> tuple[Any, dict[Key, Tensor]]:
+    def call(self, run: Run, given: Tensor, positions: Tensor, states: Known, kwargs: Options) -> tuple[Any, Known]:
         """See ``StateKeeper``; position 0 begins a text."""
         self.module.conv1d_state, self.module.rg_lru.recurrent_states = states[CONV], states[RECURRENT]
         result = run(given, **{**kwargs, "position_ids": positions})
@@ -93,21 +81,12 @@ class RwkvKeeper(StateKeeper):
             for k in self.numbers[type(self.module).__name__]
         }
 
-    def call(
-        self,
-        run: Callable[..., Any],
-        given: Tensor,
-        positions: Tensor,
-        states: dict[Key, Tensor],
-        kwargs: dict[str, Any],
-    ) -> tuple[Any, dict[Key, Tensor]]:
+    def call(self, run: Run, given: Tensor, positions: Tensor, states: Known, kwargs: Options) -> tuple[Any, Known]:
         """See ``StateKeeper``. Rows with one token are called one by one: transformers mixes them up."""
         if given.shape[1] == 1 and len(given) > 1:
+            rows = [slice(row, row + 1) for row in range(len(given))]
             parts = [
-                self.call(
-                    run, given[row : row + 1], positions, {k: x[row : row + 1] for k, x in states.items()}, kwargs
-                )
-                for row in range(len(given))
+                self.call(run, given[row], positions, {k: x[row] for k, x in states.items()}, kwargs) for row in rows
             ]
             joined = {key: torch.cat([after[key] for _, after in parts]) for key in states}
             return (torch.cat([result[0] for result, _ in parts]), kwargs.get("state")), joined

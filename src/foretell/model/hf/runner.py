@@ -51,13 +51,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def residual_of(output: Any) -> Tensor:
-    """The residual stream in what a decoder layer returned: older models return tuples that begin with it."""
-    stream = output[0] if isinstance(output, tuple) else output
-    assert isinstance(stream, Tensor)
-    return stream
-
-
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     """Hooks for as long as the context is open."""
@@ -76,7 +69,7 @@ def capture(layers: nn.ModuleList, wanted: Collection[int]) -> Iterator[dict[int
 
     def note(index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            outputs[index] = residual_of(output)
+            outputs[index] = output[0] if isinstance(output, tuple) else output  # older models return tuples
 
         return hook
 

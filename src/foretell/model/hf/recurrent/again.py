@@ -105,10 +105,7 @@ class ReadingAgain(Call):
             held = self._held(rows, places.behind) if places.behind else None
             given = (hidden if whole else hidden[chosen])[:, : places.num_new]
             result, states = self._run(
-                places.join(held, given),
-                self._pick(rows, side[chosen]),
-                total[chosen],
-                (self.start - lag)[chosen],
+                places.join(held, given), self._pick(rows, side[chosen]), total[chosen], (self.start - lag)[chosen]
             )
             kept = exact[chosen]
             if not kept.all():

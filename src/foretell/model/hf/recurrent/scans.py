@@ -60,11 +60,7 @@ class OuterScan(Scan):
         super().__init__()
         self.heads, self.rows, self.columns = shape
         self.groups, self.channels = groups, channels
-        self.terms = {
-            "left": self.heads * self.rows,
-            "right": groups * self.columns,
-            "decay": self.heads * channels,
-        }
+        self.terms = {"left": self.heads * self.rows, "right": groups * self.columns, "decay": self.heads * channels}
         self.chunk = CHUNK if channels == 1 else CHUNK // 4
 
     def after(self, state: Tensor, terms: Mapping[str, Tensor], count: Tensor | None) -> Tensor:
@@ -84,9 +80,6 @@ class OuterScan(Scan):
         added = (left @ right.transpose(1, 2)).view(state.shape)
         return torch.addcmul(added, state, whole.exp()[..., None])
 
-    def _keep(self, left: Tensor, right: Tensor, decay: Tensor) -> None:
-        self.kept = {"left": left.flatten(2), "right": right.flatten(2), "decay": decay.flatten(2)}
-
     def _whole(self, branches: Branches, name: str, new: Tensor) -> Tensor:
         """[b, M, ...] one kind of terms at all places of a tree, new [b, n, ...] ones of this pass among them."""
         held = self.earlier[name]
@@ -96,7 +89,7 @@ class OuterScan(Scan):
         """Go on behind tokens [at, at + width) of a call over ``of``, whose terms are given, [b, width, ...] each."""
         if self.count is None and at + width == of:
             return
-        terms = {"left": left.flatten(2), "right": right.flatten(2), "decay": decay.flatten(2)}
+        terms = _terms(left, right, decay)
         count = None if self.count is None else (self.count - at).clamp(0, width)
         self.state = self.after(self.state, terms, count)
 
@@ -134,7 +127,7 @@ class DeltaScan(OuterScan):
         value, g, beta = (x.float().transpose(1, 2) for x in (value, g.view(*g.shape[:3], self.channels), beta))
         if self.branches is not None:
             whole, right = self._read_branches(self.branches, pair, value, g, beta)
-            self._keep(pair[:, :, 0].transpose(1, 2), right.transpose(1, 2), g.transpose(1, 2))
+            self.kept = _terms(pair[:, :, 0].transpose(1, 2), right.transpose(1, 2), g.transpose(1, 2))
             return whole.transpose(1, 2).to(dtype), self.state
         outputs, news = [], []
         for at in range(0, num_new, self.chunk):
@@ -146,7 +139,7 @@ class DeltaScan(OuterScan):
             outputs.append(output)
             news.append(new)
         right, whole = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in (news, outputs))
-        self._keep(pair[:, :, 0].transpose(1, 2), right.transpose(1, 2), g.transpose(1, 2))
+        self.kept = _terms(pair[:, :, 0].transpose(1, 2), right.transpose(1, 2), g.transpose(1, 2))
         return whole.transpose(1, 2).to(dtype), self.state
 
     def _read(self, pair: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,7 +234,7 @@ class Mamba2Scan(OuterScan):
             width = outputs[-1].shape[1]
             self._move(at, width, num_new, stepped[:, part], B[:, part], decay[:, part, :, None])
         output = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
-        self._keep(stepped, B, decay[..., None])
+        self.kept = _terms(stepped, B, decay[..., None])
         return output if D is None else torch.addcmul(output, given, D.float()[:, None]), self.state
 
     def _read(self, stepped: Tensor, decay: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -363,6 +356,10 @@ class MambaScan(Scan):
 
 
 SCANS: tuple[type[Scan], ...] = (DeltaScan, KimiScan, Mamba2Scan, MambaScan)
+
+
+def _terms(left: Tensor, right: Tensor, decay: Tensor) -> dict[str, Tensor]:
+    return {"left": left.flatten(2), "right": right.flatten(2), "decay": decay.flatten(2)}
 
 
 def narrow_conv(
