@@ -51,6 +51,7 @@ class Examined:
     )  # of the speculative configuration: what was chosen
 
     words: str = ""  # see ``Candidate``
+    is_default: bool = False  # see ``Candidate``
 
     @property
     def best(self) -> SpeedPrediction | None:
@@ -108,7 +109,8 @@ class Examination(ABC):
         return Examined(
             method=candidate.method, drafter=candidate.drafter, verify=config.verifier.name,
             mean_acceptance_length=mean, predictions=predicted, speculation=candidate.speculation,
-            num_prompts=count, config=dict(candidate.chosen), words=candidate.words, **given,
+            num_prompts=count, config=dict(candidate.chosen), words=candidate.words,
+            is_default=candidate.is_default, **given,
         )  # fmt: skip
 
 
