@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foretell import Engine
+from foretell.bench.stats import PairedRuns
 from foretell.core.errors import DrafterError, ModelError
 from foretell.doctor import candidates as finding, checkup, examine
 from foretell.doctor.candidates import Candidate, candidates
@@ -160,6 +161,17 @@ def test_steps_are_timed_without_the_wait_for_processors(monkeypatch: pytest.Mon
     assert took == pytest.approx([0.01, 0.006, 0.0025]), "the first one as it was: its prompt waited too"
     assert steps[1].seconds_target == pytest.approx(0.0036)
     assert steps[1].num_draft_tokens == 4
+
+
+@pytest.mark.parametrize("is_steady", [True, False])
+def test_what_was_planned_by_costs_of_a_busy_machine_decides_nothing(is_steady: bool) -> None:
+    """Five prompts then showed for certain that guesses do not pay, and on an idle machine that they do."""
+    exam: Any = SimpleNamespace(
+        _pairs=[PairedRuns(10, 1.0, 10, 1.1 + 0.1 * i) for i in range(5)], _num_steps=5, _is_steady=is_steady,
+        own=SimpleNamespace(speculative=SimpleNamespace(num_speculative_tokens=4)),
+        _found=lambda predicted, mean: predicted[0].speedup,
+    )  # fmt: skip
+    assert examine.Measured.found(exam, seed=0).is_point != is_steady
 
 
 def test_what_is_advised_on_a_busy_machine_may_be_other_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:

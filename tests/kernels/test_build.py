@@ -345,7 +345,9 @@ def test_a_wheel_gets_the_variants_of_the_compiler_s_machine(
     monkeypatch.setattr(build, "_compile", lambda compiler, name, variant, path: made.append(f"{name} {variant}"))
     assert len(build.prebuild(tmp_path)) == len(made)
     small = [name for name in variants if name in ("avx512", "avx2", "baseline")]
-    assert sorted(made) == sorted([f"native {name}" for name in variants if name != "baseline"] + [f"race {name}" for name in small])
+    assert sorted(made) == sorted(
+        [f"native {name}" for name in variants if name != "baseline"] + [f"race {name}" for name in small]
+    )
 
 
 def test_a_wheel_s_kernels_are_compiled_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +365,7 @@ def test_of_several_errors_of_a_wheel_s_kernels_the_first_is_raised(
         raise OSError(name)
 
     monkeypatch.setattr(build, "_compile", compiled)
-    with pytest.raises(OSError, match="^bounds$"):
+    with pytest.raises(OSError, match=r"^bounds$"):
         build.prebuild(tmp_path)
 
 

@@ -40,7 +40,8 @@ _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
 _PREBUILT = Path(__file__).with_name("prebuilt")
 logger = logging.getLogger(__name__)
-_One, _Made = TypeVar("_One"), TypeVar("_Made")
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
 
 
 class Variant(NamedTuple):
