@@ -130,14 +130,18 @@ def doctor(
 
         items = with_forms(engine, items, raw=raw, notice=say)
         found: HeadDiagnosis | Checkup
-        stopped = "before the report; --limit N takes fewer prompts" + (
-            "" if head else ", --time-limit SECONDS less time"
-        )
-        with told_if_interrupted(lambda: stopped):
+        shorter = "--limit N takes fewer prompts" if head else "--time-limit SECONDS makes it shorter"
+        with told_if_interrupted(lambda: f"there is no report before the end; {shorter}"):
             if head is not None:
+                from foretell.doctor.head import diagnose
+                from foretell.doctor.templates import formats_of
+
                 most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
                 with status_line("looking", no_color) as progress:
-                    found = _diagnose(engine, head, items, most, seed, progress if sys.stderr.isatty() else lines.now)
+                    found = diagnose(
+                        engine, head, formats_of(engine, items), max_new_tokens=most, seed=seed,
+                        progress=progress if sys.stderr.isatty() else lines.now,
+                    )  # fmt: skip
             else:
                 with _share(no_color, lines) as share:
                     found = _check_up(engine, models, only, items, ctx.params, share)
@@ -158,17 +162,6 @@ def _check_methods(names: list[str] | None) -> None:
             if key in config:
                 raise ConfigError(f"--methods {text}: guesses are measured in chains: drop {config[key]!r}")
         early.check_config(config)
-
-
-def _diagnose(
-    engine: "Engine", head: str, items: "list[Item]", max_new_tokens: int, seed: int, progress: Callable[[str], None]
-) -> "HeadDiagnosis":
-    from foretell.doctor.head import diagnose
-    from foretell.doctor.templates import formats_of
-
-    return diagnose(
-        engine, head, formats_of(engine, items), max_new_tokens=max_new_tokens, seed=seed, progress=progress
-    )
 
 
 def _check_up(
