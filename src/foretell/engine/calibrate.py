@@ -302,8 +302,8 @@ class Calibration:
             save(table, self.key)
         else:
             logger.warning(
-                "costs: %s: the machine is busy. They are measured again when a service is idle, or at the next start; until "
-                "then plans may be poor",
+                "costs: %s: the machine is busy. They are measured again when a service is idle, or at the next start; "
+                "until then plans may be poor",
                 _unsteady(table),
             )
             discard(self.key)
