@@ -73,10 +73,13 @@ def export(
 
         loaded.borrow(load_model(target, dtype="float32"))
     about = spec if spec is not None else recorded
-    if to == GGUF:
-        _save_gguf(loaded, out, target, spec)
-    else:
-        formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
+    try:
+        if to == GGUF:
+            _save_gguf(loaded, out, target, spec)
+        else:
+            formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
+    except OSError as error:  # that of a full disk does not say where
+        raise OSError(error.errno, error.strerror, error.filename or out) from None
     wrote = {"out": out, "layout": to, "head": loaded.method, "parameters": loaded.num_parameters}
     line = f"{out}: {loaded.method}, {loaded.num_parameters:,} parameters, layout {to}"
     deliver(wrote, json_=json_, show=lambda: typer.echo(line))
