@@ -152,11 +152,13 @@ def doctor(
 
 
 def _check_methods(names: list[str] | None) -> None:
-    known = names_of(builtin.CONFIGS, "foretell.methods")
+    known = [name for name in names_of(builtin.CONFIGS, "foretell.methods") if name != "none"]
+    if names == []:
+        raise ConfigError("--methods names none: give names such as ngram,suffix, or drop it")
     for text in names or ():
         config, _ = method_words(text)
         name = config["method"]
-        if name not in known or name == "none":
+        if name not in known:
             raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, known)}")
         for key in ("shape", "draws"):
             if key in config:
