@@ -8,6 +8,7 @@ import typer
 from foretell.checkpoints.catalogue import CATALOGUE
 from foretell.cli import early, options as o
 from foretell.cli.output import deliver
+from foretell.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from foretell.heads.head import Head
@@ -43,7 +44,6 @@ def export(
     tools' files are derived from it.
     """
     from foretell.checkpoints.directories import find_here, resolve
-    from foretell.core.errors import ConfigError, nearest
 
     if to != "list":  # before torch is imported
         find_here(head)
@@ -89,7 +89,6 @@ def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | No
     """Write a head as a GGUF file, in which its target's vocabulary is. Raises ConfigError without a target here."""
     from foretell.checkpoints.directories import resolve
     from foretell.checkpoints.gguf.write_heads import vocabulary_of
-    from foretell.core.errors import ConfigError
     from foretell.heads import formats
 
     if target is None or spec is None:

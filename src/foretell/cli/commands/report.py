@@ -30,13 +30,9 @@ Command = Annotated[
 
 
 def report(
-    file: File,
-    other: Other = None,
-    csv: Csv = None,
-    command: Command = False,
-    json_: o.Json = False,
+    file: File, other: Other = None, csv: Csv = None, command: Command = False, json_: o.Json = False,
     no_color: o.NoColor = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show a bench report that was written before, without measuring anything: the same table, or CSV.
 
     With two reports: speedups and intervals side by side, which changes are clear, and which settings differ.
