@@ -92,6 +92,7 @@ NGRAM = examined("ngram", 1.6, 1.5, 1.7)
           "decoding (ngram may be faster); one prompt is too few")),
         ([examined("hybrid", 1.1, 0.9, 1.3, default=True), NGRAM, of(1.2, 0.8, 1.4)], ("ngram", "on", True, "ngram with")),
         ([ON, examined("hybrid", 1.2, 1.1, 1.3, speculation="auto", default=True)], ("hybrid", "auto", True, "")),
+        ([ON, NGRAM], ("hybrid", "auto", True, "hybrid with 4 guesses is expected to be 1.42")),  # no time for auto
         ([examined("hybrid", 1.42, 1.35, 1.5, default=True), of(1.2, 1.1, 1.3)], ("hybrid", "on", True, "hybrid with 4")),
         ([examined("hybrid", 0.8, 0.7, 0.9, default=True), of(0.9, 0.8, 0.95)], ("none", "on", True, "no method pays")),
     ],

@@ -60,12 +60,11 @@ def recommend(found: Sequence[Examined]) -> Advice:
         return Advice({"method": "none"}, "on", False, "nothing could be measured")
     paying = [each for each in known if each.value.low > 1.0 and not each.value.is_point]
     own = [each for each in known if each.one.is_default]
-    ahead = [each for each in paying if all(each is one or _is_ahead(each, one) for one in own)]
+    ahead = [each for each in paying if not own or _is_ahead(each, [one for one in own if one is not each])]
     sure = ahead or [each for each in paying if each in own]
     if sure:
         best = max(sure, key=lambda each: each.value.value)
-        decides = not ahead and any(each.one.speculation == "auto" for each in own)
-        return _sure(known, best, paying, speculation="auto" if decides else best.one.speculation)
+        return _sure(known, best, paying, speculation=best.one.speculation if ahead else "auto")
     open_ones = [each for each in known if each.value.is_point or each.value.high >= 1.0]
     best = max(open_ones or known, key=lambda each: each.value.value)
     if not open_ones:
@@ -83,10 +82,10 @@ def recommend(found: Sequence[Examined]) -> Advice:
     return Advice(_config(best, "auto"), "auto", False, f"{why}does not pay")
 
 
-def _is_ahead(one: Standing, other: Standing) -> bool:
-    """Whether one is faster than another beyond both intervals."""
-    mine, its = one.value, other.value
-    return not its.is_point and mine.low > its.value and mine.value > its.high
+def _is_ahead(one: Standing, others: Sequence[Standing]) -> bool:
+    """Whether one is faster than others beyond their intervals and its own."""
+    mine, its = one.value, [other.value for other in others]
+    return bool(its) and all(not it.is_point and mine.low > it.value and mine.value > it.high for it in its)
 
 
 def _sure(known: Sequence[Standing], best: Standing, paying: Sequence[Standing], *, speculation: str) -> Advice:
