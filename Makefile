@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 USE := $(VENV)/.usable
 
-.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench site figures clean
+.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress documents lint check bench site figures clean
 
 install: $(STAMP)
 
@@ -69,6 +69,11 @@ stress: $(STAMP)
 test-ray: $(STAMP)
 	$(PIP) --editable ".[dev,ray]"
 	$(BIN)/python -m pytest -m slow tests/ray
+	$(BIN)/python tests/readme.py docs/ray.md
+
+# The documents' own commands: some two minutes.
+documents: $(STAMP)
+	$(BIN)/python tests/readme.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -76,8 +81,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # What continuous integration runs, but for Ray.
-check: test lint test-rest
-	$(BIN)/python tests/readme.py
+check: test lint test-rest documents
 
 # The documents as a site, in build/site: open build/site/index.html. A warning is an error.
 SITE := $(VENV)/.docs

@@ -16,6 +16,7 @@ import typer
 
 import foretell
 from foretell.cli.app import app
+from tests import readme
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
@@ -50,6 +51,18 @@ MANNERED = (
 """Phrases that are not plain technical English, as regular expressions."""
 FREE = ("docs/help.md",)
 """A generated page: its words are not checked."""
+
+
+def test_every_command_that_is_to_run_does() -> None:
+    """``tests/readme.py``, of which nothing else would say that it leaves a page out."""
+    assert sorted(page for page in PAGES if "<!-- run" in read(page)) == sorted(readme.DOCUMENTS)
+    text = "<!-- run if ray: --limit 1 -->\n<!-- prints: a|b -->\n```sh\nfoo \\\n --x  # why\nbar\n```\n"
+    text += "<!-- run -->\n```python\n1\n```"
+    assert readme.blocks(text) == [
+        readme.Block("ray", "a|b", "sh", ["foo   --x --limit 1", "bar --limit 1"]), readme.Block("", "", "python", ["1\n"]),
+    ]  # fmt: skip
+    for page in readme.DOCUMENTS:
+        assert read(page).count("<!-- run") == len(readme.blocks(read(page))), page
 
 
 @cache

@@ -65,6 +65,15 @@ THINNED: dict[str, Keep] = {
 CORE = (
     "tests/certify/test_draws.py::test_honest_drafters_pass",
     "tests/certify/test_draws.py::test_liars_are_caught",
+    "tests/cli/test_early.py::test_a_wrong_option_is_said_before_a_model_that_is_to_be_fetched",
+    "tests/cli/test_early.py::test_every_command_looks_for_its_models_first",
+    "tests/cli/test_early.py::test_methods_is_one_screen_without_torch",
+    "tests/cli/test_early.py::test_mistakes",
+    "tests/cli/test_early.py::test_what_is_typed_is_checked_by_the_option_itself",
+    "tests/cli/test_process.py::test_closed_pipe_is_silent",
+    "tests/cli/test_process.py::test_full_disk_behind_standard_output_is_one_line",
+    "tests/cli/test_process.py::test_help_and_usage_errors_import_neither_torch_nor_transformers",
+    "tests/cli/test_process.py::test_standard_streams_that_are_closed",
     "tests/core/test_noise.py::test_coupled_noise_depends_on_seed_position_and_token_alone",
     "tests/device/test_blocks.py::test_the_tokens_are_the_cpus",
     "tests/device/test_graphs.py::test_graphs_write_the_same_tokens",
@@ -102,7 +111,8 @@ CORE = (
     "tests/verify/test_matrix.py::test_every_law_at_every_node_of_small_trees",
     "tests/verify/test_matrix.py::test_every_shape_at_v_4",
 )
-"""What carries the main promise: of each the default run keeps the cheapest case, whatever it costs."""
+"""What carries the main promise, and what a change of the command line should meet: of each the default run keeps the
+cheapest case, whatever it costs."""
 
 
 def spared(costs: Mapping[str, float]) -> set[str]:

@@ -73,12 +73,10 @@ def run(args: argparse.Namespace) -> Row:
         )
     show_parts(found)
     first = found[PLAIN]["parts"]
-    hard, easy = (next(part for part in first if part.category == f"level {level}") for level in (3, 1))
-    lines = [
-        Line("best of twelve models / plain decoding here", BEST, *_shares(first[0])),
-        Line("hard questions: GPT-4 / plain decoding here", GPT4_HARD, *_shares(hard)),
-        Line("easy questions: GPT-4 / plain decoding here", GPT4_EASY, *_shares(easy)),
-    ]
+    lines = [Line("best of twelve models / plain decoding here", BEST, *_shares(first[0]))]
+    for name, theirs, level in (("hard", GPT4_HARD, "level 3"), ("easy", GPT4_EASY, "level 1")):
+        parts = [part for part in first if part.category == level]  # none where few questions were asked
+        lines += [Line(f"{name} questions: GPT-4 / plain decoding here", theirs, *_shares(part)) for part in parts]
     coupled = found.get("coupled")
     why = "coupled was not asked for"
     if coupled is not None:

@@ -239,7 +239,7 @@ def test_a_conversation_in_a_terminal(cache: Path, columns: int) -> None:
         terminal.type("/hepl\r")
         terminal.until("unknown command '/hepl'; known: /help")
         terminal.type("//exit\r")
-        terminal.until(answered(4))
+        terminal.until(answered(5))  # with the line of /speed
         assert all(len(line) <= columns for line in terminal.screen.lines)
         terminal.type(CTRL_C)
         terminal.until("Ctrl-D or /exit leaves")

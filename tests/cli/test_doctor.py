@@ -167,6 +167,8 @@ def test_a_clean_head(invoke: Invoke) -> None:
 
 def test_mistakes(doctor: Invoke, invoke: Invoke, models: dict[str, Path]) -> None:
     assert "did you mean 'ngram'" in one_line(doctor("--methods", "ngrm").stderr)
+    assert "no method 'none' to try; known: dflash" in one_line(doctor("--methods", "none").stderr), "not itself"
+    assert "--methods names none" in one_line(doctor("--methods", "").stderr)
     assert "drop --methods" in one_line(doctor("bundled/eagle1", "--methods", "ngram").stderr)
     for option in (["--temperature", 1], ["--timed", 2], ["--no-bandwidth"]):
         said = one_line(invoke("doctor", "bundled/eagle1", "--target", "bundled", *option).stderr)

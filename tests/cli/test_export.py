@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -115,3 +116,11 @@ def test_medusa_of_a_reduced_vocabulary_is_not_for_vllm(invoke: Invoke, tmp_path
 
 def test_help(invoke: Invoke) -> None:
     assert "--target" in invoke("export", "--help").stdout
+
+
+def test_a_full_disk_is_named(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a write says neither the file nor the folder."""
+    head = saved(tmp_path, eagle3())
+    monkeypatch.setattr(formats, "save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    result = invoke("export", head, "--to", "speculators", "--out", "there")
+    assert (result.exit_code, result.stderr) == (1, "foretell: cannot read or write 'there': No space left on device\n")

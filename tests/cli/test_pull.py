@@ -67,8 +67,9 @@ def test_pull_list_and_remove(invoke: Invoke, root: Path) -> None:
         (["pull", "tiny", "--list"], 2, "--list shows the models and fetches none: drop it, or drop tiny"),
         (["pull", "smolm2-135m"], 2, "did you mean 'smollm2-135m'?"),
         (["rm", "tiny"], 1, "tiny is not here: there is nothing to remove"),
-        (["rm"], 2, "missing argument 'NAME'"),
+        (["rm"], 2, "missing argument 'NAME' (A model that was pulled, or a part of one); see 'foretell rm --help'"),
         (["generate", "x", "--target", "tiny"], 1, "tiny is not here yet (1 MB): fetch it with 'foretell pull tiny'"),
+        (["generate", "x", "--target", ""], 2, "the target is empty: give a directory"),
         (["generate", "x", "--target", "./no.gguf"], 1, "file ./no.gguf does not exist"),
     ],
 )

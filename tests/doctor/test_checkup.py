@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from foretell import Engine
-from foretell.core.errors import DrafterError
+from foretell.bench.stats import PairedRuns
+from foretell.core.errors import DrafterError, ModelError
 from foretell.doctor import candidates as finding, checkup, examine
 from foretell.doctor.candidates import Candidate, candidates
 from foretell.doctor.checkup import OwnClock, Progress, Schedule, check_up
@@ -162,6 +163,17 @@ def test_steps_are_timed_without_the_wait_for_processors(monkeypatch: pytest.Mon
     assert steps[1].num_draft_tokens == 4
 
 
+@pytest.mark.parametrize("is_steady", [True, False])
+def test_what_was_planned_by_costs_of_a_busy_machine_decides_nothing(is_steady: bool) -> None:
+    """Five prompts then showed for certain that guesses do not pay, and on an idle machine that they do."""
+    exam: Any = SimpleNamespace(
+        _pairs=[PairedRuns(10, 1.0, 10, 1.1 + 0.1 * i) for i in range(5)], _num_steps=5, _is_steady=is_steady,
+        own=SimpleNamespace(speculative=SimpleNamespace(num_speculative_tokens=4)),
+        _found=lambda predicted, mean: predicted[0].speedup,
+    )  # fmt: skip
+    assert examine.Measured.found(exam, seed=0).is_point != is_steady
+
+
 def test_what_is_advised_on_a_busy_machine_may_be_other_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine.load("bundled", speculative="none")
     only = [Candidate("ngram", {"method": "ngram"}, None)]
@@ -188,6 +200,26 @@ def test_a_drafter_that_fails_is_left_out() -> None:
     assert [len(exam.seconds) for exam in exams] == [0, 4, 10]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("/a/b.gguf: b.gguf has no MTP head: llama.nextn_predict_layers is not stated. Many files leave it out: give one",
+         "b.gguf has no MTP head ('foretell explain --method mtp' says more)"),
+        ("m: it lacks tensor x; download it again", "it lacks tensor x ('foretell explain --method mtp' says more)"),
+        ("m: it cannot be read", "it cannot be read"),
+    ],
+)  # fmt: skip
+def test_why_a_method_is_not_tried_is_one_short_line(error: str, said: str) -> None:
+    """The words of a file without the module went over three lines of the report."""
+
+    def load() -> Any:
+        raise ModelError(error)
+
+    left: dict[str, str] = {}
+    Schedule(math.inf, 1, 0, lambda _: None, lambda _: None).run([("mtp", load)], [None], left)  # type: ignore[list-item]
+    assert left == {"mtp": said}
+
+
 def test_an_instruct_model_is_asked_in_its_template() -> None:
     engine = Engine.load("bundled")
     only = [Candidate("ngram", {"method": "ngram"}, None)]
@@ -206,7 +238,7 @@ def test_what_is_used_by_default_comes_first_and_as_auto_next(target: str, defau
     """The head of that model is bundled, and it was said that there is none."""
     tried, left = candidates(spec(target))
     assert [(one.method, one.speculation, one.is_default) for one in (tried[0], tried[-1])] == [
-        (default, "on", True), (default, "auto", False),
+        (default, "on", True), (default, "auto", True),
     ]  # fmt: skip
     assert default not in left
     assert tried[0].drafter is None, "it need not be named"
@@ -250,7 +282,7 @@ def test_a_target_that_nothing_comes_with_has_what_needs_no_weights() -> None:
     tried, left = candidates(spec("some/where"))
     assert {one.method for one in tried} >= {"ngram", "suffix"}
     assert [(one.method, one.is_default, one.speculation) for one in (tried[0], tried[-1])] == [
-        ("suffix", True, "on"), ("suffix", False, "auto")]  # fmt: skip
+        ("suffix", True, "on"), ("suffix", True, "auto")]  # fmt: skip
     assert "it needs a trained head" in left["hybrid"]
 
 

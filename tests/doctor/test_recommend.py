@@ -12,12 +12,14 @@ from foretell.doctor.recommend import Advice, command_of, recommend, undecided
 
 
 def examined(
-    method: str, value: float, low: float, high: float, *, prompts: int = 10, speculation: str = "on"
-) -> Examined:
+    method: str, value: float, low: float, high: float, *, prompts: int = 10, speculation: str = "on",
+    default: bool = False,
+) -> Examined:  # fmt: skip
     made = SpeedPrediction(4, 2.0, 1.2, Interval(value, low, high))
     return Examined(
-        method, None, "coupled", [0.5], None, 2.0, 0.1, 2.0, [made], speculation=speculation, num_prompts=prompts
-    )
+        method, None, "coupled", [0.5], None, 2.0, 0.1, 2.0, [made], speculation=speculation, num_prompts=prompts,
+        is_default=default,
+    )  # fmt: skip
 
 
 GOOD = examined("eagle3", 1.2, 1.02, 1.4)
@@ -69,6 +71,40 @@ def test_auto_is_a_method_among_the_others() -> None:
     advice = recommend([auto, examined("hybrid", 1.3, 1.2, 1.42)])
     assert (advice.config, advice.speculation) == ({"method": "hybrid"}, "auto")
     assert advice.why.startswith("auto:hybrid is expected to be 1.50 times")
+
+
+def of(*auto: float, prompts: int = 10) -> Examined:
+    return examined("hybrid", *auto, prompts=prompts, speculation="auto", default=True)
+
+
+ON = examined("hybrid", 1.42, 1.1, 2.0, default=True)
+NGRAM = examined("ngram", 1.6, 1.5, 1.7)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([ON, NGRAM, of(1.53, 1.4, 1.9)], ("hybrid", "auto", True, "; ngram may do as well")),  # a quiet machine ...
+        ([ON, NGRAM, of(1.1, 1.1, 1.1, prompts=1)],  # ... one on which there was no time, ...
+         ("hybrid", "auto", True, "hybrid with 4 guesses is expected to be 1.42")),
+        ([examined("hybrid", 0.8, 0.8, 0.8, prompts=1, default=True), NGRAM, of(1.1, 1.1, 1.1, prompts=1)],  # ... or less
+         ("hybrid", "auto", False, "hybrid, which is used where no method is named, may be 1.10 times as fast as plain "
+          "decoding (ngram may be faster); one prompt is too few")),
+        ([examined("hybrid", 1.1, 0.9, 1.3, default=True), NGRAM, of(1.2, 0.8, 1.4)], ("ngram", "on", True, "ngram with")),
+        ([ON, examined("hybrid", 1.2, 1.1, 1.3, speculation="auto", default=True)], ("hybrid", "auto", True, "")),
+        ([ON, NGRAM], ("hybrid", "auto", True, "hybrid with 4 guesses is expected to be 1.42")),  # no time for auto
+        ([examined("hybrid", 1.42, 1.35, 1.5, default=True), of(1.2, 1.1, 1.3)], ("hybrid", "on", True, "hybrid with 4")),
+        ([examined("hybrid", 0.8, 0.7, 0.9, default=True), of(0.9, 0.8, 0.95)], ("none", "on", True, "no method pays")),
+    ],
+)  # fmt: skip
+def test_only_what_is_ahead_for_certain_is_advised_in_place_of_the_default(
+    found: list[Examined], said: tuple[str, str, bool, str]
+) -> None:
+    """On a busy machine it advised what had one good prompt, and on a quiet one something else."""
+    advice = recommend(found)
+    assert (advice.config["method"], advice.speculation, advice.is_sure) == said[:3]
+    assert said[3] in advice.why
+    assert ("num_speculative_tokens" in advice.config) == (said[1] == "on" and said[0] != "none")
 
 
 @pytest.mark.parametrize(

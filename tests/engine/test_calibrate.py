@@ -1,6 +1,7 @@
 """Cost tables: of every method that a request may name, kept only where the machine was quiet, checked, and replaced."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +15,13 @@ import pytest
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
 from foretell.core.measured import MAX_AGE_S, file_of
-from foretell.costs.files import load
+from foretell.costs.files import load, load_begun
 from foretell.costs.measure import StepSeconds
 from foretell.costs.table import CostTable, TextCosts
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.engine.batch import Batch
-from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
+from foretell.engine.calibrate import KEPT, Bench, Calibration, InterruptedMeasuringError
 from foretell.engine.planning import SLICE_S
 from foretell.engine.speculation import Speculation
 from foretell.methods.draft_model.config import DraftModelConfig
@@ -248,6 +249,81 @@ def test_measuring_that_is_broken_off_again_and_again_comes_to_its_end(monkeypat
     assert load(made.key) == costs
 
 
+def test_after_a_ctrl_c_the_next_start_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    costs = calibration().measure()
+    whole, machine.steps = machine.steps, 0
+
+    def step(self: Bench, *rest: Any) -> StepSeconds:
+        if machine.steps == 20:
+            raise KeyboardInterrupt
+        return machine.step(*rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bench, "step", step)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            calibration().measure()
+    assert stopped.value.__notes__ == [KEPT]
+    machine.steps = 0
+    again = calibration()
+    assert again.measure().verify_cells == costs.verify_cells
+    assert machine.steps == whole - 20
+    assert not load_begun(again._key_begun), "the table is whole"
+
+
+def test_long_texts_are_opened_again_after_a_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows went with the process that was stopped."""
+    model, config = table(1, max_positions=2048), SuffixConfig(6)
+    choice = Speculation(config, Suffix(), config.load_verifier(model))
+    plain = Speculation(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+    monkeypatch.setattr("foretell.costs.measure._CHEAP_S", 0.02)
+
+    def pressed(*_: object) -> StepSeconds:
+        raise KeyboardInterrupt
+
+    begun = Calibration(model, plain, [], [choice], max_batch=1, time_limit_s=20.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bench, "step_of_text", pressed)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            begun.measure()
+    assert stopped.value.__notes__ == [KEPT]
+    assert Calibration(model, plain, [], [choice], max_batch=1, time_limit_s=20.0).measure().length
+
+
+def test_what_cannot_be_kept_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", os.devnull)
+    monkeypatch.setattr(Bench, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        calibration().measure()
+    assert not hasattr(stopped.value, "__notes__")
+    assert "costs: cannot be kept in" in caplog.text
+
+
+def test_a_service_that_is_closed_keeps_what_it_has_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("foretell.service.service.IDLE_S", 1e3)
+    caplog.set_level("INFO", "foretell")
+    machine = Machine(monkeypatch)
+    counts = []
+    for stops in (30, 60):
+        with started(made()) as service:
+            begun = machine.steps
+            with monkeypatch.context() as patch:
+                patch.setattr(Bench, "step", lambda bench, *rest: (bench._go_on(), machine.step(*rest))[1])
+                service._call(partial(service._costs.measure_again, must_stop=stops_after(stops)))
+            counts.append((machine.steps - begun, service._costs._calibration._begun.done))
+        assert KEPT in caplog.text
+        caplog.clear()
+    (first, one), (second, both) = counts
+    assert first > 10
+    assert second > 10
+    assert both[: len(one)] == one
+    assert len(both) == len(one) + second
+
+
 def test_what_threads_waited_for_processors_counts_against_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evenly slow steps look steady: where others have half of the processors, every step takes twice its time."""
     machine, made = Machine(monkeypatch, slow=lambda number: 2.0), calibration()
@@ -472,7 +548,7 @@ def test_a_service_that_is_stopped_while_it_measures_waits_for_no_costs(
     is_closing.set()
     closing.join(30)
     assert (service.state, len(steps)) == ("stopped", 3)
-    assert list(tmp_path.rglob("*.json")) == [], "what was measured so far is dropped"
+    assert len(list(tmp_path.rglob("*.json"))) == 1, "what was measured so far is kept for the next start"
 
 
 def test_what_a_first_long_text_takes_beside_attention_does_not_grow_with_its_square(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -345,7 +346,28 @@ def test_a_wheel_gets_the_variants_of_the_compiler_s_machine(
     monkeypatch.setattr(build, "_compile", lambda compiler, name, variant, path: made.append(f"{name} {variant}"))
     assert len(build.prebuild(tmp_path)) == len(made)
     small = [name for name in variants if name in ("avx512", "avx2", "baseline")]
-    assert made == [f"native {name}" for name in variants if name != "baseline"] + [f"race {name}" for name in small]
+    assert sorted(made) == sorted(
+        [f"native {name}" for name in variants if name != "baseline"] + [f"race {name}" for name in small]
+    )
+
+
+def test_a_wheel_s_kernels_are_compiled_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(build, "KERNELS", {"one": KERNELS["suffix"], "other": KERNELS["suffix"]})
+    monkeypatch.setattr(build, "num_cores", lambda: 2)
+    monkeypatch.setattr(build, "_compile", lambda *_: both.wait())
+    assert [path.name.partition("-")[0] for path in build.prebuild(tmp_path)] == ["one", "other"]
+
+
+def test_of_several_errors_of_a_wheel_s_kernels_the_first_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(compiler: str, name: str, variant: str, path: Path) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(build, "_compile", compiled)
+    with pytest.raises(OSError, match=r"^bounds$"):
+        build.prebuild(tmp_path)
 
 
 def test_the_cpu_s_maker_is_known_where_the_system_says() -> None:

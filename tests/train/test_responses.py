@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from foretell import Engine, Request
@@ -150,6 +151,15 @@ def test_a_killed_process_loses_no_answer(engine: Engine, tmp_path: Path, monkey
     again = regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5, journal=file)
     assert len(lengths) == 3
     assert again.fingerprint == regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5).fingerprint
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of safetensors was called an internal one."""
+    full = SafetensorError("I/O error: No space left on device")
+    monkeypatch.setattr("foretell.train.responses.save_file", lambda *_, **__: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        pack([([1, 2, 3], 1)]).save(tmp_path / "responses.safetensors")
+    assert raised.value.filename == str(tmp_path / "responses.safetensors")
 
 
 def test_nothing_that_can_be_answered(engine: Engine, tmp_path: Path) -> None:

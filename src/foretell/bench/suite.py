@@ -73,10 +73,8 @@ def read_file(path: Path, name: str, known: Sequence[str], *, is_json: bool = Fa
     except (gzip.BadGzipFile, EOFError) as error:
         raise ConfigError(f"suite {name!r} is not a whole gzip file: {error}") from None
     except OSError as error:
-        names = ", ".join(repr(one) if one in BUNDLED else one for one in known)
-        raise ConfigError(
-            f"suite {name!r} cannot be read: {error.strerror}{nearest(name, known)}; expected {names}, or a file of prompts"
-        ) from None
+        what = f"suite {name!r} cannot be read: {error.strerror}"
+        raise ConfigError(f"{what}; expected a suite by name or a file of prompts{nearest(name, known)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"suite {name!r} is not UTF-8 text (byte {error.start})") from None
     if is_json and prompts.is_plain(text):

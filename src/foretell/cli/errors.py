@@ -99,6 +99,8 @@ def _usage(error: Any, args: Sequence[str]) -> str:
     if ctx is not None and hasattr(error, "possibilities"):
         return hints.of_option(error.option_name, ctx, args)
     message = str(error.format_message()).strip().rstrip(".")
+    if message.startswith("Missing") and (about := getattr(getattr(error, "param", None), "help", None)):
+        message += f" ({about.rstrip('.')})"
     return f"{message[:1].lower()}{message[1:]}{see}"
 
 

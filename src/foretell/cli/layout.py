@@ -2,7 +2,7 @@
 block of lines), consoles, and the bar of a measurement."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
@@ -46,6 +46,25 @@ def print_table(console: "Console", table: "Table") -> None:
             if cell.strip():
                 console.print(f"  {name}: {cell.strip()}", markup=False)
     console.print()
+
+
+def new_table(
+    columns: Sequence[str], *, left: Collection[str] = (), title: str | None = None, wraps: bool = False
+) -> "Table":
+    """An empty table of figures. left: columns of words, as the first one is; title: as markup; wraps: whether cells may
+    have several lines."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in (columns[0], *left) else "right", no_wrap=not wraps)
+    return table
+
+
+def print_line(console: "Console", text: str, style: str | None = None) -> None:
+    """Print a line as it is: it may hold what looks like markup, and only the terminal wraps it."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def console_of(no_color: bool, width: int | None = None, **more: Any) -> "Console":

@@ -29,7 +29,9 @@ _KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list'
 
 
 def chosen_target(target: str) -> str:
-    """The target that is meant: for "auto" the default one, of what is here."""
+    """The target that is meant: for "auto" the default one, of what is here. Raises ConfigError for a blank one."""
+    if not target.strip():
+        raise ConfigError(f"the target is empty: give {_KINDS}")
     return default_target() if target == AUTO else target
 
 

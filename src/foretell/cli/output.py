@@ -67,7 +67,7 @@ def as_json(value: Any, *, pretty: bool = False) -> str:
     return json.dumps(_finite(value), ensure_ascii=False, indent=2 if pretty else None, allow_nan=False) + "\n"
 
 
-def deliver(report: dict[str, Any], file: str | None, *, json_: bool, show: Callable[[], None]) -> None:
+def deliver(report: dict[str, Any], file: str | None = None, *, json_: bool, show: Callable[[], None]) -> None:
     """A report, as JSON in a file where one is given, and on standard output as JSON or as ``show`` prints it."""
     if file is not None:
         write(as_json(report, pretty=True), file)

@@ -51,12 +51,9 @@ def quiet() -> None:
     """Silence the messages of libraries while they load; foretell reports errors itself."""
     import warnings
 
-    for name, value in {
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore")
 
 
@@ -100,9 +97,8 @@ def loading(target: str, *, no_color: bool, stopped: str = "") -> Iterator[None]
 def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any) -> "Engine":
     """The engine of the options of panel "Models". more: of ``Engine.load``; with speculation "auto" costs are measured."""
     target = models.target
-    if models.revision is not None:
-        check_revision(target, models.revision)
-        target = f"{target}@{models.revision}"
+    check_revision(target, models.revision)
+    target = target if models.revision is None else f"{target}@{models.revision}"
     own = {name: value for name, value in vars(models).items() if name not in NOT_OF_LOADING}
     own["device_map"] = device_map(models.device_map)
     with loading(models.target, no_color=no_color):
@@ -110,7 +106,7 @@ def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any
 
         engine = Engine.load(target, speculative=speculative, **own, **more)
     if more.get("speculation") == "auto":
-        why = "costs were being measured, and the next start measures them; --speculation on starts without"
+        why = "costs were being measured (--speculation on starts without)"
         with told_if_interrupted(lambda: why), waiting("measuring what passes cost here, once", no_color=no_color):
             engine.measure()
     return engine
@@ -140,9 +136,7 @@ def with_kept_text(engine: "Engine", *, no_color: bool) -> "tuple[Engine, SelfCh
         return engine, None
     with waiting("checking that guesses keep the text, once", no_color=no_color):
         found = self_check(engine.model)
-    if not found.fault:
-        return engine, found
-    return engine.with_method("none", speculation="on"), found
+    return (engine.with_method("none", speculation="on") if found.fault else engine), found
 
 
 def careful(engine: "Engine", *, no_color: bool) -> "Engine":
@@ -156,9 +150,8 @@ def careful(engine: "Engine", *, no_color: bool) -> "Engine":
 
 def check_revision(target: str, revision: str | None) -> None:
     """Raise ConfigError where --revision is of a target that has none."""
-    if revision is None:
-        return
-    if target in BUNDLED or target in CATALOGUE or Path(target).expanduser().exists() or "@" in target:
+    has_none = target in BUNDLED or target in CATALOGUE or Path(target).expanduser().exists() or "@" in target
+    if revision is not None and has_none:
         raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
 
 
@@ -230,11 +223,11 @@ def _method_of(draft: str) -> str:
     from foretell import METHODS
     from foretell.doctor.candidates import drafter_method
 
-    is_here = draft.startswith("bundled/") or Path(draft).expanduser().is_dir()
+    found = "draft_model"
     with suppress(ModelError):
-        found = drafter_method(draft) if is_here else "draft_model"
-        return found if found in METHODS else "draft_model"
-    return "draft_model"
+        if draft.startswith("bundled/") or Path(draft).expanduser().is_dir():
+            found = drafter_method(draft)
+    return found if found in METHODS else "draft_model"
 
 
 def unnamed_method(asked: Mapping[str, Any], default: str, target: str) -> str:
@@ -345,14 +338,12 @@ def device_map(text: str | None) -> str | dict[str, Any] | None:
 
 def json_object(text: str | None, option: str) -> dict[str, Any]:
     """The object of an option; empty where the option was not given."""
-    if text is None:
-        return {}
     try:
-        value = parse_json(text)
+        value = parse_json("{}" if text is None else text)
     except JSONDecodeError as error:
         raise ConfigError(f"{option} is not JSON ({error}): {text!r:.60}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{option} must be a JSON object, e.g. '{{\"key\": 1}}', not {text!r}")
+        raise ConfigError(f"{option} must be a JSON object, e.g. '{{\"key\": 1}}', not {text!r:.60}")
     return value
 
 

@@ -1,8 +1,8 @@
 """The bench report for people."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from foretell.cli.layout import console_of, print_table
+from foretell.cli.layout import console_of, new_table, print_line, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -10,11 +10,9 @@ if TYPE_CHECKING:
     from foretell.bench import BenchReport, Figures, MethodReport, TemperatureReport
 
 WIDE = 136
-COLUMNS: dict[str, Literal["left", "right"]] = {
-    "method": "left", "prompts": "left", "tok/s": "right", "speedup": "right", "length": "right", "rate": "right",
-    "c": "right", "v": "right", "model": "right", "of limit": "right", "outside": "right", "looped": "right",
-    "same": "right",
-}  # fmt: skip
+COLUMNS = (
+    "method", "prompts", "tok/s", "speedup", "length", "rate", "c", "v", "model", "of limit", "outside", "looped", "same",
+)  # fmt: skip
 NOT_IF_NARROW = {"prompts", "rate", "model", "of limit", "outside", "looped"}
 NOTES = {
     "tok/s": "decoded tokens a second, prompts not counted.",
@@ -34,21 +32,16 @@ NOTES = {
 
 def show(report: "BenchReport", *, no_color: bool) -> None:
     """One table per temperature, then the acceptance by position, and the settings and machine."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     console = console_of(no_color, WIDE)  # wide enough for all
     wide = console.width >= WIDE
-    columns = {name: justify for name, justify in COLUMNS.items() if wide or name not in NOT_IF_NARROW}
+    columns = [name for name in COLUMNS if wide or name not in NOT_IF_NARROW]
     if report.partial:
         done = f"{report.settings['num_runs']} of {report.settings['num_runs_planned']} runs"
         console.print(f"PARTIAL: interrupted after {done}; prompts that all methods had decoded.", style="bold")
     for at in report.temperatures:
-        title = f"temperature {at.temperature:g}"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name, justify in columns.items():
-            table.add_column(name, justify=justify, no_wrap=True)
+        table = new_table(columns, left=["prompts"], title=f"temperature {at.temperature:g}")
         for method in at.methods:
             several = len(method.categories) > 1
             for figures in [method.overall, *(method.categories if several else [])]:
@@ -64,9 +57,7 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
             rates = method.overall.conditional_acceptance_per_pos
             if rates:
                 listed = "  ".join(f"{rate:.2f}" for rate in rates)
-                console.print(
-                    f"{method.label}: accepted by position, given the one before it: {listed}", soft_wrap=True
-                )
+                print_line(console, f"{method.label}: accepted by position, given the one before it: {listed}")
         _show_quality(console, at)
     methods = [method for at in report.temperatures for method in at.methods]
     different = dict.fromkeys(method.label for method in methods if method.exact and not method.identical_expected)
@@ -84,9 +75,9 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
         notes.append(f"A terminal of {WIDE} columns, or --json, shows more figures.")
     console.print(" ".join(notes))
     for line in _about(report):
-        console.print(line, soft_wrap=True)
+        print_line(console, line)
     for at in report.temperatures:
-        console.print(escape(conclusion(at)), style="bold", soft_wrap=True)
+        print_line(console, conclusion(at), "bold")
 
 
 def conclusion(at: "TemperatureReport") -> str:
@@ -134,16 +125,12 @@ def _same_text(method: "MethodReport") -> str:
 
 def _show_quality(console: "Console", at: "TemperatureReport") -> None:
     """A table of right answers, where any were judged."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     if not any(method.quality for method in at.methods):
         return
-    title = f"right answers, temperature {at.temperature:g}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("method", "judged", "right", "95 %", "plain alone", "method alone", "p"):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    columns = ("method", "judged", "right", "95 %", "plain alone", "method alone", "p")
+    table = new_table(columns, title=f"right answers, temperature {at.temperature:g}")
     for method in at.methods:
         for number, part in enumerate(method.quality):
             pairs = (str(part.num_plain_only), str(part.num_method_only), f"{part.p_value:.3f}")

@@ -73,12 +73,12 @@ def answering_bar(no_color: bool, journal: Path) -> Iterator[Callable[[int, int,
 
 @contextmanager
 def told_if_interrupted(saved: Callable[[], str]) -> Iterator[None]:
-    """A line at Ctrl-C: what is saved, and how to go on."""
+    """A line at Ctrl-C: what is saved, and how to go on; with the notes of whom it stopped."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         if speaks():
-            say(f"stopped: {saved()}")
+            say("; ".join([f"stopped: {saved()}", *getattr(stopped, "__notes__", ())]))
         raise
 
 

@@ -30,8 +30,8 @@ ALIKE, MOST_ALIKE = 0.4, 4
 
 
 def expected_of(processor: LogitsProcessor | None, ids: Sequence[int]) -> Sequence[int]:
-    """Tokens that a processor expects after a text, as its method ``expected(ids)`` says: what it leaves no choice about, as
-    guesses that the target checks. None of one without such a method."""
+    """Tokens that a processor expects after a text, as its method ``expected(ids)`` says: what it leaves no choice about,
+    as guesses that the target checks. None of one without such a method."""
     expected = getattr(processor, "expected", None)
     return () if expected is None else tuple(expected(ids))
 

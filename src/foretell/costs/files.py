@@ -3,7 +3,8 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from foretell.core.errors import ConfigError
 from foretell.core.jsontext import parse_json
 from foretell.core.measured import file_of, machine, read, write
 from foretell.core.provenance import accelerator, source_digest
+from foretell.costs.measure import StepSeconds
 from foretell.costs.table import CostTable
 
 log = logging.getLogger(__name__)
 FORMAT = 5
+Timed = tuple[object, float, float, float]
+"""A result of what was timed, and the seconds that it took, that all threads ran and that they waited."""
 _MORE = ("max_batch", "longest")
 """Of a model: a table that was measured to more of them says what it says to less."""
 
@@ -34,9 +38,35 @@ def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, 
 
 def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> bool:
     """Write atomically. Where writing fails: False, and one log line."""
-    path = path or file_of(key)
+    return _write(key, table.to_json(), path or file_of(key))
+
+
+def keep_begun(timed: Sequence[Timed], key: Mapping[str, Any]) -> bool:
+    """The same with what was timed of a table that is not whole yet. key: what that is valid for, another one than the
+    table's; ``discard`` removes it."""
+    rows = [[astuple(result) if isinstance(result, StepSeconds) else result, *rest] for result, *rest in timed]
+    return _write(key, {"timed": rows}, file_of(key))
+
+
+def load_begun(key: Mapping[str, Any]) -> list[Timed]:
+    """What ``keep_begun`` has kept for this key; empty where there is nothing, or it cannot be used."""
     try:
-        write(key, table.to_json(), path)
+        return [
+            (
+                StepSeconds(*result) if isinstance(result, list) else float(result),
+                float(seconds),
+                float(ran),
+                float(waited),
+            )
+            for result, seconds, ran, waited in read(key)["timed"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _write(key: Mapping[str, Any], content: Mapping[str, Any], path: Path) -> bool:
+    try:
+        write(key, content, path)
     except OSError as error:
         log.warning(
             "costs: cannot be kept in %s (%s), so every start measures them: make it writable, or set FORETELL_CACHE",

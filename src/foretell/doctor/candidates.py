@@ -98,7 +98,7 @@ def candidates(
         return sorted(found, key=_order), left
     rest = sorted((one for one in found if one is not first), key=_order)
     named = {key: value for key, value in first.config.items() if key != "num_speculative_tokens"}
-    auto = Candidate(first.method, named, first.drafter, "auto", chosen=first.chosen)
+    auto = Candidate(first.method, named, first.drafter, "auto", is_default=True, chosen=first.chosen)
     asked = methods is None or methods == [default]
     return [replace(first, is_default=True), *rest, *([auto] if asked else [])], left
 

@@ -135,7 +135,7 @@ class Schedule:
             try:
                 exam = load()
             except ForetellError as error:
-                left[name] = str(error)
+                left[name] = _in_short(str(error), name.partition(" ")[0].partition(":")[0])
                 continue
             if said := self._look(name, exam, requests[0], round=0, units=len(requests), is_last=len(requests) == 1):
                 left[name] = said
@@ -218,6 +218,12 @@ class Schedule:
         elif dropped:
             self.notice(f"after {round} prompts no more is needed of {', '.join(dropped)}")
         return not kept
+
+
+def _in_short(error: str, method: str) -> str:
+    """The first words of an error behind the name of its file, and who says the rest."""
+    said = next((part for part in error.split(": ") if " " in part), error).partition("; ")[0].partition(". ")[0]
+    return said if error.endswith(said) else f"{said} ('foretell explain --method {method}' says more)"
 
 
 def check_up(

@@ -51,6 +51,7 @@ class Examined:
     )  # of the speculative configuration: what was chosen
 
     words: str = ""  # see ``Candidate``
+    is_default: bool = False  # see ``Candidate``
 
     @property
     def best(self) -> SpeedPrediction | None:
@@ -108,7 +109,8 @@ class Examination(ABC):
         return Examined(
             method=candidate.method, drafter=candidate.drafter, verify=config.verifier.name,
             mean_acceptance_length=mean, predictions=predicted, speculation=candidate.speculation,
-            num_prompts=count, config=dict(candidate.chosen), words=candidate.words, **given,
+            num_prompts=count, config=dict(candidate.chosen), words=candidate.words,
+            is_default=candidate.is_default, **given,
         )  # fmt: skip
 
 
@@ -211,10 +213,12 @@ class Measured(Examination):
         self._plain = self.own.with_method(speculative_config("none"), speculation="on")
         self._pairs: list[PairedRuns] = []
         self._num_steps = 0
+        self._is_steady = True
 
     def _look(self, request: Request, *, timed: bool, short: bool) -> None:
         if not self._pairs:
-            self.own.measure()
+            costs = self.own.measure()
+            self._is_steady = costs is None or costs.is_steady
             for lane in (self._plain, self.own):
                 _warm_up(lane, request)
         lanes = [self._plain, self.own][:: -1 if len(self._pairs) % 2 else 1]
@@ -230,7 +234,8 @@ class Measured(Examination):
 
     def found(self, *, seed: int, resamples: int = predict.RESAMPLES) -> Examined:
         """See ``Examination``."""
-        speedup = bootstrap(self._pairs, seed=seed)
+        # What was planned by costs of a busy machine says little of an idle one: it decides nothing.
+        speedup = bootstrap(self._pairs if self._is_steady else [sum(self._pairs[1:], self._pairs[0])], seed=seed)
         mean = sum(pair.tokens for pair in self._pairs) / max(1, self._num_steps)
         most = self.own.speculative.num_speculative_tokens
         return self._found([SpeedPrediction(most, mean, mean / speedup.value, speedup)], mean)

@@ -50,37 +50,55 @@ def undecided(found: Sequence[Examined]) -> list[Examined]:
 
 
 def recommend(found: Sequence[Examined]) -> Advice:
-    """The fastest of those whose whole interval, widened for the best of all that were tried, is above plain decoding.
-    Where there is none and some interval holds 1, the method that may be fastest, which then decides itself before every
-    step whether to guess. Plain decoding only where every interval lies below 1."""
+    """What is used where no method is named, unless another method is ahead of it for certain: its whole interval, widened
+    for the best of all that were tried, is above plain decoding, and neither figure lies in the other's interval. A busy
+    machine widens intervals, so that its advice is the idle one's. Where the default was not tried: the fastest of those
+    whose whole interval is above plain decoding, or where there is none the one that may be fastest. What is not certain
+    decides itself before every step whether to guess. Plain decoding only where every interval lies below 1."""
     known = standings(found)
     if not known:
         return Advice({"method": "none"}, "on", False, "nothing could be measured")
     paying = [each for each in known if each.value.low > 1.0 and not each.value.is_point]
-    if paying:
-        return _sure(known, paying)
+    own = [each for each in known if each.one.is_default]
+    ahead = [each for each in paying if not own or _is_ahead(each, [one for one in own if one is not each])]
+    sure = ahead or [each for each in paying if each in own]
+    if sure:
+        best = max(sure, key=lambda each: each.value.value)
+        return _sure(known, best, paying, speculation=best.one.speculation if ahead else "auto")
     open_ones = [each for each in known if each.value.is_point or each.value.high >= 1.0]
     best = max(open_ones or known, key=lambda each: each.value.value)
-    value, name, count = best.value, best.one.label, best.one.num_prompts
     if not open_ones:
-        why = f"no method pays here: the best, {name}, is {_times(value)}"
+        why = f"no method pays here: the best, {best.one.label}, is {_times(best.value)}"
         return Advice({"method": "none"}, "on", True, why)
+    best = max(own[::-1], key=lambda each: each.one.num_prompts, default=best)
+    name, count = best.one.label, best.one.num_prompts
+    name += ", which is used where no method is named," if own else ""
     prompts = "one prompt is" if count == 1 else f"{count} prompts are"
-    may = "may be" if value.value > 1.0 else "is perhaps no faster:"
+    may = "may be" if best.value.value > 1.0 else "is perhaps no faster:"
+    others = f" ({_names(paying)} may be faster)" if paying else ""
     why = (
-        f"{name} {may} {_times(value)}; {prompts} too few to be sure, so let it step aside where guessing does not pay"
+        f"{name} {may} {_times(best.value)}{others}; {prompts} too few to be sure, so let it step aside where guessing "
     )
-    return Advice(_config(best), "auto", False, why)
+    return Advice(_config(best, "auto"), "auto", False, f"{why}does not pay")
 
 
-def _sure(known: Sequence[Standing], paying: Sequence[Standing]) -> Advice:
-    best = max(paying, key=lambda each: each.value.value)
-    others = [each.one.label for each in paying if each is not best and each.value.high >= best.value.low]
-    near_by = f"; {', '.join(others)} may do as well" if others else ""
+def _is_ahead(one: Standing, others: Sequence[Standing]) -> bool:
+    """Whether one is faster than others beyond their intervals and its own."""
+    mine, its = one.value, [other.value for other in others]
+    return bool(its) and all(not it.is_point and mine.low > it.value and mine.value > it.high for it in its)
+
+
+def _sure(known: Sequence[Standing], best: Standing, paying: Sequence[Standing], *, speculation: str) -> Advice:
+    near = [each for each in paying if each.one.method != best.one.method and each.value.high >= best.value.low]
+    near_by = f"; {_names(near)} may do as well" if near else ""
     of = f", as the best of {len(known)}" if len(known) > 1 else ""
     with_ = "" if best.one.speculation == "auto" else f" with {best.best.num_speculative_tokens} guesses"
     why = f"{best.one.label}{with_} is expected to be {_times(best.value, of)}{near_by}"
-    return Advice(_config(best), best.one.speculation, True, why)
+    return Advice(_config(best, speculation), speculation, True, why)
+
+
+def _names(those: Sequence[Standing]) -> str:
+    return ", ".join(each.one.label for each in those)
 
 
 def _times(value: Interval, more: str = "") -> str:
@@ -89,10 +107,11 @@ def _times(value: Interval, more: str = "") -> str:
     return f"{value.value:.2f} times as fast as plain decoding{bounds}"
 
 
-def _config(each: Standing) -> dict[str, Any]:
+def _config(each: Standing, speculation: str) -> dict[str, Any]:
+    """Of a command: with "auto" without a number of guesses, which it chooses itself."""
     one = each.one
     drafter = {} if one.drafter is None else {"model": one.drafter}
-    count = {} if one.speculation == "auto" else {"num_speculative_tokens": each.best.num_speculative_tokens}
+    count = {} if speculation == "auto" else {"num_speculative_tokens": each.best.num_speculative_tokens}
     return {"method": one.method, **drafter, **one.config, **count}
 
 

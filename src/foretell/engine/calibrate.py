@@ -14,7 +14,7 @@ from foretell.core.measured import TOO_SLOW
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.platform import processor_seconds
-from foretell.costs.files import discard, identity, load, save
+from foretell.costs.files import Timed, discard, identity, keep_begun, load, load_begun, save
 from foretell.costs.measure import PLAIN, StepSeconds, grid, measure, measure_texts
 from foretell.costs.table import CostTable, TextCosts
 from foretell.engine.batch import Batch
@@ -29,6 +29,7 @@ PROMPT_TOKENS = 64  # of each row that steps are measured on
 TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 LEAST_LONG, MOST_LONG = 512, 2048  # tokens of a long text: between them as many as the target reads ...
 LONG_S = 0.5  # ... in so many seconds
+KEPT = "what is measured of costs is kept, and the next start goes on there"
 _MORE = 448  # tokens that steps of a long text may add, beside those of one step
 LAG_SAMPLES = 5  # of each method's ``Bench.lag_seconds``
 _Parameters = ParamSpec("_Parameters")
@@ -46,7 +47,7 @@ class CostJournal:
     """
 
     bench: "Bench"
-    done: list[tuple[object, float, float, float]] = field(default_factory=list)  # (result, seconds, ran, waited)
+    done: list[Timed] = field(default_factory=list)
     place: int = 0  # in it
     seconds: float = 0.0  # of all up to there; the clock of what is measured
     ran: float = 0.0  # of them, in all threads (``processor_seconds``)
@@ -230,6 +231,8 @@ class Calibration:
         self.max_batch, self.time_limit_s = max_batch, time_limit_s
         described = {**spec.described, "max_batch": max_batch, "longest": self.longest}
         self.key = identity(described, {name: choice.config.resolved() for name, choice in self.choices.items()})
+        # What was begun is only gone on with in the same order.
+        self._key_begun = {"begun": self.key, "order": list(self.choices), "time_limit_s": time_limit_s}
 
     def table(self) -> CostTable:
         """The table kept at an earlier start, if it is not too old and steps do not take less than it says; else a new
@@ -272,11 +275,12 @@ class Calibration:
         steps_alone: bool = False,
     ) -> CostTable:
         """A new table. Where the machine was busy, steps are timed a second time; what is not steady then is not kept for
-        the next start. Raises InterruptedMeasuringError: the next call goes on where this one was broken off.
+        the next start. Raises InterruptedMeasuringError: the next call goes on where this one was broken off, and so does
+        the next start after a Ctrl-C, and after ``keep``.
 
         on_part: told the largest batch that was measured and the table so far, once for each batch. steps_alone: break off
         before what may take a second at a time, which long texts do."""
-        journal = self._begun or CostJournal(self._bench(lambda: False))
+        journal = self._begun or CostJournal(self._bench(lambda: False), load_begun(self._key_begun))
         self._begun, journal.bench.must_stop = journal, must_stop
         journal.rewind()
         try:
@@ -286,20 +290,30 @@ class Calibration:
                 table = table.least(self._measure(journal, lambda max_batch, table: None, steps_alone=steps_alone))
         except InterruptedMeasuringError:
             raise
-        except BaseException:  # what is in the middle of a step cannot go on
+        except BaseException as error:  # what is in the middle of a step cannot go on
+            if isinstance(error, KeyboardInterrupt) and self.keep():
+                error.add_note(KEPT)
             self._begun = None
             raise
         self._begun = None
+        discard(self._key_begun)
         if table.is_steady:
             save(table, self.key)
         else:
             logger.warning(
-                "costs: %s: the machine is busy. They are measured again when the service is idle; until then plans may be "
-                "poor",
+                "costs: %s: the machine is busy. They are measured again when a service is idle, or at the next start; "
+                "until then plans may be poor",
                 _unsteady(table),
             )
             discard(self.key)
         return table
+
+    def keep(self) -> bool:
+        """Keep on the disk what was timed of a measuring that was broken off, but for long texts, whose rows a new process
+        does not have; whether there was any, and it could be kept."""
+        timed = self._begun.done if self._begun is not None else []
+        end = next((place for place, (result, *_) in enumerate(timed) if isinstance(result, int)), len(timed))
+        return bool(end) and keep_begun(timed[:end], self._key_begun)
 
     def _measure(
         self, journal: CostJournal, on_part: Callable[[int, CostTable], None], *, steps_alone: bool = False

@@ -8,7 +8,7 @@ from time import monotonic, perf_counter
 from foretell.costs.measure import grid
 from foretell.costs.table import CostTable
 from foretell.draft.none import NoMethod, NoneConfig
-from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
+from foretell.engine.calibrate import KEPT, Calibration, InterruptedMeasuringError
 from foretell.engine.config import speculative_config
 from foretell.engine.speculation import Speculation
 from foretell.engine.threads import Allowance, release_workers
@@ -135,6 +135,11 @@ class ServicePlanning:
     def is_measured(self) -> bool:
         """Whether costs are known for all batches."""
         return self._known_rows == sys.maxsize
+
+    def keep(self) -> None:
+        """Keep what was measured of costs that are not known yet, for the next start."""
+        if self._calibration is not None and self._calibration.keep():
+            logger.info("costs: %s", KEPT)
 
     def measure_now(self) -> None:
         """Measure costs that are not known, however long it takes: for who wants every request planned."""

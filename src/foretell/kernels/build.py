@@ -28,11 +28,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.core.cachedir import cache_directory, kept_directories, other_directory
 from foretell.core.errors import ConfigError
-from foretell.core.platform import end_group
+from foretell.core.platform import end_group, num_cores
 from foretell.kernels.cpu import amx_permitted, cpu_flags, known_machine, machine, vendor
 from foretell.kernels.variants import KERNELS, PRODUCTS, QUICK, VARIANTS
 
@@ -40,6 +40,8 @@ _FLAGS = ("-O3", "-pipe", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
 _PREBUILT = Path(__file__).with_name("prebuilt")
 logger = logging.getLogger(__name__)
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
 
 
 class BuildError(Exception):
@@ -70,8 +72,7 @@ def load_libraries(names: Sequence[str], variant: str) -> list[ctypes.CDLL]:
     if missing:
         _say(f"compiling {_shown(missing)} for {variant}, once ...")
     try:
-        with ThreadPoolExecutor(max(1, min(len(names), os.cpu_count() or 1))) as pool:
-            libraries = list(pool.map(lambda name: _load(name, variant), names))
+        libraries = _side_by_side(lambda name: _load(name, variant), names)
     except BuildError as error:
         if not any(name in ("native", "pool", *PRODUCTS) for name in names):  # of those the model's loading speaks
             cause = str(error).partition(": ")[2]
@@ -196,13 +197,19 @@ def prebuild(directory: Path) -> list[Path]:
     """Compile all variants of all kernels into a directory, for a wheel: those of the machine that the compiler (CC)
     compiles for. Raises OSError or CalledProcessError."""
     directory.mkdir(parents=True, exist_ok=True)
-    compiler, built = _compiler(), []
-    for name, kernel in KERNELS.items():
-        for variant in variants_for(known_machine(_target(compiler).partition("-")[0])):
-            if variant in kernel.variants:
-                built.append(directory / _file_name(name, variant))
-                _compile(compiler, name, variant, built[-1])
+    compiler = _compiler()
+    known = variants_for(known_machine(_target(compiler).partition("-")[0]))
+    wanted = [(name, variant) for name, kernel in KERNELS.items() for variant in known if variant in kernel.variants]
+    built = [directory / _file_name(*one) for one in wanted]
+    _side_by_side(lambda one: _compile(compiler, *one[0], one[1]), list(zip(wanted, built, strict=True)))
     return built
+
+
+def _side_by_side(made: Callable[[_One], _Made], of: Sequence[_One]) -> list[_Made]:
+    """``made`` of each, as many at once as this process has cores. Raises the first error, in their order, and then leaves
+    out what is not begun."""
+    with ThreadPoolExecutor(max(1, min(len(of), num_cores()))) as pool:
+        return list(pool.map(made, of))
 
 
 def _libraries(name: str, variant: str) -> Iterator[Path]:

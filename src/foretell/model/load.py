@@ -239,7 +239,9 @@ def _transformers_tokenizer(path: Path, name: str, *, trust_remote_code: bool) -
     try:
         found = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
+        has_any = any(word in file.name for file in path.iterdir() for word in ("token", "vocab", ".model"))
+        why = first_line(error) if has_any else "it holds none; expected the directory of a Hugging Face model"
+        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({why})") from error
     if not getattr(found, "chat_template", None):  # transformers reads this file for processors alone
         found.chat_template = tokenizers.processors_template(path)
     return found

@@ -256,6 +256,8 @@ class Service:
             self._thread.join()
         take = None if self._thread is None else partial(self._learned, whole=True)
         self._failures.run("keeper", None, self._keeper.finish, take)
+        if self._costs is not None:
+            self._failures.run("keeper", None, self._costs.keep)
         if self._learning is not None:
             self._failures.run("learner", None, self._learning.close)
 

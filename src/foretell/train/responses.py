@@ -6,6 +6,7 @@ padded with zeros on the right, ``length`` and ``start`` int64 [N], and as metad
 appended to a journal when it is done, so that a killed run continues there.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -197,6 +198,8 @@ class Responses:
                 metadata={key: json.dumps(value) for key, value in self.metadata.items()},
             )
             part.replace(file)
+        except SafetensorError as error:  # of a full disk, for one
+            raise OSError(errno.EIO, str(error), str(file)) from None
         finally:
             part.unlink(missing_ok=True)
 

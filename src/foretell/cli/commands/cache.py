@@ -11,7 +11,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli.errors import say
-from foretell.cli.output import as_json
+from foretell.cli.output import deliver
 from foretell.core.cachedir import cache_directory, models_directory
 from foretell.core.errors import ConfigError, nearest
 
@@ -101,20 +101,18 @@ def cache(action: Action = "list", kinds: Which = None, yes: Yes = False, json_:
         {"kind": name, "size": sizes[name], "count": len(paths), "directory": str(_place(name, root))}
         for name, paths in chosen.items()
     ]
-    if json_:
-        typer.echo(as_json({"kinds": rows, "size": sum(sizes.values())}, pretty=sys.stdout.isatty()), nl=False)
-        return
-    for row in rows:
-        typer.echo(f"{row['kind']:<8} {_shown(row['size']):>10} {row['count']:>5}  {KINDS[row['kind']].about}")
-    typer.echo(f"{_shown(sum(sizes.values()))} in all, in {', '.join(dict.fromkeys(row['directory'] for row in rows))}")
+    whole, places = sum(sizes.values()), ", ".join(dict.fromkeys(row["directory"] for row in rows))
+    lines = [
+        f"{row['kind']:<8} {_shown(row['size']):>10} {row['count']:>5}  {KINDS[row['kind']].about}" for row in rows
+    ]
+    told = "\n".join([*lines, f"{_shown(whole)} in all, in {places}"])
+    deliver({"kinds": rows, "size": whole}, json_=json_, show=lambda: typer.echo(told))
 
 
 def _clear(chosen: dict[str, list[Path]], sizes: dict[str, int], *, yes: bool, json_: bool) -> None:
     paths = [path for found in chosen.values() for path in found]
     if not paths:
-        typer.echo(
-            as_json({"freed": 0}, pretty=False) if json_ else f"nothing is kept of {', '.join(chosen)}", nl=not json_
-        )
+        deliver({"freed": 0}, json_=json_, show=lambda: typer.echo(f"nothing is kept of {', '.join(chosen)}"))
         return
     what = ", ".join(f"{name} ({_shown(size)})" for name, size in sizes.items() if chosen[name])
     if not yes:
@@ -133,7 +131,7 @@ def _clear(chosen: dict[str, list[Path]], sizes: dict[str, int], *, yes: bool, j
             say(f"{path} is not deleted: {error.strerror}")
             continue
         freed += size
-    typer.echo(as_json({"freed": freed}, pretty=False) if json_ else f"deleted: {_shown(freed)}", nl=not json_)
+    deliver({"freed": freed}, json_=json_, show=lambda: typer.echo(f"deleted: {_shown(freed)}"))
     if any(path.exists() for path in paths):
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from foretell.cli import early, options as o, settings
 from foretell.cli.commands import certify_url as u
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
-from foretell.cli.layout import console_of, print_table, progress_bar
+from foretell.cli.layout import console_of, new_table, print_line, print_table, progress_bar
 from foretell.cli.output import check_writable, deliver
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
@@ -123,17 +123,11 @@ def speculation(target: str, draft: str | None, method: str | None, count: int |
 
 def show(certificate: "Certificate", *, no_color: bool) -> None:
     """A table, the findings, and the verdict on a line of its own."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     console = console_of(no_color, 120)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("check", "verifier", "shape"):
-        table.add_column(column)
-    for column in ("looked at", "largest deviation", "tolerance"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
+    columns = ("check", "verifier", "shape", "looked at", "largest deviation", "tolerance", "verdict")
+    table = new_table(columns, left=("verifier", "shape", "verdict"), wraps=True)
     for check in certificate.checks:
         style = {"DEFECT": "bold red", "lossy": "yellow"}.get(check.verdict)
         table.add_row(*(escape(cell) for cell in cells(check)), style=style)
@@ -141,21 +135,21 @@ def show(certificate: "Certificate", *, no_color: bool) -> None:
     for check in certificate.checks:
         for finding in check.findings[:3]:
             line = f"{finding.verdict}: {check.name}, {check.verifier}, {check.shape}: {finding.where}: {finding.what}"
-            console.print(escape(line), soft_wrap=True)
+            print_line(console, line)
         if len(check.findings) > 3:
             console.print(f"  ... and {len(check.findings) - 3} more (--json has them)")
     for reason in certificate.left_out:
-        console.print(escape(f"left out: {reason}"), soft_wrap=True)
+        print_line(console, f"left out: {reason}")
     s = certificate.settings
     if certificate.weights_distance is not None:
-        console.print(escape(certificate.weights_distance.words), soft_wrap=True)
+        print_line(console, certificate.weights_distance.words)
     held = s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']}"
     held += f", {s['kv']} keys and values" if "kv" in s else ""
     ran = f"{s['target']} ({s['implementation']}, {held}) · {s['speculative']['method']} · "
     ran += f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens at temperatures "
     ran += f"{', '.join(f'{value:g}' for value in s['temperatures'])} · seed {s['seed']} · {certificate.seconds:.0f} s"
-    console.print(escape(ran), soft_wrap=True)
-    console.print(escape(certificate.verdict), style="bold", soft_wrap=True)
+    print_line(console, ran)
+    print_line(console, certificate.verdict, "bold")
 
 
 def cells(check: "Check") -> tuple[str, ...]:

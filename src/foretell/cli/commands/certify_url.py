@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretell.cli import options as o, settings
-from foretell.cli.layout import console_of, print_table, status_line
+from foretell.cli.layout import console_of, new_table, print_line, print_table, status_line
 from foretell.cli.output import VISIBLE, deliver
 from foretell.core.errors import ConfigError
 
@@ -189,20 +189,17 @@ def served_here(models: o.Models, threads: int | None, *, no_color: bool) -> Ite
 
 def show(certificate: "EndpointCertificate", *, no_color: bool) -> None:
     """A table, the findings, the faults by name, and the verdict on a line of its own."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from foretell.certify.endpoint.report import asked, with_findings
 
     console = console_of(no_color, 150)
 
     def say(text: str, style: str | None = None) -> None:
-        console.print(escape(text.translate(VISIBLE)), style=style, soft_wrap=True)
+        print_line(console, text.translate(VISIBLE), style)
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("check", "looked at", "found", "verdict"):
-        table.add_column(column)
+    columns = ("check", "looked at", "found", "verdict")
+    table = new_table(columns, left=columns, wraps=True)
     for check in certificate.checks:
         style = "bold red" if check.verdict == "DEFECT" else None if check.passed else "yellow"
         cells = check.name, check.looked_at, check.summary, check.verdict
@@ -220,11 +217,13 @@ def show(certificate: "EndpointCertificate", *, no_color: bool) -> None:
     say(certificate.verdict, "bold")
 
 
-def read_prompts(name: str, limit: int) -> list["Item"]:
-    """At most limit prompts, of all categories in turn. Raises ConfigError that names the line."""
-    from foretell.bench import Item, load_suite
+def read_prompts(name: str, limit: int, categories: str | None = None) -> list["Item"]:
+    """At most limit prompts, of all categories, or those that are listed, in turn. Raises ConfigError that names the
+    line."""
+    from foretell.bench import Item, load_suite, select
 
-    items = load_suite(name)
+    wanted = [part.strip() for part in categories.split(",")] if categories is not None else None
+    items = select(load_suite(name), categories=wanted)
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(item.category, []).append(item)

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretell.cli import early, options as o, settings
+from foretell.cli.commands.certify_url import read_prompts
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
-from foretell.cli.layout import ProgressLines, console_of, console_of_errors, print_table, status_line
+from foretell.cli.layout import (
+    ProgressLines,
+    console_of,
+    console_of_errors,
+    new_table,
+    print_line,
+    print_table,
+    status_line,
+)
 from foretell.cli.output import check_writable, deliver
+from foretell.cli.train_progress import told_if_interrupted
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.registry import names_of
@@ -85,28 +95,12 @@ ReportFile = Annotated[
 
 @with_group(o.Models, into="models", without=("draft_weights",))
 def doctor(
-    ctx: typer.Context,
-    *,
-    head: Head = None,
-    prompts: o.Suite = "bundled",
-    categories: o.Categories = None,
-    limit: Count = 10,
-    raw: o.Raw = False,
-    timed: Timed = 4,
-    time_limit: TimeLimit = 60.0,
-    context: Context = None,
-    concurrency: Concurrency = None,
-    models: o.Models,
-    threads: o.Threads = None,
-    bandwidth: o.Bandwidth = True,
-    methods: Only = None,
-    temperature: Temperature = 0.0,
-    max_new_tokens: Tokens = 64,
-    seed: Seed = 0,
-    json_: o.Json = False,
-    output: ReportFile = None,
-    no_color: o.NoColor = False,
-) -> None:
+    ctx: typer.Context, *, head: Head = None, prompts: o.Suite = "bundled", categories: o.Categories = None,
+    limit: Count = 10, raw: o.Raw = False, timed: Timed = 4, time_limit: TimeLimit = 60.0, context: Context = None,
+    concurrency: Concurrency = None, models: o.Models, threads: o.Threads = None, bandwidth: o.Bandwidth = True,
+    methods: Only = None, temperature: Temperature = 0.0, max_new_tokens: Tokens = 64, seed: Seed = 0,
+    json_: o.Json = False, output: ReportFile = None, no_color: o.NoColor = False,
+) -> None:  # fmt: skip
     """What to use here: measures this machine, target and drafters on a few prompts, and recommends one command line.
 
     A short prompt of every method that fits, what is used where none is named first and as auto decides last, then more
@@ -128,7 +122,7 @@ def doctor(
             ctx, IGNORED_WITH_HEAD, "is not for HEAD, which is measured at temperature 1 and not timed: drop it"
         )
     settings.quiet()
-    items = _items(prompts, categories, limit)
+    items = read_prompts(prompts, limit, categories)
     settings.use_threads(threads)
     with ProgressLines(f"loading {models.target}") as lines:
         engine = settings.load_engine(models, None, no_color=no_color)
@@ -136,13 +130,21 @@ def doctor(
 
         items = with_forms(engine, items, raw=raw, notice=say)
         found: HeadDiagnosis | Checkup
-        if head is not None:
-            most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
-            with status_line("looking", no_color) as progress:
-                found = _diagnose(engine, head, items, most, seed, progress if sys.stderr.isatty() else lines.now)
-        else:
-            with _share(no_color, lines) as share:
-                found = _check_up(engine, models, only, items, ctx.params, share)
+        shorter = "--limit N takes fewer prompts" if head else "--time-limit SECONDS makes it shorter"
+        with told_if_interrupted(lambda: f"there is no report before the end; {shorter}"):
+            if head is not None:
+                from foretell.doctor.head import diagnose
+                from foretell.doctor.templates import formats_of
+
+                most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
+                with status_line("looking", no_color) as progress:
+                    found = diagnose(
+                        engine, head, formats_of(engine, items), max_new_tokens=most, seed=seed,
+                        progress=progress if sys.stderr.isatty() else lines.now,
+                    )  # fmt: skip
+            else:
+                with _share(no_color, lines) as share:
+                    found = _check_up(engine, models, only, items, ctx.params, share)
     printed: Any = show if head is None else show_head
     deliver(found.to_dict(), output, json_=json_, show=lambda: printed(found, no_color=no_color))
     if head is not None and not found.is_healthy:  # type: ignore[union-attr]
@@ -150,41 +152,18 @@ def doctor(
 
 
 def _check_methods(names: list[str] | None) -> None:
-    known = names_of(builtin.CONFIGS, "foretell.methods")
+    known = [name for name in names_of(builtin.CONFIGS, "foretell.methods") if name != "none"]
+    if names == []:
+        raise ConfigError("--methods names none: give names such as ngram,suffix, or drop it")
     for text in names or ():
         config, _ = method_words(text)
         name = config["method"]
-        if name not in known or name == "none":
+        if name not in known:
             raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, known)}")
         for key in ("shape", "draws"):
             if key in config:
                 raise ConfigError(f"--methods {text}: guesses are measured in chains: drop {config[key]!r}")
         early.check_config(config)
-
-
-def _items(name: str, categories: str | None, limit: int) -> "list[Item]":
-    """Prompts in turn from every category, at most limit."""
-    from foretell.bench import load_suite, select
-
-    wanted = [part.strip() for part in categories.split(",")] if categories is not None else None
-    items = select(load_suite(name), categories=wanted)
-    seen: dict[str, int] = {}
-    ranked = []
-    for index, item in enumerate(items):
-        seen[item.category] = seen.get(item.category, 0) + 1
-        ranked.append((seen[item.category], index, item))
-    return [item for _, _, item in sorted(ranked, key=lambda one: one[:2])[:limit]]
-
-
-def _diagnose(
-    engine: "Engine", head: str, items: "list[Item]", max_new_tokens: int, seed: int, progress: Callable[[str], None]
-) -> "HeadDiagnosis":
-    from foretell.doctor.head import diagnose
-    from foretell.doctor.templates import formats_of
-
-    return diagnose(
-        engine, head, formats_of(engine, items), max_new_tokens=max_new_tokens, seed=seed, progress=progress
-    )
 
 
 def _check_up(
@@ -247,13 +226,9 @@ def _share(no_color: bool, lines: "ProgressLines") -> "Iterator[Callable[[Progre
 def _tabled(
     console: "Console", title: str, columns: list[str], rows: list[list[str]], *, bold: int | None = None
 ) -> None:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+    table = new_table(columns, title=title, wraps=True)
     for number, row in enumerate(rows):
         table.add_row(*map(escape, row), style="bold" if number == bold else None)
     print_table(console, table)
@@ -261,29 +236,17 @@ def _tabled(
 
 def show(found: "Checkup", *, no_color: bool) -> None:
     """The report of a checkup, for people."""
-    from rich.markup import escape
-
     console = console_of(no_color, WIDE)
     for line in _about(found):
-        console.print(escape(line), soft_wrap=True)
+        print_line(console, line)
     rows = [_row(one) for one in found.methods]
     title = (
         f"what guessing would bring: temperature {found.temperature:g}, up to {found.num_prompts} prompts, "
         f"{found.tokens_a_text:.0f} tokens a text"
     )
     columns = [
-        "method",
-        "prompts",
-        "guesses",
-        "slot 1",
-        "slot 2",
-        "slot 4",
-        "tokens a step",
-        "a guess",
-        "step",
-        "speedup",
-        "95 %",
-    ]
+        "method", "prompts", "guesses", "slot 1", "slot 2", "slot 4", "tokens a step", "a guess", "step", "speedup", "95 %",
+    ]  # fmt: skip
     chosen = [
         one.method == found.recommended["method"] and one.speculation == found.speculation for one in found.methods
     ]
@@ -291,20 +254,20 @@ def show(found: "Checkup", *, no_color: bool) -> None:
     best = next((one for one in found.methods if one.predictions), None)
     if best is not None and len(best.predictions) > 1:
         parts = "  ".join(f"{one.num_speculative_tokens}: {one.speedup.value:.2f}" for one in best.predictions)
-        console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
-    console.print(
+        print_line(console, f"{best.method}, speedup by guesses: {parts}")
+    print_line(
+        console,
         "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
         "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured), and drawn towards 1 "
         "where it is from few prompts;\n'foretell bench' measures it.",
-        soft_wrap=True,
     )
     _show_outlook(console, found.outlook)
     for why, names in _by_reason(found.left).items():
-        console.print(escape(f"not tried: {', '.join(names)}: {why}"), soft_wrap=True)
+        print_line(console, f"not tried: {', '.join(names)}: {why}")
     for one in found.warnings:
-        console.print(escape(f"! {one.text}"), soft_wrap=True)
-    console.print(escape(f"\n{found.conclusion}."), style="bold", soft_wrap=True)
-    console.print(escape(found.command), soft_wrap=True)
+        print_line(console, f"! {one.text}")
+    print_line(console, f"\n{found.conclusion}.", "bold")
+    print_line(console, found.command)
 
 
 def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
@@ -317,12 +280,9 @@ def _show_outlook(console: "Console", cells: "list[Cell]") -> None:
         for start in range(0, len(cells), len(counts))
     ]  # fmt: skip
     title = f"{last.method}, foreseen by tokens of text and requests at once: guesses, and their speedup"
-    console.print(title, style="bold")
-    _tabled(console, "", ["tokens", *map(str, counts)], rows)
+    _tabled(console, title, ["tokens", *map(str, counts)], rows)
     what = f"{last.guesses} guesses, {last.speedup:.2f} times plain decoding" if last.guesses else "guesses do not pay"
-    console.print(
-        f"{last.context:,} tokens and {last.concurrency} at once: {what}, if as many are kept as here.", soft_wrap=True
-    )
+    print_line(console, f"{last.context:,} tokens and {last.concurrency} at once: {what}, if as many are kept as here.")
 
 
 def _about(found: "Checkup") -> Iterator[str]:
@@ -366,12 +326,10 @@ def _row(one: "Examined") -> list[str]:
 
 def show_head(found: "HeadDiagnosis", *, no_color: bool) -> None:
     """The diagnosis of a head, for people."""
-    from rich.markup import escape
-
     from foretell.doctor.variants import FAULTS
 
     console = console_of(no_color, WIDE)
-    console.print(escape(f"{found.head} ({found.method}) for {found.target}"), style="bold", soft_wrap=True)
+    print_line(console, f"{found.head} ({found.method}) for {found.target}", "bold")
     if found.slots:
         rows = [
             [str(slot.slot), f"{slot.acceptance:.2f}", "-" if slot.expected is None else f"{slot.expected:.2f}",
@@ -381,7 +339,7 @@ def show_head(found: "HeadDiagnosis", *, no_color: bool) -> None:
         title = f"acceptance on {found.num_tokens} tokens of {found.num_texts} answers, temperature 1"
         _tabled(console, title, ["slot", "accepted", "after training", "agrees", ""], rows)
         expected = "" if found.expected_accepted is None else f", {found.expected_accepted:.2f} after training"
-        console.print(f"guesses accepted a step: {found.accepted:.2f}{expected}", soft_wrap=True)
+        print_line(console, f"guesses accepted a step: {found.accepted:.2f}{expected}")
     if found.trials:
         rows = [
             [FAULTS[one.fault] if one.fault not in ("template",) else "other template", one.change, f"{one.accepted:.2f}",
@@ -390,9 +348,9 @@ def show_head(found: "HeadDiagnosis", *, no_color: bool) -> None:
         ]  # fmt: skip
         _tabled(console, "what would change that", ["if", "change", "accepted", "gain", "errors"], rows)
     for note in found.notes:
-        console.print(escape(f"! {note}"), soft_wrap=True)
+        print_line(console, f"! {note}")
     if found.is_healthy:
-        console.print("No fault was found: no change makes it clearly better.", style="bold", soft_wrap=True)
+        print_line(console, "No fault was found: no change makes it clearly better.", "bold")
     for one in found.findings:
-        console.print(escape(f"{one.fault}: {FAULTS[one.fault]}."), style="bold", soft_wrap=True)
-        console.print(escape(f"  seen: {one.evidence}\n  remedy: {one.remedy}"), soft_wrap=True)
+        print_line(console, f"{one.fault}: {FAULTS[one.fault]}.", "bold")
+        print_line(console, f"  seen: {one.evidence}\n  remedy: {one.remedy}")

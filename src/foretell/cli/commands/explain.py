@@ -1,6 +1,5 @@
 """``foretell explain``: one decode step drawn in the terminal, every term introduced where it first stands."""
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from foretell.cli import options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import console_of
-from foretell.cli.output import as_json
+from foretell.cli.output import deliver
 from foretell.core.errors import ConfigError
 from foretell.core.visible import quoted
 
@@ -82,10 +81,8 @@ def explain(
         asked = engine.chat_prompt([{"role": "user", "content": prompt}])
     found = taken_apart(engine, asked, temperature=temperature, seed=seed, step=step)
     game = number_game(seed=seed)
-    if json_:
-        typer.echo(as_json({"step": asdict(found), "game": asdict(game)}, pretty=sys.stdout.isatty()), nl=False)
-        return
-    show(found, game, no_color=no_color)
+    told = {"step": asdict(found), "game": asdict(game)}
+    deliver(told, json_=json_, show=lambda: show(found, game, no_color=no_color))
 
 
 def show(found: "ExplainedStep", game: "Game", *, no_color: bool) -> None:

@@ -1,6 +1,5 @@
 """``foretell export``: heads for other engines."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +7,8 @@ import typer
 
 from foretell.checkpoints.catalogue import CATALOGUE
 from foretell.cli import early, options as o
-from foretell.cli.output import as_json
+from foretell.cli.output import deliver
+from foretell.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from foretell.heads.head import Head
@@ -44,7 +44,6 @@ def export(
     tools' files are derived from it.
     """
     from foretell.checkpoints.directories import find_here, resolve
-    from foretell.core.errors import ConfigError, nearest
 
     if to != "list":  # before torch is imported
         find_here(head)
@@ -57,43 +56,39 @@ def export(
             raise ConfigError(
                 f"--out {out} is given and no layout to write: add --to, one of {', '.join(formats.LAYOUTS)}"
             )
-        if json_:
-            layouts = {layout.name: layout.summary for layout in formats.LAYOUTS.values()} | {GGUF: SUMMARY}
-            typer.echo(as_json({"layouts": layouts}, pretty=sys.stdout.isatty()), nl=False)
-            return
-        for layout in formats.LAYOUTS.values():
-            typer.echo(f"{layout.name:12} {layout.summary}")
-        typer.echo(f"{GGUF:12} {SUMMARY}")
+        known = {layout.name: layout.summary for layout in formats.LAYOUTS.values()} | {GGUF: SUMMARY}
+        lines = "\n".join(f"{name:12} {summary}" for name, summary in known.items())
+        deliver({"layouts": known}, json_=json_, show=lambda: typer.echo(lines))
         return
     if out is None:
         raise ConfigError("--out is missing; expected the directory to write, or of 'gguf' the file")
     path = resolve(head)
-    known = formats.describe_target(path)
+    recorded = formats.describe_target(path)
     spec = None if target is None else find_target(target)
-    loaded = formats.load(path, num_layers=spec.num_layers if spec else known.num_layers, name=head)
+    loaded = formats.load(path, num_layers=spec.num_layers if spec else recorded.num_layers, name=head)
     if spec is not None:
         loaded.check_target(spec, name=head)
     if loaded.lent and target is not None:
         from foretell.model.load import load_model
 
         loaded.borrow(load_model(target, dtype="float32"))
-    about = spec if spec is not None else known
-    if to == GGUF:
-        _save_gguf(loaded, out, target, spec)
-    else:
-        formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
+    about = spec if spec is not None else recorded
+    try:
+        if to == GGUF:
+            _save_gguf(loaded, out, target, spec)
+        else:
+            formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
+    except OSError as error:  # that of a full disk does not say where
+        raise OSError(error.errno, error.strerror, error.filename or out) from None
     wrote = {"out": out, "layout": to, "head": loaded.method, "parameters": loaded.num_parameters}
-    if json_:
-        typer.echo(as_json(wrote, pretty=sys.stdout.isatty()), nl=False)
-    else:
-        typer.echo(f"{out}: {loaded.method}, {loaded.num_parameters:,} parameters, layout {to}")
+    line = f"{out}: {loaded.method}, {loaded.num_parameters:,} parameters, layout {to}"
+    deliver(wrote, json_=json_, show=lambda: typer.echo(line))
 
 
 def _save_gguf(head: "Head", out: str, target: str | None, spec: "ModelSpec | None") -> None:
     """Write a head as a GGUF file, in which its target's vocabulary is. Raises ConfigError without a target here."""
     from foretell.checkpoints.directories import resolve
     from foretell.checkpoints.gguf.write_heads import vocabulary_of
-    from foretell.core.errors import ConfigError
     from foretell.heads import formats
 
     if target is None or spec is None:

@@ -26,19 +26,10 @@ Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING
 @with_fields(LearnOptions, into="learning", panel=LEARNING, without=("learn_share", "learn_busy_share"))  # nobody waits
 @with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_ONE_ANSWER)
 def learn(
-    ctx: typer.Context,
-    *,
-    data: Data,
-    epochs: Epochs = 1,
-    raw: o.Raw = False,
-    models: o.Models,
-    guessing: o.Guessing,
-    learning: dict[str, Any] | None = None,
-    sampling: dict[str, Any] | None = None,
-    json_: o.Json = False,
-    output: o.Output = None,
-    no_color: o.NoColor = False,
-) -> None:
+    ctx: typer.Context, *, data: Data, epochs: Epochs = 1, raw: o.Raw = False, models: o.Models, guessing: o.Guessing,
+    learning: dict[str, Any] | None = None, sampling: dict[str, Any] | None = None, json_: o.Json = False,
+    output: o.Output = None, no_color: o.NoColor = False,
+) -> None:  # fmt: skip
     """Answer the prompts of a file and let the drafter learn from the answers, as 'serve --learn' does from requests.
 
     With --learn-dir what was learned is kept there, for --learn-dir of a server, and as a checkpoint that --draft or

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from foretell.cli import early, options as o
 from foretell.cli.layout import console_of, print_table
-from foretell.cli.output import as_json
+from foretell.cli.output import deliver
 from foretell.core import builtin
 from foretell.core.registry import names_of
 
@@ -35,10 +34,7 @@ def methods(all_: All = False, json_: o.Json = False, no_color: o.NoColor = Fals
     with warnings.catch_warnings():  # what is refused is listed
         warnings.simplefilter("ignore", RuntimeWarning)
         found = catalogue()
-    if json_:
-        typer.echo(as_json(found, pretty=sys.stdout.isatty()), nl=False)
-    else:
-        show(found, no_color=no_color)
+    deliver(found, json_=json_, show=lambda: show(found, no_color=no_color))
 
 
 def known_brief() -> dict[str, Any]:

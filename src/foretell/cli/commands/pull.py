@@ -13,7 +13,7 @@ from foretell.cli import options as o
 from foretell.cli.errors import TERMINATED
 from foretell.cli.interrupt import Terminated, interruptible
 from foretell.cli.layout import console_of, console_of_errors
-from foretell.cli.output import as_json
+from foretell.cli.output import deliver
 from foretell.core.errors import ConfigError
 from foretell.model.trained import default_speculation
 
@@ -40,12 +40,9 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
         file = fetch(name, no_color=no_color)
     except Terminated:
         raise typer.Exit(TERMINATED) from None
-    if json_:
-        typer.echo(
-            as_json({"name": name, "file": str(file), "fetched": not was_here}, pretty=sys.stdout.isatty()), nl=False
-        )
-    else:
-        typer.echo(f"{name} {'was here already' if was_here else 'is here'}: {file}")
+    line = f"{name} {'was here already' if was_here else 'is here'}: {file}"
+    told = {"name": name, "file": str(file), "fetched": not was_here}
+    deliver(told, json_=json_, show=lambda: typer.echo(line))
 
 
 def fetch(name: str, *, no_color: bool = False, patience_s: float | None = None) -> Path:
@@ -78,9 +75,10 @@ def list_(json_: o.Json = False, no_color: o.NoColor = False) -> None:
         }
         for model in CATALOGUE.values()
     ]
-    if json_:
-        typer.echo(as_json({"models": rows}, pretty=sys.stdout.isatty()), nl=False)
-        return
+    deliver({"models": rows}, json_=json_, show=lambda: _show(rows, no_color=no_color))
+
+
+def _show(rows: list[dict[str, Any]], *, no_color: bool) -> None:
     from rich.table import Table
 
     table = Table("name", "MB", "here", "licence", "what it is", box=None, pad_edge=False)

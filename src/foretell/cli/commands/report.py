@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli import options as o
-from foretell.cli.layout import console_of, print_table
-from foretell.cli.output import as_json, check_writable, write
+from foretell.cli.layout import console_of, new_table, print_line, print_table
+from foretell.cli.output import check_writable, deliver, write
 from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,13 +30,9 @@ Command = Annotated[
 
 
 def report(
-    file: File,
-    other: Other = None,
-    csv: Csv = None,
-    command: Command = False,
-    json_: o.Json = False,
+    file: File, other: Other = None, csv: Csv = None, command: Command = False, json_: o.Json = False,
     no_color: o.NoColor = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show a bench report that was written before, without measuring anything: the same table, or CSV.
 
     With two reports: speedups and intervals side by side, which changes are clear, and which settings differ.
@@ -58,10 +53,7 @@ def report(
     found = read_report(file)
     if other is not None:
         compared = compare(found, read_report(other))
-        if json_:
-            typer.echo(as_json(asdict(compared), pretty=sys.stdout.isatty()), nl=False)
-        else:
-            show_comparison(compared, file, other, no_color=no_color)
+        deliver(asdict(compared), json_=json_, show=lambda: show_comparison(compared, file, other, no_color=no_color))
         return
     if command:
         words = made_by(found)
@@ -71,22 +63,17 @@ def report(
         return
     if csv is not None:
         write(csv_of(found), None if csv == "-" else csv)
-    if json_:
-        typer.echo(as_json(found.to_dict(), pretty=sys.stdout.isatty()), nl=False)
-    elif csv is None:
-        show(found, no_color=no_color)
+    if json_ or csv is None:
+        deliver(found.to_dict(), json_=json_, show=lambda: show(found, no_color=no_color))
 
 
 def show_comparison(found: "Comparison", file: str, other: str, *, no_color: bool) -> None:
     """Two reports as a table, and what differs."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     console = console_of(no_color, 120)
-    table = Table(title=escape(f"{file} -> {other}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, name in enumerate(("method", "T", "speedup before", "after", "change", "clear", "tokens/s", "length")):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    columns = ("method", "T", "speedup before", "after", "change", "clear", "tokens/s", "length")
+    table = new_table(columns, title=escape(f"{file} -> {other}"))
     for one in found.changes:
         before, after = one.speedup
         plain = one.method == "none"
@@ -100,12 +87,12 @@ def show_comparison(found: "Comparison", file: str, other: str, *, no_color: boo
             f"{one.mean_acceptance_length[0]:.2f} -> {one.mean_acceptance_length[1]:.2f}",
         )  # fmt: skip
     print_table(console, table)
-    console.print("clear: the 95 % intervals have nothing in common.", soft_wrap=True)
+    print_line(console, "clear: the 95 % intervals have nothing in common.")
     for name, which in zip((file, other), found.only, strict=True):
         if which:
-            console.print(escape(f"only in {name}: {', '.join(which)}"), soft_wrap=True)
+            print_line(console, f"only in {name}: {', '.join(which)}")
     for name, (before_value, after_value) in found.differing.items():
-        console.print(escape(f"! {name} differs: {before_value} and {after_value}"), soft_wrap=True)
+        print_line(console, f"! {name} differs: {before_value} and {after_value}")
     clear = [one for one in found.changes if one.is_clear and one.method != "none"]
     said = ", ".join(f"{one.method} at temperature {one.temperature:g} {one.ratio - 1:+.0%}" for one in clear)
     console.print(escape(f"Clearly changed: {said}." if clear else "No speedup changed clearly."), style="bold")

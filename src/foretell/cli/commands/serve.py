@@ -85,24 +85,12 @@ LogLevel = Annotated[
 @with_fields(ServerOptions, into="server", panel=SERVER)
 @with_fields(LearnOptions, into="learning", panel=LEARNING)
 def serve(
-    ctx: typer.Context,
-    *,
-    target: Targets = None,
-    models: o.Models,
-    lora: o.Loras = None,
-    guessing: o.Guessing,
-    also: Also = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    drain_timeout: DrainTimeout = 30.0,
-    service: dict[str, Any] | None = None,
-    several: dict[str, Any] | None = None,
-    server: dict[str, Any] | None = None,
-    learn: Learn = False,
-    learning: dict[str, Any] | None = None,
-    log_level: LogLevel = "info",
+    ctx: typer.Context, *, target: Targets = None, models: o.Models, lora: o.Loras = None, guessing: o.Guessing,
+    also: Also = None, host: Host = "127.0.0.1", port: Port = 8000, drain_timeout: DrainTimeout = 30.0,
+    service: dict[str, Any] | None = None, several: dict[str, Any] | None = None, server: dict[str, Any] | None = None,
+    learn: Learn = False, learning: dict[str, Any] | None = None, log_level: LogLevel = "info",
     no_color: o.NoColor = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve models by OpenAI's API, with Anthropic's messages, Ollama's chats, and a page to try it at /.
 
     Speculation is planned by load, request by request; texts do not change. auto measures, steps aside where guessing

@@ -1,7 +1,6 @@
 """``foretell train``: trains a drafter for a target on the target's text."""
 
 import os
-import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +10,10 @@ import typer
 from foretell.cli import early, options as o, settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
-from foretell.cli.output import as_json, write
+from foretell.cli.output import deliver, write
 from foretell.cli.train_progress import answering_bar, speaks, told_if_interrupted, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
-from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.settings import check_keys, field_kinds
 from foretell.train.config import TrainConfig
 
@@ -150,10 +148,7 @@ def train(
         )
     if not speaks():
         return
-    if json_:
-        write(as_json(figures, pretty=sys.stdout.isatty()), None)
-    else:
-        write("".join(f"{line}\n" for line in summary(figures)), None)
+    deliver(figures, json_=json_, show=lambda: write("".join(f"{line}\n" for line in summary(figures)), None))
 
 
 def _auto(ctx: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:
@@ -176,7 +171,7 @@ def _auto(ctx: typer.Context, given: dict[str, Any], options: dict[str, Any]) ->
     folder = train_auto.default_out(target) if given["out"] is None else Path(given["out"])
     hours, own = given["hours"], (options.get("seed", 0), given["device"], given["dtype"], given["no_color"])
     result = train_auto.auto(Task(target, 6.0 if hours is None else hours, data, folder, *own), _drafter)
-    write(as_json(result, pretty=sys.stdout.isatty()) if given["json_"] else f"{train_worth.worth(result)}\n", None)
+    deliver(result, json_=given["json_"], show=lambda: write(f"{train_worth.worth(result)}\n", None))
 
 
 def check_settings(method: str, given: dict[str, Any]) -> None:
@@ -192,15 +187,7 @@ def check_settings(method: str, given: dict[str, Any]) -> None:
 
 def read_config(file: str | None) -> dict[str, Any]:
     """The settings of --config. Raises ConfigError."""
-    if file is None:
-        return {}
-    try:
-        found = parse_json(settings.read_text(file, "--config"))
-    except JSONDecodeError as error:
-        raise ConfigError(f"--config {file!r} is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"--config {file!r} must hold one JSON object, e.g. '{{\"lr\": 0.0005}}'")
-    return found
+    return settings.json_object(None if file is None else settings.read_text(file, "--config"), f"--config {file}")
 
 
 def check_answers(data: str, asked: "AskedPrompt", typed: Collection[str]) -> None:
