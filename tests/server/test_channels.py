@@ -191,3 +191,35 @@ def test_a_budget_ends_the_thought_and_a_call_can_follow(serve: Serve, choice: s
     assert "<|channel|>" in following
     end = json.dumps({"n": 5})
     assert after(THOUGHT.replace("Let me see", "a") + HEAD + end) <= {"</s>", *tokens.convert_ids_to_tokens([EOS, 2])}
+
+
+def test_a_call_by_http_whole_and_streamed(serve: Serve) -> None:
+    """The thought apart, one call, and its finish reason; Anthropic's and OpenAI's newer doors read the same."""
+    asked = Asked(serve, TEMPLATE, tokenizer())
+    asked.service.script = lambda _: [
+        *asked.tokenizer.encode(THOUGHT + HEAD + '{"n": 5}', add_special_tokens=False), EOS,
+    ]  # fmt: skip
+    choice = asked.post(USER, tools=[NOW]).json()["choices"][0]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"], choice["finish_reason"]) == (
+        "Let me see", None, "tool_calls",
+    )  # fmt: skip
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "now", "arguments": '{"n": 5}'}]
+    lines = asked.post(USER, tools=[NOW], stream=True).text.splitlines()
+    deltas = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    parts = [call for each in deltas for call in each["delta"].get("tool_calls") or []]
+    assert parts[0]["function"] == {"name": "now", "arguments": ""}
+    assert "".join(call["function"]["arguments"] for call in parts) == '{"n": 5}'
+    assert "".join(each["delta"].get("reasoning_content") or "" for each in deltas) == "Let me see"
+    assert not "".join(each["delta"].get("content") or "" for each in deltas)
+    assert [each["finish_reason"] for each in deltas if each["finish_reason"]] == ["tool_calls"]
+    tool = {"name": "now", "input_schema": SHAPE}
+    given = {"messages": [USER], "tools": [tool], "max_tokens": 99, "model": "fake"}
+    blocks = asked.client.post("/v1/messages", json=given).json()["content"]
+    assert [block["type"] for block in blocks][-1] == "tool_use"
+    assert blocks[-1]["input"] == {"n": 5}
+    items = asked.client.post(
+        "/v1/responses", json={"input": "When?", "tools": [{"type": "function", "name": "now", "parameters": SHAPE}]}
+    ).json()["output"]
+    assert items[-1]["type"] == "function_call"
+    assert items[-1]["arguments"] == '{"n": 5}'

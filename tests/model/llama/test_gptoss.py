@@ -1,6 +1,7 @@
 """gpt-oss: OpenAI's files of MXFP4 blocks against transformers' reading of them, the activation, and heads' own sinks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from foretell import Engine, Request, SamplingParams
 from foretell.checkpoints.directories import check_files
 from foretell.checkpoints.weights import SafetensorsWeights, ShapeError
 from foretell.core.tree import layout
+from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.llama.mixture import ExpertWeights, expert_names, mixture_of
 from foretell.model.llama.run import native
 from foretell.model.llama.run.lean import LeanModel
@@ -149,3 +152,35 @@ def test_sinks_of_every_size(kv: str) -> None:
         seen.append(found)
     assert all(not torch.allclose(seen[0], other, atol=0.05) for other in seen[1:])
     assert not torch.allclose(seen[2], seen[3], atol=0.05)
+
+
+@needs_native
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kv", ["auto", "int8"])
+def test_texts_of_packed_experts_with_guesses_are_those_without(kv: str, temperature: float, tmp_path: Path) -> None:
+    """Every method that needs no head, lines and trees, alone and in a batch."""
+    saved(tmp_path, 1)
+    model = load_model(str(tmp_path), dtype="float32", kv=kv)
+    draft = NativeModel.from_hf(make_model("gptoss", **SIZES))
+    prompts = [tokens_of(5, seed=1).tolist() * 3, tokens_of(9, seed=2).tolist(), tokens_of(21, seed=3).tolist()]
+    requests = [
+        Request(prompt, SamplingParams(max_new_tokens=14, temperature=temperature, seed=number, ignore_eos=True))
+        for number, prompt in enumerate(prompts)
+    ]
+    plain = Engine(model, speculative="none")
+    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    drafted = 0
+    for method, shape in (
+        ("suffix", "chain"), ("ngram", "chain"), ("prediction", "chain"), ("draft_model", "chain"),
+        ("draft_model", "opt_tree/size=9"), ("suffix", "opt_tree/size=9"),
+    ):  # fmt: skip
+        config = {"method": method, "num_speculative_tokens": 4, "shape": shape}
+        own = {"method": DraftModel(draft)} if method == "draft_model" else {}
+        guesses = [[*tokens[:9], 1] if method == "prediction" else None for tokens in expected]
+        asked = [replace(one, prediction=guess) for one, guess in zip(requests, guesses, strict=True)]
+        for size in (1, 3):
+            engine = Engine(model, speculative=config, drafter_errors="raise", **own)
+            found = engine.generate_batch(asked, batch_size=size)
+            assert [one.token_ids for one in found] == expected, (method, shape, size)
+            drafted += sum(one.num_draft_tokens for one in found)
+    assert drafted > 100

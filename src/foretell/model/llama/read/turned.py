@@ -122,9 +122,11 @@ class TurnedExperts(WeightSource):
         codes = self._source.reader(place.stack)(begin * each, end * each)
         codes = codes.view(-1, step, each, _BYTES - 1)[:, first]
         scales = self._source.reader(f"{place.stack.removesuffix('blocks')}scales")(begin, end)
-        values = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)  # neighbours share a byte there
-        halves = values[..., : _VALUES // 2] | values[..., _VALUES // 2 :] << 4
-        return torch.cat((scales.view(-1, step, each, 1)[:, first], halves), -1).flatten(1)
+        low, high = codes[..., :8], codes[..., 8:]  # each byte holds two neighbours
+        out = torch.empty(stop - start, each, _BYTES, dtype=torch.uint8)
+        out[..., 0] = scales.view(-1, step, each)[:, first]
+        out[..., 1::2], out[..., 2::2] = low & 15 | high << 4, low >> 4 | high & 240
+        return out.flatten(1)
 
     def release(self) -> None:
         """See ``WeightSource.release``."""
