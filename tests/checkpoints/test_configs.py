@@ -45,6 +45,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
     "glm4": {"pad_token_id": 0},
     "glm4_moe": {"head_dim": 32},
+    "gpt_oss": {"rope_scaling": {**YARN, "truncate": False}},
 }
 """What a type must state, or its defaults contradict each other."""
 
@@ -62,6 +63,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {**SMALL, "rope_parameters": PARTIAL, "head_dim": 16, "use_qk_norm": True, "n_group": 2, "topk_group": 2}),
     ("qwen3_5_text", {**SMALL, "layer_types": DELTA,
                       "rope_parameters": {**PARTIAL, "mrope_section": [2, 1, 1], "mrope_interleaved": True}}),
+    ("gpt_oss", {**SMALL, "head_dim": 8, "experts_per_token": 4, "initial_context_length": 32, "swiglu_limit": 7.0,
+                 "rope_scaling": {**YARN, "truncate": False}, "rope_theta": 150000,
+                 "quantization_config": {"quant_method": "mxfp4"}}),
     ("granite", {**SMALL, "embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22}),
     ("granitemoehybrid", {**SMALL, **MAMBA, **NEEDED["granitemoehybrid"], "num_local_experts": 0, "num_experts_per_tok": 0,
                           "mamba_d_head": 16, "position_embedding_type": "rope", "rope_theta": 10000}),

@@ -63,6 +63,7 @@ def read(model: CausalModel, ids: Tensor, widths: list[int]) -> Tensor:
         ("gemma2", DraftWindow(150, 250)),
         ("gemma2", DraftWindow(400, 1)),
         ("mistral", DraftWindow(20, 3)),
+        ("gpt_oss", DraftWindow(150, 250)),
     ],
 )
 def test_sinks_of_texts_of_several_segments_are_the_twins(kind: str, limit: DraftWindow) -> None:
@@ -79,7 +80,7 @@ def test_sinks_of_texts_of_several_segments_are_the_twins(kind: str, limit: Draf
     assert not torch.allclose(whole[:, -1], found[:, -1])
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral", "gpt_oss"])
 def test_a_draft_model_is_its_twin(kind: str) -> None:
     """Gemma's own windows are narrower in one layer and none in the other; sinks behind segments, and within one."""
     module = tiny_module(kind, head_dim=16, **({} if kind == "llama" else {"sliding_window": 30}))

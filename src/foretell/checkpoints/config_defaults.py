@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     **HYBRIDS,
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""
@@ -135,6 +136,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 128, "first_k_dense_replace": 1, "use_qk_norm": False, **_ROUTER,
         "num_nextn_predict_layers": 1,
     },
+    "gpt_oss": {
+        **_COMMON, "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "attention_bias": True, "sliding_window": 128, "layer_types": None, "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0, "num_local_experts": 128, "num_experts_per_tok": 4, "quantization_config": None,
+    },
     "lfm2": {
         **_LFM2, "hidden_size": 2560, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
@@ -173,7 +180,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Type -> the fields that are read, and transformers' defaults of them."""
-THETAS = {"mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6}
+THETAS = {"gpt_oss": 150000.0, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6}
 """The base of RoPE of types of which it is not 10,000."""
 PARTIAL = {"glm4": 0.5, "glm4_moe": 0.5, "qwen3_next": 0.25, "qwen3_5_text": 0.25, "qwen3_5_moe_text": 0.25}
 """The part of a head that is rotated, of types that have such a number."""

@@ -35,7 +35,7 @@ _UNREAD = frozenset((
     "rope_interleaved", "max_window_layers", "router_jitter_noise", "mtp_layers_block_type",
     "full_attn_idxs", "mamba_chunk_size", "chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype",
     "hidden_dropout", "moe_shared_expert_overlap", "rescale_prenorm_residual", "residual_in_fp32", "num_logits_to_keep",
-    "time_step_floor", "time_step_max", "mamba_proj_bias",
+    "time_step_floor", "time_step_max", "mamba_proj_bias", "experts_per_token", "initial_context_length",
 ))  # fmt: skip
 """Keys that are read otherwise, or that no pass depends on."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -129,6 +129,8 @@ def _fits(key: str, value: Any, default: Any) -> bool:
         return value is None or (isinstance(value, list) and all(type(item) is _LISTS[key] for item in value))
     if key == "use_bidirectional_attention":
         return not value
+    if key == "quantization_config":
+        return value is None or isinstance(value, dict)
     if value is None:
         return default is None or key == "sliding_window"
     is_whole = type(value) is int and key in _MAY_BE_WHOLE
@@ -191,6 +193,8 @@ def _slides(config: PlainConfig, layer: int) -> bool:
     """Whether a layer has a window, where config.json lists no kinds of layers."""
     if config.model_type.startswith("gemma"):
         return (layer + 1) % (2 if config.model_type == "gemma2" else 6) != 0
+    if config.model_type == "gpt_oss":
+        return layer % 2 == 0
     if config.model_type == "qwen2_moe":
         return bool(config.use_sliding_window) and layer < config.max_window_layers and layer % 2 == 0
     return config.sliding_window is not None and bool(layer >= config.max_window_layers)
@@ -200,8 +204,8 @@ def _rope(raw: Mapping[str, Any], config: PlainConfig) -> dict[str, Any] | None:
     """rope_parameters; None where they are not understood."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     theta = raw.get("rope_theta", THETAS.get(config.model_type, 10000.0))
-    if not isinstance(given, Mapping) or not _is_number(theta):
-        return None
+    if not isinstance(given, Mapping) or not _is_number(theta) or (config.model_type == "gpt_oss" and not given):
+        return None  # of gpt-oss another rope is the default
     if config.model_type in PARTIAL:
         return _partial_rope(given, theta, raw.get("partial_rotary_factor", PARTIAL[config.model_type]), config)
     if config.model_type != "gemma3_text":

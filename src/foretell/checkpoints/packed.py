@@ -1,5 +1,6 @@
 """Quantised matrices as files hold them: blocks of small integers with their scales, kept packed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,12 +39,16 @@ class Packed:
 
     kind: str  # a key of BLOCK_KINDS
     shape: tuple[int, int]  # (out, in); in is a multiple of the block's values
-    data: "Tensor"  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
+    data: "Tensor"  # [out, bytes of a row] uint8 on the CPU, the file's own bytes; empty where they are read
+    read: "Callable[[int, int], Tensor] | None" = None  # rows [start, stop) of them
 
     def part(self, rows: tuple[int, int] | None) -> "Packed":
         """A range of its rows; None: all."""
-        return self if rows is None else Packed(self.kind, (rows[1] - rows[0], self.shape[1]), self.data[slice(*rows)])
+        if rows is None:
+            return self
+        data = self.data[slice(*rows)] if self.read is None else self.read(*rows)
+        return Packed(self.kind, (rows[1] - rows[0], self.shape[1]), data)
 
     def rows(self, start: int, stop: int) -> "Tensor":
         """Rows [start, stop), contiguous."""
-        return self.data[start:stop].contiguous()
+        return self.data[start:stop].contiguous() if self.read is None else self.read(start, stop)

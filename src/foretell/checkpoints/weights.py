@@ -18,6 +18,7 @@ from foretell.checkpoints.packed import Packed
 from foretell.core.errors import ModelError
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_BLOCKS = ("_blocks", "_scales")  # what ends the names of tensors of bytes that are read: MXFP4's
 
 
 class WeightSource(ABC):
@@ -31,6 +32,11 @@ class WeightSource(ABC):
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, known without reading it."""
+
+    @property
+    def apart(self) -> Collection[str]:
+        """Further names: parts of tensors that transformers joins, as the file holds them."""
+        return ()
 
     def called(self, name: str) -> str:
         """What the file itself calls a tensor, for messages; the name where there is no such tensor."""
@@ -134,7 +140,8 @@ class SafetensorsWeights(WeightSource):
         starts = {path: _start(path) for path in stored.files}
         self._entries: dict[str, tuple[Path, torch.dtype, tuple[int, ...], int]] = {}
         for key, (path, entry) in stored.tensors(name=name).items():
-            dtype = _DTYPES.get(entry["dtype"])
+            is_blocks = entry["dtype"] == "U8" and key.endswith(_BLOCKS)
+            dtype = torch.uint8 if is_blocks else _DTYPES.get(entry["dtype"])
             if dtype is None:
                 raise ModelError(f"{path}: tensor {key} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")
             self._entries[key] = (path, dtype, tuple(entry["shape"]), starts[path] + entry["data_offsets"][0])

@@ -34,7 +34,11 @@ class Matrix(ctypes.Structure):
 class Expert(ctypes.Structure):
     """One expert of a mixture; inner: rows of gate (where it has one) and of up."""
 
-    _fields_ = [*((name, Matrix) for name in ("gate", "up", "down")), ("inner", ctypes.c_int64)]
+    _fields_ = [
+        *((name, Matrix) for name in ("gate", "up", "down")),
+        ("inner", ctypes.c_int64),
+        *((f"{name}_bias", ctypes.c_void_p) for name in ("gate", "up", "down")),
+    ]
 
 
 class Experts(ctypes.Structure):
@@ -44,7 +48,7 @@ class Experts(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("count", "top", "shared", "over_chosen", "sigmoid")),
         *((name, ctypes.c_int64) for name in ("groups", "groups_chosen")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale")),
-        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("bias", "router_bias")),
         ("router", Matrix),
         ("shared_gate", Matrix),
         ("each", ctypes.POINTER(Expert)),
@@ -113,6 +117,7 @@ class Layer(ctypes.Structure):
         ("loras", ctypes.POINTER(LowRank)),
         ("spread", ctypes.c_void_p),
         ("unspread", ctypes.c_void_p),
+        ("sink_logits", ctypes.c_void_p),
     ]
 
 
@@ -134,6 +139,7 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("gated", "projected", "conved", "scanned", "state_rows")),
         *((name, ctypes.c_double) for name in ("attention_scale", "gate_scale", "mlp_scale")),
         ("low_rank", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("swiglu_alpha", "swiglu_limit")),
     ]
 
 

@@ -54,10 +54,18 @@ def sunk_attention(
     scale: float,
     sinks: int,
     cap: float | None = None,
+    learned: Tensor | None = None,
 ) -> Tensor:
     """[B, heads, n, d] of queries [B, heads, n, d], and of the same as the sinks' keys meet them; mask [B, 1, n, S] bool or
-    additive. The slow twin of the native kernels: it reads all S slots."""
+    additive; learned: see ``weights_of``. The slow twin of the native kernels: it reads all S slots."""
     scores = torch.cat((sunk @ keys[:, :, :sinks].mT, query @ keys[:, :, sinks:].mT), -1).float() * scale
     scores = scores if cap is None else torch.tanh(scores / cap) * cap
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(-1).to(values.dtype) @ values
+    return weights_of(scores, learned).to(values.dtype) @ values
+
+
+def weights_of(scores: Tensor, learned: Tensor | None) -> Tensor:
+    """The softmax of scores [..., n, S] float32; learned: [..., n, 1] of one more score, whose weight is left out."""
+    if learned is None:
+        return scores.softmax(-1)
+    return torch.cat((scores, learned.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]

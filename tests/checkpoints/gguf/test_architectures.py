@@ -5,6 +5,7 @@ llama.cpp's own logits, tokens and ends.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -19,6 +20,7 @@ from foretell.checkpoints.gguf.tokenizer import read_tokenizer
 from foretell.checkpoints.gguf.weights import GGUFWeights
 from foretell.core.errors import ModelError
 from foretell.model.llama.read.split import split_weights
+from foretell.model.llama.run.native import NativeModel
 from foretell.model.llama.shape import read_shape
 from foretell.model.load import load_model, unsupported
 from tests.checkpoints.gguf.change import change
@@ -28,8 +30,8 @@ from tests.checkpoints.gguf.oracle.tokens import TEXTS, tokenizer_of
 from tests.checkpoints.gguf.test_load import logits
 from tests.checkpoints.gguf.test_tokenizer import texts
 
-NATIVE = ("gemma2", "phi3", "glm4", "glm4moe", "smollm3", "olmo2", "granite", "mistral3")
-MODULES = ("gemma4", "gemma4moe", "gpt-oss", "deepseek2", "deepseek2-lite")
+NATIVE = ("gemma2", "phi3", "glm4", "glm4moe", "smollm3", "olmo2", "granite", "mistral3", "gpt-oss")
+MODULES = ("gemma4", "gemma4moe", "deepseek2", "deepseek2-lite")
 """Those that transformers alone runs."""
 NAMES = tuple(name for name in (*NATIVE, *MODULES) if name in labels(quantised=False))
 CLOSE = 1e-4  # of the largest logit
@@ -129,6 +131,36 @@ def test_gpt_oss_is_openai_s() -> None:
     if "gpt-oss" in NAMES:
         rope = read_config(open_gguf(case("gpt-oss").path, name="x")).rope_parameters
         assert rope["truncate"] is False
+
+
+@pytest.mark.usefixtures("rounded")
+@pytest.mark.parametrize("kind", ["MXFP4", "Q8_0", "Q4_0", "Q5_1"])
+def test_experts_of_gpt_oss_stay_packed(kind: str, tmp_path: Path) -> None:
+    """Blocks are the file's own bytes; passes differ from those of dequantised weights by rounded activations, which come
+    near llama.cpp's. Its own file has experts in MXFP4 and the rest in Q8_0."""
+    kept = case("gpt-oss-mxfp4_moe" if kind == "MXFP4" else "gpt-oss")
+    path = kept.path if kind == "MXFP4" else change(kept.path, tmp_path / "x.gguf", kind=kind)
+    file = open_gguf(path, name="x")
+    reason = unsupported("native", read_config(file), torch.float32, torch.device("cpu"))
+    if reason is not None:
+        pytest.skip(reason)
+    packed, plain = (
+        load_model(str(path), implementation="native", dtype="float32", weights=weights) for weights in ("auto", "fp32")
+    )
+    assert isinstance(packed, NativeModel)
+    kinds = {key: stored for key, stored in packed.matrices.kinds.items() if ".experts." in key}
+    assert len(kinds) == 3 * 4 * 3
+    assert set(kinds.values()) == {kind}
+    part = GGUFWeights(file).packed("model.layers.1.mlp.experts.up_proj.weight", (64, 128))
+    assert part is not None
+    assert np.shares_memory(part.data.numpy(), file.data)
+    for index, sequence in enumerate(kept.sequences):
+        tokens = torch.tensor(sequence)
+        found, near = logits(packed, tokens), logits(plain, tokens)
+        assert torch.nn.functional.cosine_similarity(found, near).mean() > 0.98
+        if kind == "MXFP4":
+            assert kept.apart(index, near, exact=True) < CLOSE * kept.largest
+            assert kept.apart(index, found) < 3 * kept.rounding
 
 
 @pytest.mark.parametrize(

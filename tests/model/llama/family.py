@@ -103,6 +103,11 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoeshared": (
         "GraniteMoeShared", {**_SPARSE, **_WIDE, **_SCALED, "num_local_experts": 4, "shared_intermediate_size": 56},
     ),
+    "gptoss": (  # most of what gate and up are is clamped
+        "GptOss",
+        {**_SPARSE, "num_local_experts": 5, "sliding_window": 6, "layer_types": _LAYERS, "swiglu_alpha": 1.3,
+         "swiglu_limit": 0.5, "rope_parameters": {**_YARN, "truncate": False}},
+    ),
 }  # fmt: skip
 FAMILY = tuple(_KINDS)
 SPARSE = tuple(kind for kind, (_, traits) in _KINDS.items() if "num_experts_per_tok" in traits)

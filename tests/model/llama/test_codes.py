@@ -41,7 +41,9 @@ def test_codes_are_near_and_their_scale_is_in_the_slot() -> None:
     assert not from_codes(to_codes(torch.tensor([1.0, float("nan")])), torch.float32).isfinite().any()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3-tied", "mistral-window", "olmo2", "llama-mha-bias"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma2", "qwen3-tied", "mistral-window", "olmo2", "llama-mha-bias", "gptoss"]
+)
 def test_equals_the_twin_on_trees_ragged_rows_and_after_moves(kind: str) -> None:
     """Logits in float32, and codes."""
     module = make_model(kind)

@@ -195,6 +195,9 @@ def test_merged_weights_are_sums_rounded_once(tmp_path: Path) -> None:
     assert torch.equal(source.reader(name)(2, 5).bfloat16(), whole[2:5])
     assert source.shared(name) is None
     assert source.shared(other) is norm or torch.equal(source.read(other, torch.float32, torch.device("cpu")), norm)
+    apart = type("Apart", (TensorWeights,), {"apart": (other,), "names": (name,)})({name: weight, other: norm})
+    assert MergedWeights(apart, lora).apart == (other,)
+    assert torch.equal(MergedWeights(apart, lora).read(other, torch.float32, torch.device("cpu")), norm)
 
 
 @pytest.fixture(scope="module")

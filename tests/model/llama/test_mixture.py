@@ -282,7 +282,7 @@ def test_what_is_not_covered_is_refused(kind: str, change: dict[str, Any], reaso
 
 
 @needs_native
-@pytest.mark.parametrize("kind", ["qwen3moe", "qwen2moe"])
+@pytest.mark.parametrize("kind", ["qwen3moe", "qwen2moe", "gptoss"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_with_guesses_are_those_without(kind: str, temperature: float) -> None:
     """Chains and trees, alone and in a batch, with the drafters that need no weights and with a draft model."""
@@ -307,7 +307,7 @@ def test_texts_with_guesses_are_those_without(kind: str, temperature: float) -> 
 @needs_native
 def test_long_prompts_are_grouped_in_parts() -> None:
     """More rows than are grouped at a time (512): the bits of single tokens, with a residual scale and without."""
-    for kind in ("qwen2moe", "granitemoe"):
+    for kind in ("qwen2moe", "granitemoe", "gptoss"):
         model = NativeModel.from_hf(make_model(kind))
         text = tokens_of(9, 60, seed=4)
         whole = logits_of(model, text)

@@ -84,7 +84,7 @@ def test_move_and_keep_do_what_the_plain_cache_does() -> None:
     "kind",
     [
         "qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite",
-        "qwen3moe", "qwen2moe",
+        "qwen3moe", "qwen2moe", "gptoss",
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3moe-dense-between", "granitemoe")),
     ],
 )  # fmt: skip
@@ -141,6 +141,7 @@ def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, 
     [
         ("llama", {"num_attention_heads": 6}),
         ("mistral-window", {"sliding_window": 131, "head_dim": 80}),
+        ("gptoss", {"sliding_window": 131}),
         pytest.param("gemma2", {"head_dim": 96}, marks=pytest.mark.slow),
         pytest.param("llama-mha-bias", {"head_dim": 128}, marks=pytest.mark.slow),
     ],
@@ -302,7 +303,15 @@ def test_every_variant_gives_the_same_bits_at_any_width(
     if build.variant_of("native") == variant:
         pytest.skip("it is the best one without AMX")
     wide = {"hidden_size": 96, "intermediate_size": 200}
-    kinds = ("llama", {}), ("qwen3-tied", wide), ("gemma2", wide), ("olmo2", wide), ("granite", {}), ("qwen2moe", {})
+    kinds = (
+        ("llama", {}),
+        ("qwen3-tied", wide),
+        ("gemma2", wide),
+        ("olmo2", wide),
+        ("granite", {}),
+        ("qwen2moe", {}),
+        ("gptoss", wide),
+    )
     for kind, sizes in kinds:
         module, best = native_of(kind, dtype, **sizes)
         monkeypatch.setenv("FORETELL_ISA", variant)

@@ -50,6 +50,7 @@ def read(model: NativeModel, cache: KVCache, tokens: Tensor, parent: Tensor, len
         ("llama", "auto", {"num_attention_heads": 6}),
         ("mistral-window", "auto", {"sliding_window": 170, "head_dim": 80}),
         ("gemma2", "int8", {"sliding_window": 131}),
+        ("gptoss", "auto", {"sliding_window": 170}),
     ],
 )
 def test_the_bits_are_those_of_rows_alone(kind: str, kv: str, sizes: dict[str, Any], dtype: torch.dtype) -> None:

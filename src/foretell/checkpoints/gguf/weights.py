@@ -66,6 +66,9 @@ class GGUFWeights(WeightSource):
                 f"packed: {', '.join(BLOCK_KINDS)}"
             )
         self._enter(known, architecture.adjust)
+        for layer in range(num_layers):
+            for theirs, ours in architecture.apart.items():
+                self._entries[f"{architecture.prefix}.{layer}.{ours}"] = _Entry((f"blk.{layer}.{theirs}",), Change())
 
     def _enter(
         self, known: Mapping[str, str], adjust: Callable[[GGUFFile, str, tuple[str, ...]], Change | None] | None
@@ -78,11 +81,17 @@ class GGUFWeights(WeightSource):
             ours: _Entry(names, (adjust and adjust(self._file, ours, names)) or Change())
             for ours, names in parts.items()
         }
+        self._names = frozenset(self._entries)
 
     @property
     def names(self) -> Collection[str]:
         """See ``WeightSource.names``."""
-        return self._entries.keys()
+        return self._names
+
+    @property
+    def apart(self) -> Collection[str]:
+        """See ``WeightSource.apart``."""
+        return self._entries.keys() - self._names
 
     @property
     def kinds(self) -> frozenset[str]:

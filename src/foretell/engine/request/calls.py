@@ -85,7 +85,13 @@ def knows_tools(template: str) -> bool:
     Templates of another form (``<function=...>``, ``[TOOL_CALLS]``) would show the model calls that the grammar
     forbids: for them, and for templates without tools, use ``messages_with_tools``.
     """
-    return bool(re.search(r"\btools\b", template)) and OPEN in template and "<function=" not in template
+    is_own = (OPEN in template and "<function=" not in template) or in_channels(template)
+    return bool(re.search(r"\btools\b", template)) and is_own
+
+
+def in_channels(template: str) -> bool:
+    """Whether a template shows calls as gpt-oss writes them: messages of a channel that go to a function."""
+    return "<|channel|>" in template and "functions." in template
 
 
 def messages_with_tools(

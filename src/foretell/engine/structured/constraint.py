@@ -179,6 +179,15 @@ class Constraints:
         shown = single and self._decode(ids, skip_special_tokens=True) == text
         return f"<[{ids[0]}]>" if shown else json.dumps(text)
 
+    def has_token(self, text: str) -> bool:
+        """Whether a text is one special token of the vocabulary."""
+        ids = self._ids(text)
+        return len(ids) == 1 and ids[0] < self.vocab_size and bool(self._tokenizer.is_special_token(ids[0]))
+
+    def token(self, text: str) -> str:
+        """A Lark term for a mark that need not be read in the output: its own token where it is one, else it is spelled."""
+        return f"<[{self._ids(text)[0]}]>" if self.has_token(text) else json.dumps(text)
+
     def free_tokens(self, *markers: str) -> str:
         """A Lark term for the added tokens (``<think>``, ...) that free text may hold: all but ends and markers; or ""."""
         barred = {*self.eos_token_ids, *(ids[0] for ids in map(self._ids, markers) if len(ids) == 1)}

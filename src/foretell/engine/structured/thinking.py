@@ -126,9 +126,12 @@ class ThinkingProcessor:
         end_ids: Sequence[int] = (),
         stop_ids: Sequence[int] = (),
         least: int = 0,
+        *,
+        whole: bool = False,
     ) -> None:
         """start: the phase after the prompt; budget: None: no limit; held: None: any answer; end_ids: of an output;
-        stop_ids: of an answer, after at least so many tokens of the output."""
+        stop_ids: of an answer, after at least so many tokens of the output; whole: what is held is all the output."""
+        self._is_whole = whole
         self._thoughts, self._num_prompt, self._budget, self._held = thoughts, num_prompt, budget, held
         self._ends, self._stops, self._least = sorted(set(end_ids)), tuple(stop_ids), least
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -170,8 +173,10 @@ class ThinkingProcessor:
         state = self._follow(np.array(output, np.int64))
         if self._thoughts.forced_by(state, self._budget) is not None:
             return self._thoughts.closer[state.forced :]
-        if self._held is None or state.phase != "answer":
+        if self._held is None or (state.phase != "answer" and not self._is_whole):
             return ()
+        if self._is_whole:
+            return self._held.expected(output)
         return self._held.expected(output[state.since :])
 
     def _held_to(self, state: ThoughtState, ids: Tensor, logits: Tensor) -> Tensor:
@@ -182,6 +187,8 @@ class ThinkingProcessor:
             return made
         if self._held is None:
             return logits
+        if self._is_whole:
+            return self._held(ids[self._num_prompt :], logits)
         if state.phase == "answer":
             return self._held(ids[self._num_prompt + state.since :], logits)
         if state.phase == "before":

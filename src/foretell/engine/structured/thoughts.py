@@ -45,7 +45,7 @@ FAMILIES = (
     Family(
         "gpt-oss",
         ("<|channel|>",),
-        ("<|channel|>", "<|start|>assistant", "<|message|>"),
+        ("<|channel|>", "<|start|>assistant", "<|message|>", "to=functions."),
         {
             "before": (("<|channel|>analysis<|message|>", "thought"), ("<|message|>", "answer")),
             "thought": (("<|end|>", "before"),),
@@ -80,7 +80,8 @@ def read(family: Family, phase: Phase, held: str, text: str) -> tuple[Phase, str
     """A further piece of a text, of which ``held`` has been held back, in a phase.
 
     Returns the phase after it, what is held back now since it may belong to a mark, and the parts that are certain; a
-    mark that was read is an empty part of the phase that it leads to. However a text is cut, the parts joined are the same.
+    mark that was read is an empty part of the phase that it leads to; what stood before it in the phase "before", the head
+    of a message, comes whole. However a text is cut, the parts joined are the same.
     """
     rest, parts = held + text, list[Part]()
     while True:
@@ -90,7 +91,7 @@ def read(family: Family, phase: Phase, held: str, text: str) -> tuple[Phase, str
         at, mark, then = min((place for place in places if place[0] >= 0), default=(-1, "", phase))
         if at < 0:
             break
-        if at and phase != "before":
+        if at:
             parts.append((phase, rest[:at]))
         rest, phase = rest[at + len(mark) :], then
         parts.append((phase, ""))

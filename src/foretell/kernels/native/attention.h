@@ -372,6 +372,16 @@ static void begin_tile(const Pass *p, const Layer *layer, const Tile *tile, floa
   }
 }
 
+/* 1 / the sum of a query's weights, in every lane, with the weight of its head's sink: by the larger of both, so that neither
+ * overflows. */
+static vec inverse_sum(const Model *m, const Layer *layer, const float *state, int64_t head) {
+  const float sum = state[m->dim + 1];
+  if (!layer->sink_logits) return v_all(1.0f / sum);
+  const float by = m->score_cap != 0.0 ? 1.0f : score_scale(m), above = layer->sink_logits[head] - state[m->dim] * by;
+  const vec e = exp_below(v_all(above > 0.0f ? -above : above));
+  return above > 0.0f ? v_div(e, v_fma(v_all(sum), e, v_all(1.0f))) : v_div(v_all(1.0f), v_add(v_all(sum), e));
+}
+
 /* What a tile's queries mixed, to where the output matrix reads it, or tiles of its rows. */
 static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const float *joined, int64_t ld) {
   const Model *m = p->model;
@@ -384,7 +394,7 @@ static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const flo
       memcpy(begun_of(p, row, head), state, (dim + 2) * sizeof(float));
       continue;
     }
-    const vec inverse = v_all(1.0f / state[dim + 1]);
+    const vec inverse = inverse_sum(m, layer, state, head);
     void *to = p->mixed + (row * p->ld_mixed + head * dim) * (to_bf16 ? 2 : 4);
     const float *gates = p->qkv + row * p->qkv_width + (m->heads + 2 * m->kv_heads + head) * dim;
     for (int64_t d = 0; d < dim; d += 16) {

@@ -52,6 +52,7 @@ typedef struct {
 typedef struct {
   Matrix gate, up, down; /* gate's data NULL: the activation is relu(up)^2 */
   int64_t inner;         /* rows of gate and of up */
+  const float *gate_bias, *up_bias, *down_bias; /* or NULL */
 } Expert;
 
 /* A mixture in place of an MLP: see experts.h. */
@@ -63,6 +64,7 @@ typedef struct {
   int64_t groups, groups_chosen; /* experts stand in `groups` of one size; those of the `groups_chosen` best can be chosen */
   double epsilon, scale; /* added to the sum of the chosen scores; on the weights */
   const float *bias;     /* [count] or NULL: added to a sigmoid's scores for the choice alone */
+  const float *router_bias; /* [count] or NULL: of the router's product */
   Matrix router, shared_gate; /* [count, hidden] and [1, hidden], in the model's type; the latter absent: weight 1 */
   const Expert *each;
 } Experts;
@@ -121,6 +123,7 @@ typedef struct {
   const float *gates_bias;
   const LowRank *loras;                     /* of each adapter, NUM_KINDS of lora.h, or NULL */
   const float *spread, *unspread;           /* [kv_heads * dim] or NULL: factors on queries, and on keys that are coded */
+  const float *sink_logits;                 /* [heads] or NULL: a score beside those of keys, with no value */
 } Layer;
 
 typedef struct {
@@ -139,6 +142,7 @@ typedef struct {
   int64_t projected, conved, scanned, state_rows; /* of all mixers the greatest width, channels, output, rows of a state; or 0 */
   double attention_scale, gate_scale, mlp_scale;  /* on what attention returns, on the MLP's gate, on what the MLP returns */
   int64_t low_rank; /* the greatest rank of an adapter, or 0 */
+  double swiglu_alpha, swiglu_limit; /* the activation is of gpt-oss: see activate_rows; 0: it is not */
 } Model;
 
 typedef struct {

@@ -183,8 +183,8 @@ static void expert_inner(Pass *p, const Experts *x, const Input *rows, int t) {
     share_expert(w, t, p->threads, &a, &b);
     after = used_from(p, x, e + 1);
     if (after < n) share_expert(&x->each[after], t, p->threads, &a1, &b1);
-    if (gate) linear(&w->gate, a, b, input_of(&in, &w->gate), p->ld_hidden, count, 0, gate, y.ld, 0, row_of(&w->up, a));
-    linear(&w->up, a, b, input_of(&in, &w->up), p->ld_hidden, count, 0, up, y.ld, 0,
+    if (gate) linear(&w->gate, a, b, input_of(&in, &w->gate), p->ld_hidden, count, w->gate_bias, gate, y.ld, 0, row_of(&w->up, a));
+    linear(&w->up, a, b, input_of(&in, &w->up), p->ld_hidden, count, w->up_bias, up, y.ld, 0,
            after < n ? row_of(first_matrix(&x->each[after]), a1) : down);
     activate_rows(p, &y, &w->down, a, b, t);
   }
@@ -199,8 +199,8 @@ static void expert_down(Pass *p, const Experts *x, int64_t a, int64_t b, const v
     const Input in = {p->expert_inner + place * p->ld_expert * (p->model->bf16 ? 2 : 4),
                       group_blocks(p->expert_blocks, p->model->expert_inner, place)};
     after = used_from(p, x, e + 1);
-    linear(&w->down, a, b, input_of(&in, &w->down), p->ld_expert, p->begin[e + 1] - place, 0, p->parts + place * H, H, 0,
-           after < n ? row_of(&x->each[after].down, a) : next);
+    linear(&w->down, a, b, input_of(&in, &w->down), p->ld_expert, p->begin[e + 1] - place, w->down_bias, p->parts + place * H,
+           H, 0, after < n ? row_of(&x->each[after].down, a) : next);
   }
 }
 
@@ -216,7 +216,7 @@ static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const 
   for (int i = 0; i < 2; i++) wanted |= expert_reads(ends[i]);
   const Input rows = norm(p, wanted, l->mlp_norm, t, phase);
   share(x->count, t, p->threads, &a, &b);
-  linear(&x->router, a, b, rows.plain, p->ld_hidden, p->rows, 0, p->route, p->ld_route, 0, x->router.data);
+  linear(&x->router, a, b, rows.plain, p->ld_hidden, p->rows, x->router_bias, p->route, p->ld_route, 0, x->router.data);
   if (x->shared_gate.data && t == 0)
     linear(&x->shared_gate, 0, 1, rows.plain, p->ld_hidden, p->rows, 0, p->route + x->count, p->ld_route, 0,
            x->router.data);

@@ -14,7 +14,9 @@ typedef struct {
   Block *blocks;          /* ... as a quantised matrix reads it */
 } Gated;
 
-/* silu(gate) * up, gelu(gate) * up or relu(up)^2 for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
+/* silu(gate) * up, gelu(gate) * up or relu(up)^2 for columns [a, b) of every row, as what comes next reads it: a is a multiple
+ * of 32 for blocks. gpt-oss's with alpha and limit: gate is at most limit, up within it, and gate * sigmoid(alpha * gate) *
+ * (up + 1). NaN stays: v_min and v_max return their second operand where one is. */
 static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t a, int64_t b, int t) {
   const Model *m = p->model;
   const int as_blocks = is_quantised(reader), is_bf16 = m->bf16 && !as_blocks;
@@ -24,7 +26,7 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
     char *to = as_blocks ? (char *)(p->row + t * p->ld_row) : x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4);
     for (int64_t j = a; j < b; j += 16) {
       const Lanes lanes = first_lanes(b - j);
-      const vec u = v_load_some(lanes, up + j);
+      vec u = v_load_some(lanes, up + j);
       vec g = v_load_some(lanes, gate + j);
       if (!x->gate) {
         g = v_max(v_zero(), g); /* NaN stays */
@@ -33,9 +35,15 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
         continue;
       }
       if (m->gate_scale != 0.0) g = v_mul(g, v_all((float)m->gate_scale));
+      if (m->swiglu_alpha != 0.0) {
+        const vec limit = v_all((float)m->swiglu_limit);
+        g = v_min(limit, g), u = v_add(v_max(v_sub(v_zero(), limit), v_min(limit, u)), v_all(1.0f));
+      }
       /* gelu's tanh form is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
       const vec wide = v_fma(v_mul(v_mul(g, g), g), v_all(0.044715f), g);
-      const vec e = exp16(m->gelu ? v_mul(wide, v_all(-1.5957691216f)) : v_sub(v_zero(), g));
+      const vec e = exp16(m->gelu                  ? v_mul(wide, v_all(-1.5957691216f))
+                          : m->swiglu_alpha != 0.0 ? v_mul(g, v_all(-(float)m->swiglu_alpha))
+                                                   : v_sub(v_zero(), g));
       const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
       store_as(is_bf16, to, j, lanes, y);
       if (as_blocks && p->loras) store_as((int)m->bf16, x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4), j, lanes, y);

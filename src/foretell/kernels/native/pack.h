@@ -34,10 +34,6 @@ static void steps_of(const uint8_t *s, Unit *u) {
 static void block_of(int64_t kind, const uint8_t *b, int i, Unit *u) {
   uint8_t *codes = u->codes + 32 * i;
   uint32_t high;
-  if (kind == FROM_MXFP4) {
-    u->scale_step[i] = b[0], halves(b + 1, 16, codes);
-    return;
-  }
   memcpy(&u->scale[i], b, 2);
   if (kind == FROM_Q4_1 || kind == FROM_Q5_1) memcpy(&u->minimum[i], b + 2, 2), b += 2;
   b += 2;
@@ -139,7 +135,7 @@ static void round_block(int64_t format, const float *x, int i, Unit *u) {
 static void unit_from(int64_t format, int64_t kind, const uint8_t *row, int64_t columns, int64_t index, Unit *u) {
   static const int SIZE[] = {[FROM_Q4_0] = 18, [FROM_Q4_1] = 20, [FROM_Q5_0] = 22, [FROM_Q5_1] = 24, [FROM_Q8_0] = 34,
                              [FROM_Q2_K] = 84, [FROM_Q3_K] = 110, [FROM_Q4_K] = 144, [FROM_Q5_K] = 176, [FROM_Q6_K] = 210,
-                             [FROM_IQ4_NL] = 18, [FROM_IQ4_XS] = 136, [FROM_MXFP4] = 17};
+                             [FROM_IQ4_NL] = 18, [FROM_IQ4_XS] = 136};
   memset(u, 0, sizeof *u);
   if (by_256(format)) {
     super_block_of(kind, row + index * SIZE[kind], u);
@@ -190,14 +186,22 @@ static void place_unit(int64_t format, const Unit *u, int r, char *at) {
     }
   } else {
     for (int i = 0; i < 2; i++) {
-      if (format == Q4E) at[16 * i + r] = (char)u->scale_step[i];
-      else memcpy(at + 32 * i + 2 * r, &u->scale[i], 2);
+      memcpy(at + 32 * i + 2 * r, &u->scale[i], 2);
       if (has_minimum(format)) memcpy(at + 64 + 32 * i + 2 * r, &u->minimum[i], 2);
     }
   }
   char *codes = at + side_of(format) + 4 * r;
   const int bits = bits_of(format);
   for (int64_t k = 0; k < unit_of(format); k += 32) place_block(bits, u->codes + k, codes + k * TILE * bits / 8);
+}
+
+/* A row of MXFP4 as row r of a tile: its bytes hold low and high halves as words of tiles do. */
+static void place_mxfp4(const uint8_t *row, int64_t columns, int r, char *tile) {
+  for (int64_t b = 0; 32 * b < columns; b++, row += 17) {
+    char *unit = tile + b / 2 * unit_bytes(Q4E), *codes = unit + side_of(Q4E) + b % 2 * 32 * TILE / 2 + 4 * r;
+    unit[b % 2 * TILE + r] = (char)row[0];
+    for (int i = 0; i < 4; i++) memcpy(codes + 64 * i, row + 1 + 4 * i, 4);
+  }
 }
 
 /* `count` rows of `columns` values, row_bytes apart, as tiles from out on; rows behind the last stay as they are (zero). */
@@ -207,6 +211,10 @@ static void pack_rows(int64_t format, int64_t kind, const uint8_t *rows, int64_t
   Unit unit;
   for (int64_t i = 0; i < count; i++) {
     char *tile = out + i / TILE * units * unit_bytes(format);
+    if (kind == FROM_MXFP4) {
+      place_mxfp4(rows + i * row_bytes, columns, (int)(i % TILE), tile);
+      continue;
+    }
     for (int64_t u = 0; u < units; u++) {
       unit_from(format, kind, rows + i * row_bytes, columns, u, &unit);
       place_unit(format, &unit, (int)(i % TILE), tile + u * unit_bytes(format));

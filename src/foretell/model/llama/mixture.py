@@ -16,14 +16,17 @@ from torch import Tensor
 from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.kernels import structures
 from foretell.model.llama.read.parts import Part, PartWeights
+from foretell.model.llama.read.turned import TurnedExperts
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
 _FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one
 _SIGMOID = ("lfm2_moe", "nemotron_h", *_FURTHER)
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
-TYPES = ("qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", *_SIGMOID)
+TYPES = (
+    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss", *_SIGMOID,
+)  # fmt: skip
 """The types with experts that are covered."""
-_ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid")  # of all their MLPs
+_ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss")  # of all their MLPs
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _FIRST = ("num_dense_layers", "first_k_dense_replace")  # the first layer that may have experts
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
@@ -46,6 +49,9 @@ class Mixture:
     scale: float = 1.0  # on the weights of the chosen
     is_shared_gated: bool = True  # the shared one's weight is a sigmoid; else 1
     is_gated: bool = True  # experts are down(activation(gate) * up); else down(relu(up)^2)
+    has_biases: bool = (
+        False  # of router, gate, up and down: gpt-oss's, whose checkpoints are those of ``read/turned.py``
+    )
 
     @property
     def experts(self) -> list[int | None]:
@@ -115,6 +121,7 @@ def mixture_of(config: Any) -> Mixture | None:
         layers=layers,
         is_shared_gated=kind in _GATED,
         is_gated=kind != "nemotron_h",
+        has_biases=kind == "gpt_oss",
         **router,
     )
 
@@ -147,23 +154,50 @@ def router_names(layer: int, mixture: Mixture) -> list[str]:
 
 
 def bias_name(layer: int) -> str:
-    """The router's bias, where it has one."""
+    """What is added to the router's scores for the choice, where it has such a bias."""
     return f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
 
 
+def bias_sizes(layer: int, hidden_size: int, mixture: Mixture) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the biases of router, gate and up (columns by turns) and down, where a mixture ``has_biases``."""
+    prefix, count = f"model.layers.{layer}.mlp", mixture.num_experts
+    return {
+        f"{prefix}.gate.bias": (count,),
+        f"{prefix}.experts.gate_up_proj_bias": (count, 2 * mixture.inner),
+        f"{prefix}.experts.down_proj_bias": (count, hidden_size),
+    }
+
+
+def read_biases(
+    source: WeightSource, layer: int, hidden_size: int, mixture: Mixture, dtype: torch.dtype
+) -> list[Tensor]:
+    """The router's [experts], and gate's, up's and down's [experts, rows], contiguous."""
+    device = torch.device("cpu")
+    router, both, down = (source.read(name, dtype, device) for name in bias_sizes(layer, hidden_size, mixture))
+    return [router, both[:, ::2].contiguous(), both[:, 1::2].contiguous(), down]
+
+
 def view_of(
-    mixture: Mixture, layer: int, held: Mapping[str, structures.Matrix], bias: int | None = None
+    mixture: Mixture,
+    layer: int,
+    held: Mapping[str, structures.Matrix],
+    bias: int | None = None,
+    biases: Sequence[Tensor] = (),
 ) -> structures.Experts:
-    """The experts of a sparse layer as C sees them, of matrices by name and the address of the router's bias."""
+    """The experts of a sparse layer as C sees them, of matrices by name, the address of the router's bias, and
+    ``read_biases`` in float32, which must outlive it."""
     router, *gate = router_names(layer, mixture)
     each = (structures.Expert * len(mixture.experts))()
     for view, expert in zip(each, mixture.experts, strict=True):
         for key, name in expert_names(layer, expert, mixture).items():
             setattr(view, key, held[name])
         view.inner = mixture.shared_inner if expert is None else mixture.inner
+        for key, rows in zip(mixture.parts, biases[1:], strict=False):
+            setattr(view, f"{key}_bias", rows[expert].data_ptr())
     return structures.Experts(
         mixture.num_experts, mixture.num_chosen, bool(mixture.shared_inner), mixture.sums_over_chosen, mixture.is_sigmoid,
-        *mixture.groups, mixture.epsilon, mixture.scale, bias, held[router],
+        *mixture.groups, mixture.epsilon, mixture.scale, bias,
+        biases[0].data_ptr() if biases else None, held[router],
         held[gate[0]] if gate else structures.Matrix(), each,
     )  # fmt: skip
 
@@ -179,6 +213,7 @@ _RENAMED = (
     (re.compile(r"(\.experts(?:\.\d+)?)\.w2\."), r"\1.down_proj."),
     (re.compile(r"(\.experts(?:\.\d+)?)\.w3\."), r"\1.up_proj."),
     (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),  # GLM-4.5
+    (re.compile(r"\.mlp\.router\."), ".mlp.gate."),  # gpt-oss
 )
 
 
@@ -189,7 +224,13 @@ class ExpertWeights(PartWeights):
     def __init__(self, source: WeightSource, mixture: Mixture, *, name: str = "the checkpoint") -> None:
         """Raises ShapeError, which names the model, for a stack of another number or size of experts."""
         places: dict[str, Part] = {}
-        for theirs in source.names:
+        apart = source.apart
+        if mixture.has_biases and not apart:
+            source = TurnedExperts(source, (mixture.num_experts, mixture.inner), name=name)
+        joined = {
+            f"{each.partition('.experts.')[0]}.experts.{key}_proj" for each in apart for key in ("gate_up", "down")
+        }
+        for theirs in (*(each for each in source.names if each not in joined), *apart):
             ours = theirs
             for pattern, new in _RENAMED:
                 ours = pattern.sub(new, ours)
@@ -200,7 +241,7 @@ class ExpertWeights(PartWeights):
                 for key, rows in (("gate", (0, inner)), ("up", (inner, 2 * inner))):
                     places[ours.replace("gate_up", key)] = Part(theirs, rows)
                 continue
-            if not found or part[0].isdigit():
+            if not found or part[0].isdigit() or part.endswith("_bias"):
                 places[ours] = Part(theirs)
                 continue
             part = part.removesuffix(".weight").removesuffix("_proj")  # gate_up, gate, up or down

@@ -207,6 +207,7 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
         "o": f"{attention}.o_proj.weight",
         "q_norm": f"{attention}.q_norm.weight",
         "k_norm": f"{attention}.k_norm.weight",
+        "sinks": f"{attention}.sinks",
         "gates": f"{attention}.gates_proj.weight",
         "gate": f"{mlp}.gate_proj.weight",
         "up": f"{mlp}.up_proj.weight",

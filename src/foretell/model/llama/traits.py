@@ -42,6 +42,8 @@ class Traits:
     """Differences from Llama; the default is Llama."""
 
     activation: str = "silu"  # "gelu": its tanh form; "relu2": relu(up)^2, and no gate
+    swiglu: tuple[float, float] | None = None  # (alpha, limit) of gpt-oss's activation: see ``clamped_swiglu``
+    has_sinks: bool = False  # each head has a score beside those of keys, with no value
     norm_offset: float = 0.0  # added to the weights of norms
     norms_before: bool = True  # attention and MLP read normed streams
     norms_after: bool = False  # what they return is normed
@@ -66,6 +68,12 @@ class Traits:
         """Products of the output head as logits: scaled and capped."""
         logits = products if self.logit_scale == 1.0 else products * self.logit_scale
         return logits if self.logit_cap is None else capped(logits, self.logit_cap)
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+    """What gpt-oss makes of gate and up: gate * sigmoid(alpha * gate) * (up + 1), gate at most limit and up within it."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
@@ -95,7 +103,8 @@ def unsupported(config: Any) -> str | None:
         return f"architecture {named[0] or kind!r}; known: {', '.join(ARCHITECTURES.values())}"
     if activation_of(config) not in _ACTIVATIONS or (activation_of(config) == "relu2" and kind != "nemotron_h"):
         return f"activation {activation_of(config)!r}; implemented: {', '.join(_ACTIVATIONS)}"
-    if getattr(config, "quantization_config", None) is not None:
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None and not (kind == "gpt_oss" and _method(stored) == "mxfp4"):
         return "the checkpoint is quantised"
     if getattr(config, "use_bidirectional_attention", None):
         return "attention in both directions"
@@ -112,6 +121,11 @@ def unsupported(config: Any) -> str | None:
         return f"{_rotated(config)} of {head_dim(config)} values of a head are rotated, an odd number"
     reason = hybrids.unsupported(config) if kind in HYBRIDS else None
     return reason or mixtures.unsupported(config)
+
+
+def _method(stored: Any) -> Any:
+    """How a checkpoint is quantised, of its quantization_config: an object of JSON, or transformers'."""
+    return stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
 
 
 def traits_of(config: Any) -> Traits:
@@ -152,6 +166,8 @@ def traits_of(config: Any) -> Traits:
             mlp_scale=config.mlp_multipliers[1],
             logit_scale=config.lm_head_multiplier,
         )
+    if kind == "gpt_oss":
+        return Traits(swiglu=(float(config.swiglu_alpha), float(config.swiglu_limit)), has_sinks=True)
     if kind == "glm4":
         return Traits(
             activation=activation,

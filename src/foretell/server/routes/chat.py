@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from foretell.server.protocol.requests import ChatRequest, with_tools
 from foretell.server.protocol.sampling import Sampling
 from foretell.server.sampling import MakeProcessor, allowed, submissions
 from foretell.server.stream import KEEP_ALIVE, event, while_connected
+from foretell.server.texts.channels import can_call
 from foretell.server.texts.formats import format_processor, term_of, wanted_format
 from foretell.server.texts.reading import Delta, TextReading, whole
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolUse
@@ -84,7 +86,7 @@ async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Chat
 def prompt_of(backend: Backend, body: ChatRequest) -> list[int]:
     """The tokens of a conversation as a prompt. Slow, as it reads texts. Raises ApiError 400."""
     try:
-        return _prompted(backend, body, _tools(body), None)[0]
+        return _prompted(backend, body, _tools(backend, body), None)[0]
     except ConfigError as error:
         raise of_engine(error, "tools") from None
 
@@ -168,7 +170,8 @@ def _prompted(
 ) -> tuple[list[int], Thinking | None, MakeProcessor | None, tuple[str, ...]]:
     """(the prompt's tokens, how its output thinks, its processor, what has no effect). until: see ``Rendered.ids``. Raises
     ApiError 400."""
-    form = form_of(backend, body.messages, use.rendered if use is not None else ())
+    in_channels = use is not None and use.channels and use.calls
+    form = form_of(backend, body.messages, use.rendered if use is not None else (), channels=in_channels)
     thoughts = backend.thoughts(form.template)
     effort, budget, unread = _effort(form.template, body, thoughts)
     if body.verbosity is not None and reads(form.template, "verbosity"):
@@ -192,10 +195,14 @@ def _prompted(
     least = body.min_tokens or 0
     stops = body.stop_token_ids or () if least and of_answer("stop_token_ids", thinking) is not None else ()
 
+    if use is not None and use.only_calls and in_channels:  # a thought's end is followed by a call's head
+        thoughts = copy(thoughts)
+        thoughts.closer = thoughts.closer[:1]
+
     def minded(num_prompt: int) -> LogitsProcessor:
         held: Any = None if make is None else make(0)
         ends = sorted(backend.eos_token_ids)
-        return ThinkingProcessor(thoughts, num_prompt, start, budget, held, ends, stops, least)
+        return ThinkingProcessor(thoughts, num_prompt, start, budget, held, ends, stops, least, whole=in_channels)
 
     if make is not None:
         thoughts.overrunning(ThoughtState("thought"))  # sorts the vocabulary here, and not on the engine's thread
@@ -262,21 +269,26 @@ Constrained = tuple[ToolUse | None, MakeProcessor | None, tuple[str, ...]]
 """The tools, the constraint of the output, and what of the request it does not enforce."""
 
 
-def _tools(body: ChatRequest) -> ToolUse | None:
+def _tools(backend: Backend, body: ChatRequest) -> ToolUse | None:
     """The tools. Raises ConfigError."""
     if body.tools is None and body.tool_choice is None:
         return None
     if body.tools == [] and body.tool_choice == "required":
         raise ConfigError("a call must come, and there is no function to call: this server runs no tools itself")
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
-    return ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+    use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+    template = backend.template(tools=True)
+    is_whole = body.separate_reasoning is not False and not body.continue_final_message
+    thoughts = backend.thoughts(template) if use.calls and is_whole else None
+    is_channels = thoughts is not None and thoughts.family.name == "gpt-oss" and can_call(template, backend.tokenizer)
+    return replace(use, channels=is_channels)
 
 
 def _constrained(backend: Backend, body: ChatRequest, format: OutputFormat | None) -> Constrained:
     """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
-        use = _tools(body)
+        use = _tools(backend, body)
         if use is not None:
             use = replace(use, bare=not backend.options.marked_calls_only)
             # Calls that must come leave no text that a format could be of.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from foretell.engine.request.result import Completion
 from foretell.engine.request.row import Piece
-from foretell.engine.structured.parts import PartStream
+from foretell.engine.structured.parts import PartStream, Told
 from foretell.engine.structured.thinking import of_answer
-from foretell.engine.structured.thoughts import Part, Thinking, ThoughtState, rest_of
+from foretell.engine.structured.thoughts import Thinking, ThoughtState, rest_of
 from foretell.server.texts.tools import CallDelta, ContentDelta, ToolCallStream, ToolUse, WrittenCall, new_call_id
 
 
@@ -54,40 +54,52 @@ class TextReading:
         self, thinking: Thinking | None, calls: ToolUse | None, new_id: Callable[[], str] = new_call_id
     ) -> None:
         """thinking, calls: None where there are none. new_id makes the calls' ids."""
-        self._thoughts = None if thinking is None else PartStream(thinking)
+        in_channels = calls is not None and calls.channels
+        self._thoughts = None if thinking is None else PartStream(thinking, calls=in_channels)
         self._calls = (
-            None if calls is None else ToolCallStream(new_id, only_calls=calls.only_calls, bare=calls.bare_tools)
+            None
+            if calls is None or in_channels
+            else ToolCallStream(new_id, only_calls=calls.only_calls, bare=calls.bare_tools)
         )
+        self._new_id, self._num_calls = new_id, 0
 
     @property
     def num_calls(self) -> int:
         """Calls begun so far."""
-        return 0 if self._calls is None else self._calls.num_calls
+        return self._num_calls if self._calls is None else self._calls.num_calls
 
     def push(self, pieces: Sequence[Piece], text: str, done: Completion | None = None) -> list[Delta]:
         """The deltas of further tokens and text. done: with the last of them."""
         if self._thoughts is None:
             made = self._called([ContentDelta(text)] if text else [])
         else:
-            made = self._called(_deltas(self._thoughts.push(pieces, text)))
+            made = self._called(self._deltas(self._thoughts.push(pieces, text)))
         return made if done is None else [*made, *self.finish(cut=done.finish_reason != "stop")]
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
         """The end of the text: the deltas that were held back. cut: a limit ended it."""
-        made = self._called(_deltas(self._thoughts.finish())) if self._thoughts is not None else []
+        made = self._called(self._deltas(self._thoughts.finish())) if self._thoughts is not None else []
         return made if self._calls is None else [*made, *self._calls.finish(cut=cut)]
 
-    def _called(self, deltas: Sequence[ThoughtDelta | ContentDelta]) -> list[Delta]:
+    def _deltas(self, parts: Sequence[Told]) -> list[Delta]:
+        made: list[Delta] = []
+        for kind, text in parts:
+            if kind == "called":
+                made.append(CallDelta(self._num_calls, self._new_id(), text))
+                self._num_calls += 1
+            elif kind == "arguments":
+                made.append(CallDelta(self._num_calls - 1, arguments=text))
+            else:
+                made.append(ThoughtDelta(text) if kind == "thought" else ContentDelta(text))
+        return made
+
+    def _called(self, deltas: Sequence[Delta]) -> list[Delta]:
         if self._calls is None:
             return list(deltas)
         made: list[Delta] = []
         for one in deltas:
             made += self._calls.push(one.text) if isinstance(one, ContentDelta) else [one]
         return made
-
-
-def _deltas(parts: Sequence[Part]) -> list[ThoughtDelta | ContentDelta]:
-    return [ThoughtDelta(text) if phase == "thought" else ContentDelta(text) for phase, text in parts]
 
 
 def whole(deltas: Sequence[Delta]) -> tuple[str, str | None, list[WrittenCall]]:

@@ -26,6 +26,7 @@ from foretell.engine.structured.constraint import CULPRIT_S, Constraint, Constra
 from foretell.engine.structured.enforceable import Reduced
 from foretell.server.logs import log
 from foretell.server.texts.bare_calls import Tools, call_of, may_begin, takes_nothing
+from foretell.server.texts.channels import grammar_of
 
 BLANK = r"/[ \t\r\n]{1,16}/"
 """White space between calls and after the last one. Where it may be, the model may end; it is bounded, as an uncertain
@@ -87,6 +88,7 @@ class ToolUse:
     parallel: bool  # more than one call
     rendered: tuple[Mapping[str, Any], ...]  # those that the prompt lists; none where none may be called
     bare: bool = False  # an answer that is a call but for its marks is one, too
+    channels: bool = False  # calls are gpt-oss's (``channels.py``)
 
     @classmethod
     def of(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> "ToolUse":
@@ -169,10 +171,16 @@ class ToolUse:
 
     def _lark(self, constraints: Constraints, text: str | None, schemas: Sequence[Mapping[str, Any]]) -> str:
         """schemas: of the tools' arguments, without what no grammar holds."""
+        if self.channels:
+            terms = [
+                (tool.name, f"%json {json.dumps(_with_options(tool, parameters))}")
+                for tool, parameters in zip(self.tools, schemas, strict=True)
+            ]
+            return grammar_of(constraints, terms, text, must=self.only_calls)
         opener, closer = (constraints.marker(text) for text in (OPEN, CLOSE))
         rules = [f"body: {' | '.join(f'tool_{index}' for index in range(len(self.tools)))}"]
         for index, (tool, parameters) in enumerate(zip(self.tools, schemas, strict=True)):
-            schema = json.dumps({**parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
+            schema = json.dumps(_with_options(tool, parameters))
             head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
             rules.append(f'tool_{index}: {head} %json {schema} "}}\\n" {closer}')
         more = f"(BLANK? {opener} body)*" if self.parallel and self.mode != "named" else ""
@@ -193,6 +201,10 @@ class ToolUse:
                 *rules,
             ]
         )
+
+
+def _with_options(tool: CallableTool, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**parameters, "x-guidance": json_options(strict=tool.strict, compact=False)}
 
 
 def _allowed(given: Any, known: Sequence[CallableTool]) -> tuple[tuple[CallableTool, ...], Literal["auto", "required"]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretell.engine.request.calls import knows_tools, messages_with_tools
+from foretell.engine.request.calls import in_channels, knows_tools, messages_with_tools
 from foretell.engine.request.conversation import THOUGHTS, Messages, Tools
 from foretell.engine.structured.thoughts import family_of
 from foretell.server.backend import Backend
@@ -30,9 +30,10 @@ class Form:
     compose: Callable[[Messages, Tools], Messages] | None  # where calls and tools must be texts
 
 
-def form_of(backend: Backend, messages: Sequence[Message], tools: Tools) -> Form:
-    """The form of a conversation with these tools. The template's own is used where it is the one that is generated."""
-    if tools and knows_tools(source := backend.template(tools=True)):
+def form_of(backend: Backend, messages: Sequence[Message], tools: Tools, *, channels: bool = True) -> Form:
+    """The form of a conversation with these tools. The template's own is used where it is the one that is generated;
+    channels: whether it is gpt-oss's, of a template that shows that."""
+    if tools and knows_tools(source := backend.template(tools=True)) and (channels or not in_channels(source)):
         return Form(source, list(tools), None)
     source = backend.template()
     has_calls = any(

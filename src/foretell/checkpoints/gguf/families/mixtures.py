@@ -55,6 +55,9 @@ _GPT_OSS = {
     "ffn_down_exps.weight": "mlp.experts.down_proj",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
+_APART = {
+    f"ffn_{key}_exps.weight": f"mlp.experts.{key}_proj.weight" for key in ("gate", "up", "down")
+}  # of gpt-oss: matrices as they are, which may be packed
 
 
 def _qwen(file: GGUFFile) -> dict[str, Any]:
@@ -197,5 +200,7 @@ MIXTURES = {
         may={**QKV_BIASES, **QK_NORMS},
         adjust=stacked,
     ),
-    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, _gpt_oss, may={}, adjust=_interleaved),
+    "gpt-oss": Architecture(
+        "gpt_oss", "GptOssForCausalLM", _GPT_OSS, _gpt_oss, may={}, adjust=_interleaved, apart=_APART
+    ),
 }

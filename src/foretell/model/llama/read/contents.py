@@ -102,6 +102,8 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
         yield names[key], sizes[key]
         if key in biases:
             yield bias_name(names[key]), sizes[key][:1]
+    if traits.has_sinks:
+        yield names["sinks"], (shape.num_heads,)
     of_all = traits.qk_norm == "all"
     norm_sizes = {"q_norm": queries if of_all else shape.head_dim, "k_norm": keys if of_all else shape.head_dim}
     for key in shape.norms(index):
@@ -114,6 +116,8 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
             yield name, (rows, hidden)
         if mixture.has_bias:
             yield mixtures.bias_name(index), (mixture.num_experts,)
+        if mixture.has_biases:
+            yield from mixtures.bias_sizes(index, hidden, mixture).items()
         for expert in mixture.experts:
             rows = mixture.shared_inner if expert is None else mixture.inner
             for key, name in mixtures.expert_names(index, expert, mixture).items():

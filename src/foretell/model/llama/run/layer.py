@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,10 +10,10 @@ from torch.nn import functional as F
 from foretell.checkpoints.weights import WeightSource
 from foretell.model.cache import spread_of
 from foretell.model.llama import shape as llama
-from foretell.model.llama.mixture import bias_name, expert_names, router_names
+from foretell.model.llama.mixture import bias_name, expert_names, read_biases, router_names
 from foretell.model.llama.run.pack import Experts, GatedMLP, Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.traits import Traits
+from foretell.model.llama.traits import Traits, clamped_swiglu
 from foretell.model.windows import DraftWindow
 
 
@@ -34,6 +33,7 @@ class Layer:
     window: int | None
     spread: Tensor | None = None  # [kv heads, head_dim] of keys that are rounded: see ``codes.spread_of``
     limit: DraftWindow | None = None  # of a draft
+    sinks: Tensor | None = None  # [heads] float32: see ``Traits.has_sinks``
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,13 @@ class LayerReader:
         if shape.is_sparse(index):
             mlp: GatedMLP | Experts = self._experts(index)
         else:
-            mlp = GatedMLP(linear("gate", "up"), linear("down"), _activation(traits))
+            mlp = GatedMLP(linear("gate", "up"), linear("down"), _activated(traits))
         return Layer(
             norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
             norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
             self._spread(names), shape.limits(index),
+            self.source.read(names["sinks"], torch.float32, device) if traits.has_sinks else None,
         )  # fmt: skip
 
     def _spread(self, names: Mapping[str, str]) -> Tensor | None:
@@ -108,12 +109,19 @@ class LayerReader:
         mixture, dtype, device = self.shape.mixture, self.dtype, self.device
         assert mixture is not None
 
+        biases: list[Tensor] = []
+        if mixture.has_biases:
+            biases = read_biases(self.source, index, self.shape.hidden_size, mixture, dtype)
+
         def expert(number: int | None) -> GatedMLP:
             names = expert_names(index, number, mixture)
             fused = _read_fused(self.source, [names["gate"], names["up"]], dtype, device)
             down = self.source.read(names["down"], dtype, device)
-            gate_up, down_map = (make_linear(weight, None, packed=self.packed) for weight in (fused, down))
-            return GatedMLP(gate_up, down_map, _activation(self.shape.traits))
+            of_both, of_down = (
+                (torch.cat([part[number] for part in biases[1:3]]), biases[3][number]) if biases else (None, None)
+            )
+            gate_up = make_linear(fused, of_both, packed=self.packed)
+            return GatedMLP(gate_up, make_linear(down, of_down, packed=self.packed), _activated(self.shape.traits))
 
         wide = torch.promote_types(dtype, torch.float32) if mixture.is_sigmoid else dtype
         router_name, *gate_name = router_names(index, mixture)
@@ -122,11 +130,15 @@ class LayerReader:
         bias = self.source.read(bias_name(index), torch.float32, device) if mixture.has_bias else None
         each = tuple(expert(number) for number in range(mixture.num_experts))
         shared = expert(None) if mixture.shared_inner else None
-        return Experts(mixture, router, each, bias, shared, gate)
+        return Experts(mixture, router, each, bias, shared, gate, biases[0] if biases else None)
 
 
-def _activation(traits: Traits) -> Callable[[Tensor], Tensor]:
-    return F.silu if traits.activation == "silu" else partial(F.gelu, approximate="tanh")
+def _activated(traits: Traits) -> Callable[[Tensor, Tensor], Tensor]:
+    if (swiglu := traits.swiglu) is not None:
+        return lambda gate, up: clamped_swiglu(gate, up, *swiglu)
+    if traits.activation == "silu":
+        return lambda gate, up: F.silu(gate).mul_(up)
+    return lambda gate, up: F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Tensor:

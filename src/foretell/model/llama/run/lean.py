@@ -38,7 +38,7 @@ from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, b
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import capped
 from foretell.model.target import WHOLE, CausalModel, Output, PassOptions
-from foretell.model.windows import DraftWindow, sunk_attention
+from foretell.model.windows import DraftWindow, sunk_attention, weights_of
 
 _MIN_ROWS = MIN_ROWS  # bf16 attention is slower at one row, too
 
@@ -433,12 +433,12 @@ class LeanModel(CausalModel):
         mask = shared.masks[_sight_of(layer)]
         if layer.limit is not None:
             mixed = self._sink(layer, layer.limit, query, keys, values, mask, shared)
-        elif traits.score_cap is None:
+        elif traits.score_cap is None and layer.sinks is None:
             mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
         else:
             scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
-            scores = capped(scores, traits.score_cap) + mask
-            mixed = torch.softmax(scores.float(), -1).to(query.dtype) @ values
+            scores = (scores if traits.score_cap is None else capped(scores, traits.score_cap)) + mask
+            mixed = weights_of(scores.float(), self._sink_scores(layer, length)).to(query.dtype) @ values
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, -1)
 
@@ -453,7 +453,15 @@ class LeanModel(CausalModel):
         sunk = (query * angles.cos() + swapped * angles.sin()).to(query.dtype)
         traits = self.shape.traits
         scale = traits.score_scale or query.shape[-1] ** -0.5
-        return sunk_attention(query, sunk, keys, values, mask, scale, limit.sinks, traits.score_cap)
+        learned = self._sink_scores(layer, query.shape[2])
+        return sunk_attention(query, sunk, keys, values, mask, scale, limit.sinks, traits.score_cap, learned)
+
+    def _sink_scores(self, layer: Layer, length: int) -> Tensor | None:
+        """[kv heads, G * n, 1] scores of the heads' own sinks, of queries as ``_grouped`` has them."""
+        if layer.sinks is None:
+            return None
+        each = layer.sinks.view(self.shape.num_kv_heads, self._group, 1)
+        return each.expand(-1, -1, length // self._group).reshape(self.shape.num_kv_heads, length, 1)
 
     def _grouped(self, query: Tensor) -> Tensor:
         """Queries [B, n, heads, head_dim], those of one key-value head below each other: [B, kv heads, G * n, head_dim]."""

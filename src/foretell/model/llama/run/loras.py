@@ -1,7 +1,7 @@
 """Adapters (``checkpoints/lora.py``) of the Llama family: merged into a checkpoint, or beside each layer's linears."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,11 +29,16 @@ class MergedWeights(PartWeights):
 
     def __init__(self, source: WeightSource, lora: Lora) -> None:
         """Raises LoraError for an adapter that does not fit."""
-        super().__init__(source, {name: Part(name, None) for name in source.names})
+        super().__init__(source, {name: Part(name, None) for name in (*source.names, *source.apart)})
         self._terms = {f"{module}.weight": term for module, term in lora.modules.items()}
         for name, term in self._terms.items():
             wanted = source.shape(name) if name in source.names else None
             _check_fits(lora, name.removesuffix(".weight"), term, wanted)
+
+    @property
+    def apart(self) -> Collection[str]:
+        """See ``WeightSource.apart``."""
+        return self._source.apart
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""

@@ -36,7 +36,7 @@ from foretell.kernels.native import library
 from foretell.kernels.small import race_library
 from foretell.model.cache import KVCache, Shared, spread_of
 from foretell.model.llama import mixers, shape as llama
-from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, router_names, view_of
+from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, read_biases, router_names, view_of
 from foretell.model.llama.read.contents import check_contents
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
 from foretell.model.llama.read.matrices import Matrices, read_matrices
@@ -509,7 +509,11 @@ class NativeModel(CausalModel):
                     setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key])))
             if shape.mixture is not None and shape.is_sparse(index):
                 bias = vector(bias_name(index)) if shape.mixture.has_bias else None
-                self._experts.append(view_of(shape.mixture, index, read, bias))
+                each: list[Tensor] = []
+                if shape.mixture.has_biases:
+                    each = read_biases(source, index, shape.hidden_size, shape.mixture, torch.float32)
+                    self._tensors += each
+                self._experts.append(view_of(shape.mixture, index, read, bias, each))
                 layer.experts = ctypes.pointer(self._experts[-1])
             if kv == "int8" and "k" in contents.biases and shape.attends(index):
                 biases = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
@@ -517,6 +521,7 @@ class NativeModel(CausalModel):
                 layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
+            layer.sink_logits = vector(names["sinks"]) if traits.has_sinks else None
             mixer = shape.mixer(index)
             if mixer is not None:
                 self._mixers.append(mixers.view_of(mixer, index, source, read, self._tensors))
@@ -541,6 +546,7 @@ class NativeModel(CausalModel):
             *(shape.mixture.sizes if shape.mixture is not None else (0, 0, 0)),
             traits.is_gated, *mixers.sizes_of(shape.mixers),
             *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
+            0, *(traits.swiglu or ()),
         )  # fmt: skip
 
 

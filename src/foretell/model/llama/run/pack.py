@@ -88,12 +88,12 @@ class GatedMLP:
 
     gate_up: Linear  # H -> 2 * inner
     down: Linear  # inner -> H
-    activation: Callable[[Tensor], Tensor]
+    activated: Callable[[Tensor, Tensor], Tensor]  # of gate, which it may overwrite, and up
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] of x [..., H]."""
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(self.activation(gate).mul_(up))
+        return self.down(self.activated(gate, up))
 
     def padded(self, x: Tensor) -> Tensor:
         """[n, H] of x [n, H], at a number of rows that kernels are made for."""
@@ -110,11 +110,13 @@ class Experts:
     bias: Tensor | None = None  # [experts] float32, of the router
     shared: GatedMLP | None = None
     shared_gate: Tensor | None = None  # [1, H]; None: the shared one's weight is 1
+    router_bias: Tensor | None = None  # [experts], of the router's product
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] of normed rows x [..., H]."""
         rows = x.flatten(0, -2)
-        chosen, weights = route(F.linear(rows.to(self.router.dtype), self.router), self.mixture, self.bias)  # [n, k]
+        logits = F.linear(rows.to(self.router.dtype), self.router, self.router_bias)
+        chosen, weights = route(logits, self.mixture, self.bias)  # [n, k]
         num_chosen = chosen.shape[1]
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
