@@ -479,7 +479,10 @@ MOST_WORDS = 40_000
 
 
 def test_the_documents_stay_short() -> None:
-    counts = {page.name: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")}
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
+    counts = {
+        name: len(re.sub(r"<!--.*?-->", "", text).split()) for name, text in pages.items()
+    }  # marks of tests apart
     assert sum(counts.values()) - counts["LOG.md"] <= MOST_WORDS, sorted(counts.items(), key=lambda item: -item[1])[:8]
 
 

@@ -39,7 +39,11 @@ def held(engine: Engine, method: Method) -> Iterator[KVCache]:
     processors = Processors([row.params], vocab_size=spec.vocab_size, end_token_ids=[], device=spec.device)
     state = State.open([row], processors, 64)
     target = Target(engine.model, 1, 64)
-    for value in vars(method.open(state, 64, target)).values():
+    drafter = method.open(state, 64, target)
+    for value in (
+        *vars(drafter).values(),
+        getattr(drafter, "cache", None),
+    ):  # that of a pair head is made when it is read
         found = value.cache if isinstance(value, Target) else value
         if isinstance(found, KVCache) and found is not target.cache:
             yield found

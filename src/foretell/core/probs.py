@@ -43,7 +43,9 @@ class History:
 
     ids: list[list[int]]  # prompt and output of each row
     num_prompt: list[int]  # how many of them are the prompt
-    of: "tuple[History, int] | None" = None  # whose rows from this one on begin with these
+    of: "tuple[History, int] | None" = field(
+        default=None, compare=False
+    )  # whose rows from this one on begin with these
     _tensors: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def tensor(self, row: int, device: torch.device) -> Tensor:
@@ -55,7 +57,7 @@ class History:
         if known is None or len(known) < len(ids):
             more = tensor_on(device, ids if known is None else ids[len(known) :], torch.int64)
             known = self._tensors[row] = more if known is None else torch.cat([known, more])
-        return known
+        return known[: len(ids)]
 
     def num_output(self) -> list[int]:
         """Emitted tokens of each row."""

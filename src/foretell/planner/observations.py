@@ -54,7 +54,7 @@ class StepObservation:
     seconds_target: float
     seconds_rest: float  # all else between the end of the step before and its own, the loop's time around it included
     length: float = 0.0  # tokens of its rows' texts, mean
-    num_passes: int = 1  # of the call that it was made in: it is one of so many steps, each of which took its seconds
+    num_passes: int = 1  # steps that one call made, each of which took these seconds
 
     @property
     def seconds(self) -> float:

@@ -254,7 +254,9 @@ def cut(value: Any, start: int, stop: int, num_rows: int) -> Any:
     if isinstance(value, Processors):
         return value.keep(range(start, stop)).params
     if is_dataclass(value):
-        return {each.name: cut(getattr(value, each.name), start, stop, num_rows) for each in fields(value)}
+        return {
+            each.name: cut(getattr(value, each.name), start, stop, num_rows) for each in fields(value) if each.compare
+        }
     return value
 
 
@@ -265,7 +267,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, Processors):
         return value.params
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: shown(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: shown(getattr(value, each.name)) for each in fields(value) if each.compare}
     if isinstance(value, dict):
         return {name: shown(each) for name, each in value.items()}
     return value
