@@ -40,10 +40,9 @@ def held(engine: Engine, method: Method) -> Iterator[KVCache]:
     state = State.open([row], processors, 64)
     target = Target(engine.model, 1, 64)
     drafter = method.open(state, 64, target)
-    for value in (
-        *vars(drafter).values(),
-        getattr(drafter, "cache", None),
-    ):  # that of a pair head is made when it is read
+    values = {**vars(drafter), "cache": getattr(drafter, "cache", None)}  # a head's is made when it is read
+    values.pop("_cache", None)
+    for value in values.values():
         found = value.cache if isinstance(value, Target) else value
         if isinstance(found, KVCache) and found is not target.cache:
             yield found
