@@ -95,7 +95,7 @@ def build_eagle1(making: Making, options: Options) -> Objective:
 
 EAGLE1 = Recipe(
     build_eagle1, {**SIZES, "num_slots": 7, "weight_feature": 1.0, "weight_law": 0.1, "noise": 0.1}, {"clip": 0.5}
-)  # fmt: skip
+)
 
 
 def build_medusa(making: Making, options: Options) -> Objective:
@@ -168,7 +168,7 @@ def build_kangaroo(making: Making, options: Options) -> Objective:
 KANGAROO = Recipe(
     build_kangaroo,
     {"exit_layer": 2, **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rope_theta", "rms_norm_eps"))},
-)  # fmt: skip
+)
 
 
 def build_acceptance(making: Making, options: Options) -> Objective:

@@ -39,9 +39,9 @@ ModelName = Annotated[
     str | None, _asked("--model", "NAME", "The server's name of the model. Default: the first of /v1/models.")
 ]
 ReferenceModelName = Annotated[str | None, _asked("--reference-model", "NAME", "The same of --reference-url.")]
-ApiKey = Annotated[str | None, _asked(
-    "--api-key", "KEY", "The key of the server, and of --reference-url.", envvar="FORETELL_API_KEY"
-)]  # fmt: skip
+ApiKey = Annotated[
+    str | None, _asked("--api-key", "KEY", "The key of the server, and of --reference-url.", envvar="FORETELL_API_KEY")
+]
 Api = Annotated[str, _asked(
     "--api", "auto|completions|chat", "The route to use. auto: completions where the server has it.", show_default=True
 )]  # fmt: skip

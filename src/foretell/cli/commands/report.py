@@ -23,7 +23,7 @@ Other = Annotated[
 Csv = Annotated[
     str | None,
     typer.Option("--csv", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write the figures as CSV; -: to stdout."),
-]  # fmt: skip
+]
 Command = Annotated[
     bool, typer.Option("--command", rich_help_panel=o.OUTPUT, help="Print only the command that measures it again.")
 ]
