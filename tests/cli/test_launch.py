@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -167,6 +168,45 @@ def test_what_cannot_be(
     assert "the server did not start: " in (said := capsys.readouterr().err)
     assert "none.gguf" in said.splitlines()[-1]
     assert not (tmp_path / "told.json").exists()
+
+
+def test_a_server_that_loads_is_waited_for(told: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """It answers already, but with 503 to what a program asks."""
+    from foretell.server import run as server_run
+    from foretell.server.loading import loading
+    from foretell.server.options import ServerOptions
+    from tests.server.fake import FakeService
+
+    service: Any = FakeService()
+    with server_run.bind("127.0.0.1", 0) as made:
+        port, over = made.getsockname()[1], threading.Event()
+        server = server_run.uvicorn.Server(
+            server_run.config_of(server_run.build_app(service), ServerOptions(), drain_s=0)
+        )
+
+        def serve() -> None:
+            with loading(made, ServerOptions(), ["small"], ["loading small"]):
+                over.wait()
+            server.run(sockets=[made])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found: list[bool] = []
+
+        def load() -> None:
+            found.append(written.exists())
+            over.set()
+
+        written, timer = Path(os.environ["TOLD"]), threading.Timer(1.0, load)
+        timer.start()
+        try:
+            assert run("claude", "--port", str(port)) == 0
+        finally:
+            timer.join()
+            server.should_exit = True
+            thread.join()
+    assert found == [False], "the program begins when the model is there"
+    assert "waiting for the server" in capsys.readouterr().err
 
 
 def test_what_is_no_server_of_models(told: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from foretell.cli.errors import TERMINATED
 from foretell.core.errors import ConfigError, ModelError, nearest
 
 ANSWER_S, STOP_S = 5, 40
+ATTEMPTS = 25  # at an answer, .2 s apart, from who was seen to load a model
 READY = "(API: "  # in the line that a server logs when it takes requests
 
 
@@ -129,17 +130,28 @@ def _end(number: int, frame: Any) -> NoReturn:
 
 
 def _served(url: str, key: str) -> str | None:
-    """The model that a server has; None where none answers, or not yet. Raises ConfigError for another kind of server."""
+    """The model that a server has, once it is loaded; None where none answers. Raises ConfigError for another kind of
+    server."""
     asked = Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
-    try:
-        with build_opener(ProxyHandler({})).open(asked, timeout=ANSWER_S) as answer:  # no proxy: it is this machine
-            return str(json.load(answer)["data"][0]["id"])
-    except (HTTPError, HTTPException, ValueError, LookupError, TypeError) as error:
-        if getattr(error, "code", 0) == 401:
-            raise ConfigError(f"the server at {url} asks for a key: set FORETELL_API_KEY to it") from None
-        raise ConfigError(f"what answers at {url} is no server of models: give another --port") from None
-    except OSError:
-        return None
+    left = 0  # attempts that may fail: once a model is seen to load, where the server takes over
+    while True:
+        try:
+            with build_opener(ProxyHandler({})).open(asked, timeout=ANSWER_S) as answer:  # no proxy: it is this machine
+                model = json.load(answer)["data"][0]
+            if (model.get("status") or {}).get("value") != "loading":
+                return str(model["id"])
+            if not left:
+                typer.echo(f"foretell: waiting for the server at {url}, which loads {model['id']}", err=True)
+            left = ATTEMPTS
+        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+            if getattr(error, "code", 0) == 401:
+                raise ConfigError(f"the server at {url} asks for a key: set FORETELL_API_KEY to it") from None
+            if isinstance(error, HTTPError) or not isinstance(error, OSError):
+                raise ConfigError(f"what answers at {url} is no server of models: give another --port") from None
+            if not left:
+                return None
+            left -= 1
+        time.sleep(0.2)
 
 
 @contextmanager
