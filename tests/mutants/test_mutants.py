@@ -276,6 +276,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     )
     tests = {node for bug in BUGS for node in bug["tests"]}
     in_c = [bug for bug in BUGS if is_c(bug, files) and can_be_planted(bug)]
+    in_c = in_c if isinf(UNTIL) else in_c[::4]
     whole = next(bug for bug in BUGS if any(f"{bug['old']}\n" in text for text in files.values()))  # to a line's end
     harmless = {**whole, "new": f"{whole['old']}  # the same"}
     none = job(directory, files, None, sorted(tests) if MINUTES else cheapest(tests))
