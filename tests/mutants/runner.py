@@ -79,6 +79,8 @@ def _test(source: str, tests: list[str], environment: dict[str, str]) -> None:
         if not foretell.__file__.startswith(source):
             print(f"tested {foretell.__file__}, not the copy in {source}")
             code = 98
+    except pytest.PytestUnhandledThreadExceptionWarning:  # of a thread that outlived its test, and failed after it
+        code = 1
     except BaseException:
         traceback.print_exc()
     finally:
