@@ -228,7 +228,8 @@ def _tabled(
 ) -> None:
     from rich.markup import escape
 
-    table = new_table(columns, title=title, wraps=True)
+    print_line(console, title, "bold")  # as a table's own it would be broken to the table's width
+    table = new_table(columns, wraps=True)
     for number, row in enumerate(rows):
         table.add_row(*map(escape, row), style="bold" if number == bold else None)
     print_table(console, table)
