@@ -4,7 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 
 import torch
 
@@ -180,11 +180,17 @@ def trim_heap() -> bool:
     return function is not None and bool(function(0))
 
 
-def collect(model: Callable[[], object] = lambda: True) -> None:
+HELD_S = 0.5  # at most, by a thread that has just answered
+
+
+def collect(model: Callable[[], object] | None = None) -> None:
     """Give back what a model that was closed has left, circles of objects too, also of those that were frozen: a command
     freezes what its start has made. model: a weak reference; where it has gone with its last reference nobody looks for
     circles, which would hold up all threads of the process."""
-    if model() is not None:
+    until = monotonic() + HELD_S
+    while model is not None and model() is not None and monotonic() < until:
+        sleep(0.01)
+    if model is None or model() is not None:
         frozen = gc.get_freeze_count()
         gc.unfreeze()
         gc.collect()
