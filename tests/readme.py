@@ -82,6 +82,9 @@ def run(name: str) -> int:
         for file, content in laid.items():
             (scratch / file).parent.mkdir(parents=True, exist_ok=True)
             (scratch / file).write_text(content, encoding="utf-8")
+        for own in ("examples", "benchmarks"):
+            if not (scratch / own).exists():
+                (scratch / own).symlink_to(ROOT / own, target_is_directory=True)
         for block in blocks(text):
             if block.needs and find_spec(block.needs) is None:
                 print(f"left {name}: {block.commands[0]}: {block.needs} is not installed")
