@@ -8,7 +8,8 @@ both in every step ("always"). All share the weights; each is a service of its o
 A round gives every arm the same requests: so many users at once, each with the same document before its own question,
 ``--tokens`` new tokens (fewer for many users: --least), seeds fixed. All arms must write the same tokens, which is
 counted. A document is read once an arm and kept as a prefix. The arms take turns of some 60 ms within a round, so that
-what the machine does to one it does to all.
+what the machine does to one it does to all. Beside other work run it with real-time scheduling (``chrt -r 10``): threads
+that wait for each other lose their cores for milliseconds at a time, which costs a small model most.
 
 A cell's ratios are medians of paired rounds with 95 % bootstrap intervals: seconds and processor seconds of plain over
 those of the arm. ``claimed`` is the service's own live speedup, ``measured`` the ratio of seconds. Each cell is a line of

@@ -221,7 +221,7 @@ class Schedule:
 
 
 def _in_short(error: str, method: str) -> str:
-    """The first words of an error behind the name of its file, and who says the rest."""
+    """The first words of an error after the name of its file, and which command says the rest."""
     said = next((part for part in error.split(": ") if " " in part), error).partition("; ")[0].partition(". ")[0]
     return said if error.endswith(said) else f"{said} ('foretell explain --method {method}' says more)"
 

@@ -22,7 +22,7 @@ TEMPLATES = {
         "and polite answers to the user's questions. {% for m in messages %}{{ m['role'].upper() }}: {{ m['content'] }} "
         "{% endfor %}ASSISTANT:"
     ),
-    "Zephyr": ("{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}<|assistant|>\n"),
+    "Zephyr": "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}<|assistant|>\n",
 }
 """By name, in Jinja."""
 GIVEN, PLAIN = "given", "plain text"

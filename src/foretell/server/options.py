@@ -16,7 +16,7 @@ GGUF = ".gguf"
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 TIME_PART = re.compile(rf"(\d+(?:\.\d*)?|\.\d+)({'|'.join(UNITS)})")
 MOST_SECONDS = 1e8  # timers of the event loop hold no more; it is without end
-_POSITIVE = "max_body_mib max_choices header_timeout_s body_timeout_s write_timeout_s keepalive_s"
+_POSITIVE = ("max_body_mib", "max_choices", "header_timeout_s", "body_timeout_s", "write_timeout_s", "keepalive_s")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -89,7 +89,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""
         settle(self)
-        for name in _POSITIVE.split():
+        for name in _POSITIVE:
             _require_positive(name, getattr(self, name))
         if self.max_body_mib == math.inf:
             raise ConfigError("max_body_mib is infinite: give a number of MiB")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from foretell.checkpoints.weights import WeightSource, expect_shape
 from foretell.kernels import structures
+from foretell.model.llama.read.interleaved import InterleavedExperts
 from foretell.model.llama.read.parts import Part, PartWeights
-from foretell.model.llama.read.turned import TurnedExperts
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
 _FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one
@@ -49,9 +49,8 @@ class Mixture:
     scale: float = 1.0  # on the weights of the chosen
     is_shared_gated: bool = True  # the shared one's weight is a sigmoid; else 1
     is_gated: bool = True  # experts are down(activation(gate) * up); else down(relu(up)^2)
-    has_biases: bool = (
-        False  # of router, gate, up and down: gpt-oss's, whose checkpoints are those of ``read/turned.py``
-    )
+    # Of router, gate, up and down: gpt-oss's, whose checkpoints are those of ``read/interleaved.py``.
+    has_biases: bool = False
 
     @property
     def experts(self) -> list[int | None]:
@@ -159,7 +158,7 @@ def bias_name(layer: int) -> str:
 
 
 def bias_sizes(layer: int, hidden_size: int, mixture: Mixture) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the biases of router, gate and up (columns by turns) and down, where a mixture ``has_biases``."""
+    """Name -> shape of the biases of router, gate and up (interleaved) and down, where a mixture ``has_biases``."""
     prefix, count = f"model.layers.{layer}.mlp", mixture.num_experts
     return {
         f"{prefix}.gate.bias": (count,),
@@ -226,7 +225,7 @@ class ExpertWeights(PartWeights):
         places: dict[str, Part] = {}
         apart = source.apart
         if mixture.has_biases and not apart:
-            source = TurnedExperts(source, (mixture.num_experts, mixture.inner), name=name)
+            source = InterleavedExperts(source, (mixture.num_experts, mixture.inner), name=name)
         joined = {
             f"{each.partition('.experts.')[0]}.experts.{key}_proj" for each in apart for key in ("gate_up", "down")
         }

@@ -152,7 +152,7 @@ def halves(file: GGUFFile, theirs: tuple[str, ...]) -> Change:
 
 
 def _interleaved(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
-    """Experts of gpt-oss: columns of gate and up by turns, and matrices on their side: [experts, hidden, 2 inner]."""
+    """Experts of gpt-oss: gate and up interleaved, and matrices transposed: [experts, hidden, 2 inner]."""
     if ours.endswith("gate_up_proj_bias"):
         experts, inner = _alike(file, theirs)
         return Change(undo=_by_turns, shape=(experts, 2 * inner))

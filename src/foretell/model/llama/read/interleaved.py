@@ -1,8 +1,8 @@
-"""gpt-oss's experts as checkpoints hold them, each by itself: matrices on their side, columns of gate and up by turns.
+"""gpt-oss's experts as checkpoints hold them, each by itself: matrices are transposed, gate and up interleaved.
 
 ``experts.gate_up_proj`` is [experts, hidden, 2 inner] and ``down_proj`` [experts, inner, hidden]. OpenAI's files hold
 ``*_blocks`` [experts, rows, columns / 32, 16] and ``*_scales`` [experts, rows, columns / 32] in their place: MXFP4 (OCP
-Microscaling Formats 1.0, section 6.3), rows of gate and up by turns, which become GGUF's blocks.
+Microscaling Formats 1.0, section 6.3), rows of gate and up interleaved, which become GGUF's blocks.
 """
 
 import re
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
     has_blocks: bool
 
 
-class TurnedExperts(WeightSource):
+class InterleavedExperts(WeightSource):
     """Another source's tensors; those of its experts by the names of ``mixture.expert_names``."""
 
     def __init__(self, source: WeightSource, sizes: tuple[int, int], *, name: str = "the checkpoint") -> None:
@@ -95,7 +95,7 @@ class TurnedExperts(WeightSource):
             out.copy_(part[:, place.first :: place.step].mT)
 
     def shared(self, name: str) -> Tensor | None:
-        """See ``WeightSource.shared``: a matrix on its side is none."""
+        """See ``WeightSource.shared``: a transposed matrix is none."""
         return None if name in self._places else self._source.shared(name)
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
