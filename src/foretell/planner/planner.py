@@ -215,7 +215,6 @@ class Planner:
         return True
 
     def _decide(self, rows: Sequence[RowView], ids: list[tuple[str, str, int]]) -> None:
-        self._flush()
         was_idle = ids == self._ids and not self.guessing and self._patience >= PERIOD_PLAIN
         self._known = self._known + self._age if ids == self._ids else 0
         self._ids, self._age = [], 0  # where deciding fails, nothing stands
