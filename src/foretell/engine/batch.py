@@ -244,11 +244,8 @@ class Batch:
             start = group.stop
         self.arrivals = [self.arrivals[index] for index in seats.blocks[-1]]
         self.members = [row for group in self.groups for row in group.rows]
-        before = self.pool.num_rows
         used = max([len(row.known) for row in self.members] + [one.filled for one in self.arrivals], default=0)
         self.pool.keep(torch.tensor(seats.order, dtype=torch.int64), min(self.capacity, used))
-        for place in range(len(seats.order), before):
-            self.pool.release(place)
         self.state = self._open_state(self.members) if self.members else None
         self.grouped = GroupedDrafter(self.groups)
         self._bind()
