@@ -73,6 +73,23 @@ def test_figures_of_planted_runs() -> None:
     assert fast.identical_expected
 
 
+def test_what_was_possible_of_planted_runs() -> None:
+    """Plain steps take 1.1 s; those of four guesses 1.2 and .8 for guessing, and one in four of these is wrong."""
+    none, fast = report([plain_run(8), plain_run(16)], [fast_run(2), fast_run(4)]).temperatures[0].methods
+    assert none.possible is None
+    one, have = fast.possible, fast.overall.speedup.value
+    assert one is not None
+    seconds = 4 / have  # of a step, in plain ones
+    drafting = 0.8 * seconds / (fast.overall.seconds_decode / 6)
+    passes = seconds - drafting  # of four guesses; plain ones take 1.1 / 1.2 of it
+    assert one.possible == pytest.approx(5 / passes)
+    three = passes * (1.1 + 0.1 * 3 / 4) / 1.2
+    assert one.candidates == pytest.approx(4 / three)
+    assert one.stopped == pytest.approx(4 / (three + drafting * 3 / 4))
+    assert one.guesses + one.shape + one.time + one.width == pytest.approx(one.possible - have)
+    assert f"you have {have:.2f}x" in one.line
+
+
 def test_a_planted_difference_is_seen() -> None:
     other = [*UNIQUE[:7], 5555]
     found = report([plain_run(8), plain_run(8)], [fast_run(2), fast_run(2, other)])

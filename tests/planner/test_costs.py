@@ -374,6 +374,11 @@ def test_costs_of_a_run_are_medians_in_plain_steps() -> None:
     assert costs.verify == pytest.approx({1: 1.1, 3: 1.3})
     assert costs.step == pytest.approx({1: 1.7 / 1.25, 3: 2.1 / 1.25})
     assert costs.per_guess == pytest.approx(0.1)
+    assert [costs.pass_at(count) for count in (0, 1, 2, 3)] == pytest.approx([1.0, 1.6 / 1.25, 1.7 / 1.25, 1.8 / 1.25])
+    slow, many = [timed(2, 0.1, 4.0, 0.5)] * 3, [timed(4, 0.1, 1.0, 0.25)] * 300
+    noisy = step_costs(plain, slow + many, split=True)
+    assert noisy.pass_at(4) == pytest.approx(1.0, rel=0.03), "three slow steps do not make those of many dear"
+    assert noisy.pass_at(2) == pytest.approx(noisy.pass_at(4)), "it never falls"
     whole = step_costs(plain, steps, split=False)
     assert (whole.draft, whole.per_guess) == ({}, None)
 

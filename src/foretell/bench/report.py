@@ -9,6 +9,7 @@ from foretell.bench.quality import Quality, quality
 from foretell.bench.stats import Interval, PairedRuns
 from foretell.bench.suite import Item
 from foretell.bench.trace import Cut, DecodedRun, cut, identical
+from foretell.theory.possible import Possible, of_run
 from foretell.theory.run_costs import MeanCosts, mean_costs
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class MethodReport:
     categories: list[Figures]  # by task: Spec-Bench's mt_bench is one, elsewhere a task is a category
     subcategories: list[Figures]  # of tasks with several categories
     quality: list[Quality]  # where answers were judged
+    possible: Possible | None = None  # None: of plain decoding, and of older reports
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def assemble(
                     label, config.resolved(), rule.exact, one_text, overall, macro, by_task,
                     [figures(name, chosen) for name, chosen in finer.items()],
                     _quality(session, kept, judged, theirs),
+                    _possible(session, list(counted.values()), overall) if config.guesses else None,
                 )
             )  # fmt: skip
             for index, prompt in counted.items():
@@ -298,6 +301,14 @@ def _costs(prompts: Sequence[_Prompt]) -> tuple[float | None, MeanCosts | None]:
     """The median plain pass, and costs in units of it; over all rounds' steps that count."""
     plain = [step for prompt in prompts for one in prompt.plain_cuts for step in one.steps]
     return mean_costs(plain, [step for prompt in prompts for one in prompt.cuts for step in one.steps])
+
+
+def _possible(session: Session, prompts: Sequence[_Prompt], overall: Figures) -> Possible:
+    """Of the steps whose times count, and plain ones of all rounds."""
+    plain = [step for prompt in prompts for one in prompt.plain_cuts for step in one.steps]
+    steps = [step for prompt in prompts for step in prompt.middle.steps]
+    tokens, seconds = overall.num_tokens, overall.seconds_decode
+    return of_run(plain, steps, overall.speedup.value, tokens=tokens, seconds=seconds, split=session.split_is_real)
 
 
 def _outside(runs: Sequence[DecodedRun]) -> float | None:

@@ -77,6 +77,9 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     for line in _about(report):
         print_line(console, line)
     for at in report.temperatures:
+        for method in at.methods:
+            if method.possible is not None:
+                print_line(console, f"{method.label}, temperature {at.temperature:g}: {method.possible.line}.")
         print_line(console, conclusion(at), "bold")
 
 

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+import torch
+
+from foretell.core.tree import depths
 from foretell.engine.event import StepEvent
 from foretell.engine.request.row import Row
 from foretell.engine.state import count_up
@@ -24,6 +27,7 @@ class StepTime:
     num_tokens: int  # emitted
     seconds_draft_model: float = 0.0  # of seconds_draft: passes of a draft model
     is_light: bool = False  # see ``StepEvent``
+    num_beside_tokens: int = 0  # guesses beside the kept path, no deeper than it: 0 of a chain
 
     @property
     def seconds(self) -> float:
@@ -33,7 +37,10 @@ class StepTime:
     @classmethod
     def of(cls, event: StepEvent) -> "StepTime":
         """The times of a step that has just ended."""
-        tree = event.commit.tree
+        tree, beside = event.commit.tree, 0
+        if tree.num_nodes > 1 and tree.max_children != 1:
+            kept = torch.tensor(event.verdict.counts, device=tree.parent.device)[:, None] - 1
+            beside = int(((tree.parent >= 0) & (depths(tree.parent) <= kept)).sum() - kept.sum())
         return cls(
             ended=perf_counter(),
             seconds_draft=event.seconds_draft,
@@ -44,6 +51,7 @@ class StepTime:
             num_tokens=sum(map(len, event.commit.tokens)),
             seconds_draft_model=event.seconds_draft_model,
             is_light=event.is_light,
+            num_beside_tokens=beside,
         )
 
 

@@ -1,7 +1,7 @@
 """Costs from the steps of a run, in units of plain steps: medians, so that a few slow steps change nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
 from typing import Protocol
@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from foretell.costs.cost_model import speedup, step_cost
+from foretell.costs.table import isotonic
 
 LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
 LEAST_STEPS = 3  # of one number of guesses; fewer say nothing, unless no number has more
@@ -46,6 +47,15 @@ def by_guesses(steps: Iterable[StepTiming]) -> dict[int, list[StepTiming]]:
     return dict(sorted(groups.items()))
 
 
+def _line(known: Mapping[int, float], count: float) -> float:
+    xs = sorted(known)
+    ys = list(accumulate((known[x] for x in xs), max))
+    if count > xs[-1]:
+        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0
+        return ys[-1] + (count - xs[-1]) * slope
+    return float(np.interp(count, xs, ys))
+
+
 @dataclass(frozen=True)
 class StepCosts:
     """Medians over steps. Keys are guesses a step; on an accelerator, where the host clock cannot separate the parts of
@@ -56,17 +66,17 @@ class StepCosts:
     draft: dict[int, float]  # c_total: drafting so many guesses, in plain passes
     verify: dict[int, float]  # v: the target's pass over them and the root, in plain passes
     step: dict[int, float]  # the whole step, distributions and bookkeeping too, in whole plain steps
+    # The same without drafting, never falling and a plain step's 1 at least; empty where ``draft`` is.
+    undrafted: dict[int, float] = field(default_factory=dict)
 
-    def at(self, count: int) -> float:
+    def at(self, count: float) -> float:
         """A step with so many guesses, in whole plain steps: linear between the numbers that were timed, and beyond them
         with the slope of the last two."""
-        known = {0: 1.0, **self.step}
-        xs = sorted(known)
-        ys = list(accumulate((known[x] for x in xs), max))
-        if count > xs[-1]:
-            slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else 0.0
-            return ys[-1] + (count - xs[-1]) * slope
-        return float(np.interp(count, xs, ys))
+        return _line({0: 1.0, **self.step}, count)
+
+    def pass_at(self, count: float) -> float:
+        """The same without drafting."""
+        return _line({**self.undrafted, 0: 1.0}, count)
 
     @property
     def per_guess(self) -> float | None:
@@ -85,6 +95,7 @@ def step_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming], *, spli
     draft = {count: [step.seconds_draft for step in group] for count, group in groups.items()}
     target = {count: [step.seconds_target for step in group] for count, group in groups.items()}
     total = {count: list(map(_seconds, group)) for count, group in groups.items()}
+    rest = {count: [step.seconds_target + step.seconds_rest for step in group] for count, group in groups.items()}
 
     def medians(seconds: Mapping[int, Sequence[float]], plain_seconds: float) -> dict[int, float]:
         return {count: max(LEAST_SECONDS, median(found)) / plain_seconds for count, found in seconds.items()}
@@ -95,7 +106,17 @@ def step_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming], *, spli
         draft=medians(draft, unit) if split else {},
         verify=medians(target, unit) if split else {},
         step=medians(total, whole),
+        undrafted=_rising(medians(rest, whole), {count: len(group) for count, group in groups.items()})
+        if split
+        else {},
     )
+
+
+def _rising(costs: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:
+    """The nearest ones that never fall, each number of guesses counting by its steps: a running maximum would raise what
+    many steps say by what a few slow ones do."""
+    line = iter(isotonic([cost for count, cost in costs.items() for _ in range(steps[count])]))
+    return {count: max(1.0, [next(line) for _ in range(steps[count])][-1]) for count in costs}
 
 
 @dataclass(frozen=True)
