@@ -61,6 +61,11 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
     assert found["machine"]["implementation"] == "lean"
     assert found["num_prompts"] == 2
     assert found["outlook"] == [], "only where it is asked for"
+    for one in found["methods"]:
+        told = one["possible"]
+        levels = [told[level] for level in ("possible", "candidates", "stopped", "have")]
+        assert told["unknown"] or levels == sorted(levels, reverse=True), one["method"]
+    assert not draft["possible"]["unknown"]
 
 
 def test_something_new_is_said_while_one_thing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,9 +167,9 @@ def test_steps_are_timed_without_the_wait_for_processors(monkeypatch: pytest.Mon
 def test_what_was_planned_by_costs_of_a_busy_machine_decides_nothing(is_steady: bool) -> None:
     """Five prompts then showed for certain that guesses do not pay, and on an idle machine that they do."""
     exam: Any = SimpleNamespace(
-        _pairs=[PairedRuns(10, 1.0, 10, 1.1 + 0.1 * i) for i in range(5)], _num_steps=5, _is_steady=is_steady,
-        own=SimpleNamespace(speculative=SimpleNamespace(num_speculative_tokens=4)),
-        _found=lambda predicted, mean: predicted[0].speedup,
+        _pairs=[PairedRuns(10, 1.0, 10, 1.1 + 0.1 * i) for i in range(5)], _is_steady=is_steady,
+        own=SimpleNamespace(speculative=SimpleNamespace(num_speculative_tokens=4)), _steps={True: [], False: []},
+        _found=lambda predicted, mean, possible: predicted[0].speedup, split=True,
     )  # fmt: skip
     assert examine.Measured.found(exam, seed=0).is_point != is_steady
 

@@ -15,12 +15,13 @@ from foretell.core.params import SamplingParams
 from foretell.core.platform import thread_times
 from foretell.doctor import predict
 from foretell.doctor.candidates import Candidate
-from foretell.doctor.predict import SpeedPrediction, TextAcceptance, TextTimes, pool, scaled
+from foretell.doctor.predict import Pooled, SpeedPrediction, TextAcceptance, TextTimes, pool, scaled
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.recorder import StepTime
+from foretell.theory.possible import NO_PARTS, Guesses, Possible, of_run, possible
 from foretell.theory.run_costs import StepCosts
 
 SHORT_TOKENS, TIMED_TOKENS = 32, 32
@@ -52,6 +53,7 @@ class Examined:
 
     words: str = ""  # see ``Candidate``
     is_default: bool = False  # see ``Candidate``
+    possible: Possible | None = None  # on the prompts as they were: not drawn towards 1
 
     @property
     def best(self) -> SpeedPrediction | None:
@@ -200,7 +202,25 @@ class Predicted(Examination):
             agreement=sum(known) / len(known) if known else None,
             guess_cost=whole.costs.per_guess if whole.costs is not None else None,
             best_case=_best_case(whole.costs, whole.light_costs),
+            possible=self._possible(whole, predicted),
         )
+
+    def _possible(self, whole: Pooled, predicted: Sequence[SpeedPrediction]) -> Possible | None:
+        """Of the recorded steps with the best number of guesses."""
+        best, costs = max(predicted, key=lambda one: one.speedup.value, default=None), whole.costs
+        if best is None or costs is None or whole.light_costs is None:
+            return None
+        if not costs.undrafted:
+            return Possible(best.speedup.value, unknown=NO_PARTS)
+        passes = dataclasses.replace(costs, undrafted={**whole.light_costs.undrafted, **costs.undrafted})
+        steps = []
+        for one in self._record.steps:
+            if one.position + one.num_tokens > self.num_tokens[one.text]:  # the text loops from here on
+                continue
+            by, nodes = whole.light_costs if one.is_light else costs, min(one.num_guesses, best.num_speculative_tokens)
+            kept = sum(slot.accepted for slot in one.slots[:nodes])
+            steps.append(Guesses(nodes, kept, draft=max(0.0, by.at(nodes) - by.pass_at(nodes))))
+        return possible(steps, passes.pass_at, best.speedup.value, widest=max(passes.undrafted))
 
 
 class Measured(Examination):
@@ -212,7 +232,7 @@ class Measured(Examination):
         super().__init__(engine, candidate, params)
         self._plain = self.own.with_method(speculative_config("none"), speculation="on")
         self._pairs: list[PairedRuns] = []
-        self._num_steps = 0
+        self._steps: dict[bool, list[StepTime]] = {False: [], True: []}  # by whether they are the method's own
         self._is_steady = True
 
     def _look(self, request: Request, *, timed: bool, short: bool) -> None:
@@ -228,17 +248,21 @@ class Measured(Examination):
             with _own_times(lane) as steps:
                 (output,) = lane.generate_batch([request])
             ran[lane is self.own] = (len(output.token_ids), sum(step.seconds for step in steps))
+            self._steps[lane is self.own] += steps
         self._took(output.token_ids)
-        self._num_steps += len(output.steps)
         self._pairs.append(PairedRuns(*ran[False], *ran[True]))
 
     def found(self, *, seed: int, resamples: int = predict.RESAMPLES) -> Examined:
         """See ``Examination``."""
+        whole, steps = sum(self._pairs[1:], self._pairs[0]), self._steps[True]
         # What was planned by costs of a busy machine says little of an idle one: it decides nothing.
-        speedup = bootstrap(self._pairs if self._is_steady else [sum(self._pairs[1:], self._pairs[0])], seed=seed)
-        mean = sum(pair.tokens for pair in self._pairs) / max(1, self._num_steps)
+        speedup = bootstrap(self._pairs if self._is_steady else [whole], seed=seed)
+        mean = whole.tokens / max(1, len(steps))
         most = self.own.speculative.num_speculative_tokens
-        return self._found([SpeedPrediction(most, mean, mean / speedup.value, speedup)], mean)
+        found = of_run(
+            self._steps[False], steps, speedup.value, tokens=whole.tokens, seconds=whole.seconds, split=self.split
+        )
+        return self._found([SpeedPrediction(most, mean, mean / speedup.value, speedup)], mean, possible=found)
 
 
 def examination(engine: Engine, candidate: Candidate, params: SamplingParams) -> Examination:

@@ -262,6 +262,9 @@ def show(found: "Checkup", *, no_color: bool) -> None:
         "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured), and drawn towards 1 "
         "where it is from few prompts;\n'foretell bench' measures it.",
     )
+    for each in found.methods:
+        if each.possible is not None:
+            print_line(console, f"{each.label}: {each.possible.line}.")
     _show_outlook(console, found.outlook)
     for why, names in _by_reason(found.left).items():
         print_line(console, f"not tried: {', '.join(names)}: {why}")
