@@ -15,6 +15,7 @@ from foretell.engine.request.result import Completion
 from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord, render_several
 from foretell.service.learning import LearnFigures
 from foretell.service.snapshot import Snapshot
+from foretell.theory.possible import Possible
 
 NAME = 'a "quoted" \\ name\nin two lines'
 BUSY = Snapshot(
@@ -28,6 +29,7 @@ BUSY = Snapshot(
     is_speculating=True,
     num_speculative_tokens=3.5,
     speedup=1.75,
+    possible=Possible(1.75, 4.0, 3.0, 2.5, 1.0, 0.25, 0.75, 0.25),
     num_steps=90,
     num_finished={"stop": 5, "length": 2, "moved": 1},
     num_rejected=4,
@@ -99,7 +101,8 @@ def test_every_figure_of_the_snapshot_is_told() -> None:
     gauges = {
         "num_requests_running": 3, "num_requests_prefilling": 1, "num_requests_waiting": 7, "kv_cache_usage_perc": 0.25,
         "kv_cache_used_tokens": 250, "kv_cache_capacity_tokens": 1000, "prefix_cache_tokens": 40, "is_speculating": 1,
-        "num_speculative_tokens": 3.5, "speedup": 1.75, "spec_decode_draft_overhead": 0.25,
+        "num_speculative_tokens": 3.5, "speedup": 1.75, "spec_decode_draft_overhead": 0.25, "speedup_possible": 4.0,
+        "speedup_lost_guesses": 1.0, "speedup_lost_shape": 0.25, "speedup_lost_time": 0.75, "speedup_lost_width": 0.25,
     }  # fmt: skip
     counters = {
         "steps": 90, "num_preemptions": 2, "prompt_tokens": 500, "generation_tokens": 333, "prefix_cache_queries": 500,
@@ -113,6 +116,12 @@ def test_every_figure_of_the_snapshot_is_told() -> None:
         assert value(told, "planned_speedup", **labels) == cell.speedup
     parts = {"draft": 1.0, "target": 2.5, "rest": 0.5, "prefill": 3.0}
     assert {part: value(told, "step_time_seconds_total", part=part) for part in parts} == parts
+
+
+def test_what_is_possible_is_absent_where_it_is_not_known() -> None:
+    told = scrape(Metrics(FakeService(replace(BUSY, possible=Possible(1.75, unknown="nothing was guessed"))), NAME))
+    assert not [name for name, _ in told if "possible" in name or "_lost_" in name]
+    assert value(told, "speedup") == 1.75
 
 
 def test_speculation_is_told_by_method_and_position() -> None:

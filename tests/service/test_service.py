@@ -152,9 +152,12 @@ def test_a_speedup_is_told_only_while_it_is_measured(speculation: str) -> None:
         assert made.snapshot().speedup is None
         made.measure()
         seen: list[float | None] = []
+        lines: list[str] = []
 
         def hear(update: Update) -> None:
-            seen.append(made.snapshot().speedup)  # on the engine's thread, with the row still there
+            now = made.snapshot()  # on the engine's thread, with the row still there
+            seen.append(now.speedup)
+            lines.extend([now.possible.line] if now.possible is not None else [])
             box.hear(update)
 
         made.submit(Submission("a", [1, 2, 3], ENDLESS), hear)
@@ -163,6 +166,9 @@ def test_a_speedup_is_told_only_while_it_is_measured(speculation: str) -> None:
         assert bool(told) == (speculation == "auto")
         assert all(0.01 < figure < 100 for figure in told)
         assert made.snapshot().speedup is None, "it is idle"
+        assert made.snapshot().possible is None
+        assert (lines[-1] == "possible here: not known, plain steps are not measured") == (speculation != "auto")
+        assert not made.snapshot().internal_errors["figures"]
     finally:
         made.close()
 

@@ -46,6 +46,11 @@ DEPTH = 4
 METRICS = """# HELP foretell:speedup Tokens a second now, against speculation off.
 # TYPE foretell:speedup gauge
 foretell:speedup{model_name="mock"} 1.87
+foretell:speedup_possible{model_name="mock"} 3.5
+foretell:speedup_lost_guesses{model_name="mock"} 1.0
+foretell:speedup_lost_shape{model_name="mock"} 0.0
+foretell:speedup_lost_time{model_name="mock"} 0.5
+foretell:speedup_lost_width{model_name="mock"} 0.13
 foretell:num_requests_running 1
 foretell:num_requests_waiting{model_name="mock"} 0
 foretell:planned_guesses{concurrency="1",context="256",method="eagle3",model_name="mock"} 3
@@ -228,7 +233,7 @@ def make_app(mock: Mock) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         lines = METRICS.splitlines(keepends=True)
-        told = METRICS if mock.knows_speedup else "".join(line for line in lines if ":speedup{" not in line)
+        told = METRICS if mock.knows_speedup else "".join(line for line in lines if ":speedup" not in line)
         return PlainTextResponse(told) if mock.has_metrics else error(404, "no metrics")
 
     @app.post("/v1/foretell/explain")

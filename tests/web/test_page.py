@@ -870,10 +870,11 @@ def test_a_run_waits_for_the_models_name(visit: Callable[..., Visit], mock: Mock
 def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[..., Visit], mock: Mock) -> None:
     seen = visit()
     told = seen.page.locator("#gauges dd")
-    expect(told).to_have_text(["1.87 ×", "1", "0"])
+    lost = "3.50 × (guesses −1.00, shape −0.00, time −0.50, width −0.13)"
+    expect(told).to_have_text(["1.87 ×", lost, "1", "0"])
     mock.knows_speedup = False
     seen.page.reload()
-    expect(told).to_have_text(["unknown", "1", "0"])
+    expect(told).to_have_text(["unknown", "unknown", "1", "0"])
     mock.has_metrics = False
     seen.page.reload()
     expect(seen.page.locator("#status")).to_have_text("")

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import isnan
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -45,6 +46,15 @@ LEARN_COUNTERS = {
     "seconds_learning": "Seconds of the learner's own work.",
     "seconds_serving": "Seconds of the engine's thread for capturing and swapping.",
 }
+
+POSSIBLE = {
+    "speedup_possible": ("possible", "Speedup if all guesses were right, for nothing; absent where it is not known."),
+    "speedup_lost_guesses": ("guesses", "Of it lost by guesses that are wrong or not made."),
+    "speedup_lost_shape": ("shape", "Of it lost by guesses beside those that are kept."),
+    "speedup_lost_time": ("time", "Of it lost by the drafter's time."),
+    "speedup_lost_width": ("width", "Of it lost by passes over guesses deeper than those that are kept."),
+}
+"""Gauges, to the field of ``Possible``."""
 
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after model_name, to what is counted."""
@@ -267,6 +277,7 @@ class _Figures(Collector):
                 "Live estimate: tokens a second against this engine with speculation off; absent where it is not measured.",
                 now.speedup,
             ),
+            **{name: (text, getattr(now.possible, field, None)) for name, (field, text) in POSSIBLE.items()},
             "spec_decode_draft_overhead": (
                 "Drafting's share of the seconds of all decode steps so far, 0 to 1.", _share(now.seconds_draft, decode)
             ),
@@ -361,8 +372,8 @@ class _Figures(Collector):
         return self._filled(CounterMetricFamily(PREFIX + name, text, labels=["model_name", *labels]), values)
 
     def _gauge(self, name: str, text: str, values: Known, *labels: str) -> Metric:
-        """A family of what is known: None is left out."""
-        known = {given: value for given, value in values.items() if value is not None}
+        """A family of what is known: None and NaN are left out."""
+        known = {given: value for given, value in values.items() if value is not None and not isnan(value)}
         return self._filled(GaugeMetricFamily(PREFIX + name, text, labels=["model_name", *labels]), known)
 
     def _filled(self, family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:

@@ -1,14 +1,20 @@
 """Counters and gauges of a service."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from foretell.costs.outlook import Cell
 from foretell.engine.failures import Failures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
+from foretell.engine.request.row import Row
+from foretell.planner.plan import Option
 from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning
+from foretell.theory.possible import NAN, Guesses, Possible, possible
 
 RECORDED = (
     "num_steps", "num_rejected", "num_preemptions", "num_prompt_tokens", "num_cached_prompt_tokens",
@@ -33,6 +39,7 @@ class Snapshot:
     # Live estimate: tokens a second now, against this engine with speculation off. None where nothing is being decoded, and
     # where plain steps are not measured (``speculation`` "on" or "off").
     speedup: float | None = None
+    possible: Possible | None = None  # of these requests; None: nothing is being decoded
     outlook: tuple[Cell, ...] = ()  # what ``speculation`` "auto" would do by length of text and number of requests
     # Counters.
     num_steps: int = 0
@@ -54,6 +61,39 @@ class Snapshot:
     # Gauge: seconds for which it rests for that; 0: it works
     drafter_rests: dict[str, float] = field(default_factory=dict)
     learn: LearnFigures | None = None  # None: nothing learns
+
+
+def possible_now(planner: Planner, rows: Sequence[Row]) -> Possible | None:
+    """What is possible for the rows of a planner's last plan, by what it expects of their guesses and of costs; None
+    without rows. Any thread may ask."""
+    standing, have, batch = planner.standing, planner.speedup, len(rows)
+    if not rows or have is None:
+        return Possible(NAN, unknown="plain steps are not measured") if rows else None
+    length, costs, factors = sum(row.length for row in rows) / batch, planner.costs, planner.corrections
+    plain = costs.verify(batch, batch, length) * factors.plain
+    caps = [0] * batch if standing.expected is None else standing.expected.caps
+    light = standing.stands == Option.LIGHT
+    methods = [planner.parts.get(row.method, row.method) if light else row.method for row in rows]
+    steps = [Guesses(0, 0)] * (batch - sum(map(bool, caps)))
+    for (method, cap), count in Counter(zip(methods, caps, strict=False)).items():
+        if not cap:
+            continue
+        expected = planner.acceptance.expected(method)
+        if expected is None:
+            return Possible(have, unknown="how many guesses are kept was not seen yet")
+        kept, nodes = [1.0, *expected[0][:cap], 0.0], list(accumulate(expected[1][:cap], initial=0.0))
+        guessing = sum(other == method and bool(also) for other, also in zip(methods, caps, strict=False))
+        draft = costs.draft(method, guessing, cap, length) * factors.draft[method] / plain * batch / guessing
+        for depth in range(cap + 1):  # so many are kept with this chance
+            beside = max(nodes[depth] - depth, 0.0)
+            chance = count * (kept[depth] - kept[depth + 1])
+            steps.append(Guesses(max(nodes[cap], depth + beside), depth, beside, draft, chance))
+
+    def price(nodes: float) -> float:
+        return max(1.0, costs.verify(batch, batch * (1 + nodes), length) * factors.guess / plain) if nodes else 1.0
+
+    widest = max(nodes // each for each, nodes in costs.verify_cells if each <= batch) - 1  # that was timed
+    return possible(steps, price, have, widest=widest)
 
 
 def snapshot_of(
@@ -80,6 +120,7 @@ def snapshot_of(
         is_speculating=recorder.guessed,
         num_speculative_tokens=recorder.planned,
         speedup=run("figures", None, lambda: planner.speedup) if loop.batch.members else None,
+        possible=run("figures", None, possible_now, planner, list(loop.batch.members)),
         outlook=tuple(run("figures", [], planner.outlook, longest, loop.limits.max_rows)),
         num_finished=dict(recorder.num_finished),
         **{name: getattr(recorder, name) for name in RECORDED},

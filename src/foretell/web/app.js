@@ -415,11 +415,18 @@ async function poll() {
   }
   for (const cell of document.querySelectorAll("[data-gauge]")) {
     const value = found[cell.dataset.gauge];
-    const isSpeedup = cell.dataset.gauge === "speedup";
+    const isSpeedup = cell.dataset.gauge.startsWith("speedup");
     const isKnown = Number.isFinite(value);
     cell.parentElement.hidden = !isKnown && !isSpeedup;
-    cell.textContent = !isKnown ? "unknown" : isSpeedup ? `${value.toFixed(2)} ×` : value;
+    cell.textContent = !isKnown ? "unknown" : isSpeedup ? `${value.toFixed(2)} ×${lost(found, cell.dataset.gauge)}` : value;
   }
+}
+
+/** Of the speedup that is possible, what each part costs. */
+function lost(found, gauge) {
+  if (gauge !== "speedup_possible") return "";
+  const parts = ["guesses", "shape", "time", "width"].map((part) => `${part} −${found[`speedup_lost_${part}`].toFixed(2)}`);
+  return ` (${parts.join(", ")})`;
 }
 
 /** What auto would do, by length of text (rows) and requests at once (columns): a table for each method. */
