@@ -347,20 +347,12 @@ def test_rows_of_two_trees() -> None:
     assert both.tokens.tolist() == [[7, 1, 0], [8, 3, 4]]
     assert both.q[0].abs().max() == 0
     assert both.q[1].min() == 1
-
-
-def test_rows_of_two_drawn_trees() -> None:
-    label = int(DrawnBy.IID)
-    labels, parent = torch.tensor([[0, label], [0, label]]), torch.tensor([[-1, 0], [-1, 0]])
-    one, other = (
-        TokenTree(torch.tensor([[7, token], [8, token]]), parent, labels, torch.full((2, 2, 5), q), max_children=1)
-        for token, q in ((1, 0.5), (2, 0.25))
+    other = replace(drawn, q=torch.full((2, 3, 5), 0.5), drawn_by=torch.tensor([[0, label, label]] * 2))
+    mixed = by_row(drawn, other, torch.tensor([False, True]))
+    assert mixed.q is not None
+    assert [set(row.flatten().tolist()) for row in mixed.q] == [{0.5}, {1.0}], (
+        "each row has the q that it was drawn from"
     )
-    both = by_row(one, other, torch.tensor([True, False]))
-    both.check()
-    assert both.tokens.tolist() == [[7, 1], [8, 2]]
-    assert both.q is not None
-    assert [set(row.flatten().tolist()) for row in both.q] == [{0.5}, {0.25}]
 
 
 def several(discount: float = 0.85, shape: str = "chain", **keys: Any) -> tuple[Engine, Any]:

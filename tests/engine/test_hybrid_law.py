@@ -200,9 +200,3 @@ def test_three_members_behind_suffix(
     assert found.error < 1e-11
     assert IID in found.kinds
     assert chosen >= set(order)
-
-
-def test_which_member_is_decided_by_what_was_kept() -> None:
-    """As it is: no turns are taken, and the first of equal promises guesses."""
-    found = enumerate_text([FRESH], horizon=3, further=[DraftModel(model(13))], verify="rejection", discount=0.5)
-    assert found.error < 1e-11

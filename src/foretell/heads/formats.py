@@ -238,17 +238,15 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
     for layout in HEADS.values():
         if layout.claims(config, tensors) and kind in (None, layout.speculators):
             return config, tensors, layout, {}
-    written = str(marker(config).get("layout"))
-    if written in HEADS.refused:
-        raise ModelError(f"{name}: {HEADS.refused[written]}")
+    if isinstance(written := marker(config).get("layout"), str) and written not in list(HEADS):
+        absent = f"it holds a head of layout {written!r}, of a package that is not installed here: install it"
+        raise ModelError(f"{name}: {HEADS.refused.get(written, absent)}")
     said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
     known = sorted({name for layout in HEADS.values() for name in layout.architectures})
     whole = ""
     if kind:
         read = sorted({layout.speculators for layout in HEADS.values() if layout.speculators})
         whole = f"; of the speculators library, heads of type {', '.join(map(repr, read))} are read"
-    elif "layout" in marker(config):
-        whole = f"; it was written as {written!r}, by a package that is not installed here: install it"
     elif "lm_head.weight" in tensors:
         whole = "; it looks like a whole model: use method 'draft_model'"
     raise ModelError(
@@ -257,12 +255,16 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
     )
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a directory holds a head that foretell wrote."""
+    return (path / "config.json").is_file() and bool(marker(read_config(path, name=str(path))))
+
+
 def _check_ours(path: Path) -> None:
     """Refuse to overwrite files of other tools: a wrong --out must not destroy a model."""
     if not any((path / file).exists() for file in ("config.json", *HOLDERS)):
         return
-    config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}
-    if not marker(config):
+    if not is_ours(path):
         raise ConfigError(f"{path} holds a model that foretell did not write; choose another directory for the head")
 
 

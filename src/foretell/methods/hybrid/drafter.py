@@ -90,7 +90,11 @@ class _Row:
     known: float = 0.0  # its score
     score: float = 0.0  # the same, 0 where a member guessed
     member: int = 0  # which promised most
+    grafts: bool = False  # whether its tree may hold tokens of suffix's
     preferred: bool | None = None  # whether the whole method takes suffix's, or would where it guesses
+
+
+_Member = tuple[Method, Drafter]
 
 
 class HybridDrafter(Drafter):
@@ -99,17 +103,16 @@ class HybridDrafter(Drafter):
     can_join = True
 
     def __init__(
-        self, suffix: SuffixDrafter, members: Sequence[tuple[Method, Drafter]], worths: Sequence[Worth], shape: Shape,
-        coupled: bool = False,
-    ) -> None:  # fmt: skip
+        self, suffix: SuffixDrafter, members: Sequence[_Member], worths: Sequence[Worth], shape: Shape, coupled: bool
+    ) -> None:
         """worths: of each row, one for all where they share it. shape: what members grow that can; coupled: only where
         they draw COUPLED, and else a chain."""
         self.suffix, self.members, self.shape, self.coupled = suffix, members, shape, coupled
         self.rows = [_Row(worth) for worth in worths]
         self._has_proposed = False  # since the last step
-        self._grafts = False  # whether trees of this step may hold tokens of suffixes
         self._light: list[LightStep] | None = None
         self._layers = joined_layers([method.taps for method, _ in members])
+        self._free = [is_free(method) for method, _ in members]
         self.can_wait = all(drafter.can_wait for _, drafter in members)  # suffix can, and be joined
         self.can_join = all(drafter.can_join for _, drafter in members)  # type: ignore[misc]
 
@@ -130,24 +133,23 @@ class HybridDrafter(Drafter):
         found = self.suffix.guesses(context, shape)
         paid = context.depth_limit if context.paid_limit is None else context.paid_limit
         most = list(map(min, context.depth_limit, paid))
-        reduced = _limited(context, most)
-        looked = [
-            one.propose(reduced, shape, draws, noise) if is_free(method) else None for method, one in self.members
-        ]
+        reduced = _limited(context, most) if any(self._free) else context
+        each = zip(self.members, self._free, strict=True)
+        looked = [one.propose(reduced, shape, draws, noise) if free else None for (_, one), free in each]
         has = [[None] * len(most) if tree is None else tree.valid[:, 1:].any(1).tolist() for tree in looked]
+        shape = Chain(self.shape.depth) if self.coupled and draws != DrawMode.COUPLED else self.shape
         nodes: list[list[Node]] = []
         limits = [[0] * len(most) for _ in looked]
         for at, (row, (guess, score), limit) in enumerate(zip(self.rows, found, context.depth_limit, strict=True)):
             row.allowed, row.guess, row.known = limit, [token for _, token in guess], score
             row.member, promised = row.worth.best([each[at] for each in has])
+            row.grafts = looked[row.member] is None and not shape.is_chain
             row.preferred = row.worth.prefers_suffix(score, promised)
             follows = row.preferred or (score > 0.0 and not paid[at])
             row.score = score if follows else 0.0
             nodes.append(guess if follows else [])
             limits[row.member][at] = 0 if follows else min(most[at], self.shape.depth)
         num_guessing = sum(map(any, zip(*limits, strict=True))) if self.coupled else 1
-        shape = Chain(self.shape.depth) if self.coupled and draws != DrawMode.COUPLED else self.shape
-        self._grafts = not shape.is_chain
         other: TokenTree | None = None
         for (method, one), wanted, tree in zip(self.members, limits, looked, strict=True):
             if not any(wanted):
@@ -167,13 +169,11 @@ class HybridDrafter(Drafter):
 
     def _grafted(self, tree: TokenTree, limits: Sequence[int]) -> TokenTree:
         """A member's tree with the first tokens of suffixes, where it may hold them."""
-        if not self._grafts or tree.q is not None:
-            return tree
         grafts = [
-            row.guess[: row.worth.num_grafted(row.known)] if limit > 0 else []
+            row.guess[: row.worth.num_grafted(row.known)] if limit > 0 and row.grafts else []
             for row, limit in zip(self.rows, limits, strict=True)
         ]
-        return graft(tree, grafts) if any(grafts) else tree
+        return graft(tree, grafts) if tree.q is None and any(grafts) else tree
 
     def observe(self, commit: Commit) -> None:
         """See ``Drafter``; and learn what the proposals were worth."""
@@ -195,7 +195,7 @@ class HybridDrafter(Drafter):
             if guessed:
                 mean = row.worth.of(row.score) if row.score else [row.worth.second, *row.worth.others][row.member]
                 mean.add(len(path) - 1.0)
-            if guessed and not row.score and row.known > 0.0 and self._grafts:  # at least so much of suffix's was right
+            if guessed and not row.score and row.known > 0.0 and row.grafts:  # at least so much of suffix's was right
                 row.worth.of(row.known).add(float(light.accepted))
 
     def _own(self, commit: Commit, method: Method) -> Commit:
