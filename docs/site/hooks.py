@@ -36,6 +36,7 @@ GROUPS = {
     ),
     "serve": ("Serve", ("service.service", "service.options", "engine.request.submission", "learn.options")),
     "draft": ("Draft", ("draft.base", "draft.config", "draft.shapes", "draft.ngram", "draft.growing")),
+    "heads": ("Heads", ("heads.head", "heads.layout", "heads.formats", "heads.teacher")),
     "verify": ("Verify", ("verify",)),
     "trees": ("Trees, noise, distributions", ("core.tree", "core.noise", "core.probs")),
     "models": ("Models", ("model.target",)),

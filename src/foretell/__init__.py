@@ -33,6 +33,10 @@ _NAMES = {
     "engine.request.request": "Request",
     "engine.request.result": "Completion Update",
     "engine.request.row": "Piece Submission",
+    "heads.formats": "HEADS load_head",
+    "heads.head": "Head HeadConfig",
+    "heads.layout": "FlatLayout Layout",
+    "heads.teacher": "LossSlot Objective Outcome",
     "learn.options": "LearnOptions",
     "model.target": "CausalModel ModelSpec Target",
     "service.options": "ServiceOptions",
@@ -92,6 +96,10 @@ if TYPE_CHECKING:
     from foretell.engine.request.request import Request as Request
     from foretell.engine.request.result import Completion as Completion, Update as Update
     from foretell.engine.request.row import Piece as Piece, Submission as Submission
+    from foretell.heads.formats import HEADS as HEADS, load_head as load_head
+    from foretell.heads.head import Head as Head, HeadConfig as HeadConfig
+    from foretell.heads.layout import FlatLayout as FlatLayout, Layout as Layout
+    from foretell.heads.teacher import LossSlot as LossSlot, Objective as Objective, Outcome as Outcome
     from foretell.learn.options import LearnOptions as LearnOptions
     from foretell.model.target import CausalModel as CausalModel, ModelSpec as ModelSpec, Target as Target
     from foretell.service.options import ServiceOptions as ServiceOptions

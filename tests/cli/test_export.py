@@ -72,8 +72,8 @@ def test_export_with_a_target_fills_in_what_it_says(invoke: Invoke, tmp_path: Pa
 
 def test_export_lists_its_layouts(invoke: Invoke) -> None:
     shown = invoke("export", "anything").stdout
-    assert [line.split()[0] for line in shown.splitlines()] == [*formats.LAYOUTS, "gguf"]
-    assert list(json.loads(invoke("export", "anything", "--json").stdout)["layouts"]) == [*formats.LAYOUTS, "gguf"]
+    assert [line.split()[0] for line in shown.splitlines()] == [*formats.HEADS, "gguf"]
+    assert list(json.loads(invoke("export", "anything", "--json").stdout)["layouts"]) == [*formats.HEADS, "gguf"]
 
 
 def test_export_mistakes(invoke: Invoke, tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from foretell.draft.base import Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.ngram import Ngram, NgramDrafter
 from foretell.draft.none import NoMethod
 from foretell.draft.prediction import Prediction, PredictionDrafter
-from foretell.draft.shapes import parse_shape
+from foretell.draft.shapes import Chain, parse_shape
 from foretell.draft.suffix import Library, Suffix, SuffixDrafter
 from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
+from foretell.methods.hybrid.drafter import Hybrid
 from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
 from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
 from foretell.model.cache import KVCache
@@ -301,6 +302,12 @@ def draft(**options: Any) -> Method:
     return DraftModel(model, foresight(model))
 
 
+def several() -> Hybrid:
+    """Heads of other taps beside each other, and looked-up guesses."""
+    first, others = Eagle3(random_head(EAGLE3), tiny()), [Ngram(), Medusa(medusa(tiny()), tiny())]  # type: ignore[arg-type]
+    return Hybrid(Suffix(), first, shape=Chain(3), discount=1.0, others=others)
+
+
 MODELS: dict[str, Callable[[], CausalModel]] = dict.fromkeys(("medusa", "eagle1", "eagle3", "kangaroo", "dflash"), tiny)
 METHODS: dict[str, Callable[[], Method]] = {
     "none": NoMethod,
@@ -317,8 +324,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "dflash, all": lambda: DFlash(
         dflash(tiny(), causal=True, markov_rank=6, sample_from_anchor=True, confidence=True), tiny()
     ),
+    "several": lambda: several().isolated(),
 }
-MODELS["dflash, all"] = tiny
+MODELS["dflash, all"] = MODELS["several"] = tiny
 CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
 CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[4:]]
 CASES += [
@@ -328,6 +336,7 @@ CASES += [
 CASES += [("suffix", "opt_tree/size=7", DrawMode.FIXED)]
 CASES += [
     ("draft_model", "dyspec/size=7/width=3", DrawMode.COUPLED), ("draft_model", "chain", DrawMode.IID),
+    ("several", "chain", DrawMode.IID),
     ("draft_model", "eagle2/size=7/width=3", DrawMode.FIXED), ("draft_model", "opt_tree/size=7/threshold=0",
         DrawMode.COUPLED),
     ("draft_model", "specdec/threshold=0.6", DrawMode.COUPLED), ("draft_model", "adaptive/threshold=0.3", DrawMode.COUPLED),

@@ -20,6 +20,8 @@ from foretell.doctor.predict import predictions
 from foretell.draft.base import Probe
 from foretell.draft.chances import PRIOR, Mean
 from foretell.draft.config import Loader
+from foretell.draft.ngram import Ngram
+from foretell.draft.prediction import Prediction
 from foretell.draft.shapes import Adaptive, Chain, parse_shape
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
@@ -30,12 +32,18 @@ from foretell.methods.draft_model.vocabulary.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config, config as size
 from foretell.methods.hybrid.config import LEAST_BYTES, MORE_ROUNDS, WIDTHS, best_size, pass_seconds, tree_size
-from foretell.methods.hybrid.drafter import MOST_GRAFTED, SHARED_SIZE, Hybrid, Worth, _by_row, shape_of
+from foretell.methods.hybrid.drafter import MOST_GRAFTED, SHARED_SIZE, Hybrid, Worth, shape_of
+from foretell.methods.hybrid.graft import by_row
+from foretell.methods.medusa.drafter import Medusa
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
 from foretell.verify import Coupled
+from tests.draft.test_join import tiny
 from tests.engine.harness import ToyTokenizer, cycle, mixed_requests, outcomes, own, plain, sure, table
+from tests.extend.thirdparty.foretell_echo.drafter import Echo
+from tests.methods.eagle.eagles import EAGLE3, random_head
+from tests.methods.medusa.test_drafter import trained as medusa_head
 from tests.model.table import TableLM
 from tests.model.tiny import tiny_module
 
@@ -334,11 +342,114 @@ def test_rows_of_two_trees() -> None:
     tokens, parent = torch.tensor([[7, 0, 0], [8, 3, 4]]), torch.tensor([[-1, -1, -1], [-1, 0, 1]])
     labels = torch.tensor([[0, 0, 0], [0, label, label]])
     drawn = TokenTree(tokens, parent, labels, torch.ones(2, 3, 5), max_children=1)
-    both = _by_row(fixed, drawn, torch.tensor([True, False]))
+    both = by_row(fixed, drawn, torch.tensor([True, False]))
     both.check()
     assert both.tokens.tolist() == [[7, 1, 0], [8, 3, 4]]
     assert both.q[0].abs().max() == 0
     assert both.q[1].min() == 1
+    other = replace(drawn, q=torch.full((2, 3, 5), 0.5), drawn_by=torch.tensor([[0, label, label]] * 2))
+    mixed = by_row(drawn, other, torch.tensor([False, True]))
+    assert mixed.q is not None
+    assert [set(row.flatten().tolist()) for row in mixed.q] == [{0.5}, {1.0}], (
+        "each row has the q that it was drawn from"
+    )
+
+
+def several(discount: float = 0.85, shape: str = "chain", **keys: Any) -> tuple[Engine, Any]:
+    """Two draft models and two ways to look up, behind suffix."""
+    others = [Ngram(), DraftModel(table(blur=0.6)), Prediction()]
+    made = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=parse_shape(shape, 3), discount=discount, others=others)
+    speculative = {
+        **KEYS,
+        "second": "draft_model+ngram+prediction",
+        "second_shape": shape,
+        "discount": discount,
+        **keys,
+    }
+    return Engine(TARGET, ToyTokenizer(), speculative=speculative, method=made, drafter_errors="raise"), made
+
+
+@pytest.mark.parametrize("verify", ["coupled", "exact"])
+@pytest.mark.parametrize("shape", ["chain", "opt_tree/size=6", "static/branching=3x2x1"])
+def test_the_text_of_several_members_is_that_of_plain_decoding(
+    verify: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take turns, rows of one step by different ones, and what each is worth is learned."""
+    expected = outcomes(plain(TARGET, mixed_requests(), verify=verify))
+    running, method = several(shape=shape, verify=verify)
+    chosen: list[int] = []
+    best = Worth.best
+
+    def noted(self: Worth, found: Any) -> tuple[int, float]:
+        able = [member for member, one in enumerate(found) if one is not False]
+        chosen.append(able[len(chosen) % len(able)])
+        return chosen[-1], best(self, found)[1]
+
+    monkeypatch.setattr(Worth, "best", noted)
+    for batch_size in (3, 8):
+        found = running.generate_batch(mixed_requests(), batch_size=batch_size)
+        assert outcomes(found) == expected
+        assert sum(one.num_accepted_tokens for one in found) > 0
+    assert set(chosen) >= {0, 1, 2}
+    means = [method.worth_at(1.0).second, *method.worth_at(1.0).others[:2]]
+    assert all(mean.weight > PRIOR for mean in means)
+
+
+def test_the_member_that_promises_most_guesses() -> None:
+    worth = Worth(0.5, others=[Mean(1.0), Mean(1.0)])
+    assert worth.best([None, False, None]) == (0, 1.0), "of equal ones the first"
+    assert worth.best([None, True, None]) == (1, 2.0), "what is looked up costs nothing"
+    worth.others[1].value = 3.5
+    assert worth.best([None, True, None]) == (2, 2.25)
+    worth.others[0].value = 1.5
+    assert worth.best([None, True, None]) == (1, 2.5)
+    assert worth.best([False, False, False]) == (0, 0.0)
+    assert [worth.prefers_suffix(3.0, promised) for promised in (4.1, 4.3)] == [True, False]
+
+
+def test_of_several_the_main_one_is_timed() -> None:
+    _, method = several()
+    timed = method.measured()
+    assert timed.worth_at(1.0).best([None, True, None, True])[0] == 0
+    assert [type(one) for one in timed.members] == [type(one) for one in method.members]
+    fresh = method.fresh()
+    assert (fresh.members, len(fresh.worth_at(1.0).others)) == (method.members, 3)
+
+
+def test_a_member_that_cannot_be_joined_has_rows_of_its_own() -> None:
+    others = [Echo(64)]
+    made = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85, others=others)
+    running = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=made, drafter_errors="raise")
+    groups: list[int] = []
+    running.observers.append(lambda event: groups.append(len(event.parts)))
+    assert outcomes(running.generate_batch(mixed_requests(), batch_size=3)) == outcomes(plain(TARGET, mixed_requests()))
+    assert max(groups) > 1
+
+
+@pytest.mark.parametrize("heads", ["eagle3, medusa", "medusa, eagle3"])
+def test_each_head_reads_its_own_layers(heads: str) -> None:
+    """Where the main one always guesses: its trees are those that it grows without another head beside it."""
+    model = tiny()
+    made: dict[str, Any] = {"eagle3": Eagle3(random_head(EAGLE3), model), "medusa": Medusa(medusa_head(model), model)}  # type: ignore[arg-type]
+    first, second = heads.split(", ")
+    found = []
+    for others in ([], [made[second]]):
+        method = Hybrid(Suffix(), made[first], shape=Chain(3), discount=math.inf, others=others)
+        running = Engine(model, None, speculative=KEYS, method=method, drafter_errors="raise")
+        trees: list[Any] = []
+        running.observers.append(
+            lambda event, trees=trees: trees.append(
+                (event.commit.tree.tokens.tolist(), event.commit.tree.parent.tolist())
+            )
+        )
+        prompts = [[3, 4, 5, 6, 7], [9]]
+        running.generate_batch(
+            [Request(ids, SamplingParams(max_new_tokens=12, seed=1, ignore_eos=True)) for ids in prompts]
+        )
+        found.append((method.taps == made[first].taps, trees))
+    assert (found[0][0], found[1][0]) == (True, set(made[second].taps) <= set(made[first].taps))
+    assert found[0][1] == found[1][1]
+    assert any(len(tokens[0]) > 2 for tokens, _ in found[0][1])
 
 
 def test_fresh_shares_no_store() -> None:
@@ -384,11 +495,49 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
         ({"discount": -1.0}, "discount = -1.0 must be between"),
         ({"second": "eagle3", "draft_vocab_size": 9}, "draft_vocab_size is no option of second = 'eagle3'"),
         ({"second": "medusa", "draft_window": 9}, "draft_window is no option of second = 'medusa'"),
+        ({"second": "ngram", "draft_window": 0}, "draft_window is no option of second = 'ngram'"),
+        ({"second": "ngram", "model": "x"}, "model is no option of second = 'ngram'"),
+        ({"second": "eagle3+kangaroo"}, "second = 'kangaroo' must be one of eagle3, eagle1, draft_model"),
+        ({"second": "suffix+eagle3"}, "second = 'suffix' must be one of"),
+        ({"second": "eagle3+"}, "second = '' must be one of"),
+        ({"second": "eagle3+ngram+eagle3"}, r"methods joined by '\+', each once"),
+        ({"second": "eagle3=x+ngram"}, "names weights of 'eagle3', whose are the key model, or none"),
+        ({"second": "eagle3+ngram=x"}, "names weights of 'ngram'"),
+        ({"second": "ngram", "draws": "coupled"}, "'ngram' draws from no distribution"),
+        ({"second": "medusa+eagle3", "second_shape": "specdec"}, "cannot grow the shape 'specdec'"),
     ],
 )
 def test_wrong_keys(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         speculative_config({"method": "hybrid", **keys})
+
+
+def test_several_by_their_names() -> None:
+    def read(**keys: Any) -> Any:
+        return speculative_config({"method": "hybrid", **keys})
+
+    config = read(second="ngram + medusa+draft_model=bundled/draft")
+    assert config.members == {"medusa": None, "ngram": None, "draft_model": "bundled/draft"}
+    assert (config.trained.method, config.second_proposal) == ("medusa", Chain(3))
+    assert read(second="ngram+eagle3").second_proposal == read().second_proposal, "the main one's shape"
+    assert read(second="eagle3+ngram", draws="coupled").proposal_draws == DrawMode.COUPLED
+    assert read(second="ngram+prediction").trained.method == "ngram"
+    assert read(second="medusa+draft_model", draft_vocab_size=1024).trained.method == "medusa"
+    assert len({read(second=one).weights for one in ("eagle3", "eagle3+ngram", "eagle3+medusa")}) == 3
+
+
+def test_several_of_the_bundled_target() -> None:
+    expected = Engine.load("bundled").generate("def f(x):", max_new_tokens=24, temperature=0.0, seed=1)
+    keys = {"method": "hybrid", "second": "ngram+eagle3+medusa+draft_model", "draft_vocab_size": 1024}
+    loaded = Engine.load("bundled", speculative=keys)
+    method: Any = loaded.method
+    assert [one.name for one in method.members] == ["eagle3", "ngram", "medusa", "draft_model"]
+    assert set(method.taps) == {*method.second.taps, *method.others[1].taps}
+    assert method.bytes_per_token == sum(one.bytes_per_token for one in method.members) > method.second.bytes_per_token
+    assert isinstance(method.others[2].model, NarrowModel)
+    found = loaded.generate("def f(x):", max_new_tokens=24, temperature=0.0, seed=1)
+    assert found.token_ids == expected.token_ids
+    assert found.num_accepted_tokens > 0
 
 
 def test_bundled_pair() -> None:

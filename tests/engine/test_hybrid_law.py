@@ -6,7 +6,7 @@ outcomes differ in which of them guessed. A second row of another kind is in the
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,15 @@ from torch import Tensor
 from foretell import Engine, Request, SamplingParams
 from foretell.core.noise import Stream, derive_seed
 from foretell.core.tree import DrawnBy
+from foretell.draft.base import Method
+from foretell.draft.chances import Mean
 from foretell.draft.growing import children
 from foretell.draft.growing.children import draw_iid
+from foretell.draft.ngram import Ngram
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.methods.draft_model.drafter import DraftModel
-from foretell.methods.hybrid.drafter import Hybrid
+from foretell.methods.hybrid.drafter import Hybrid, Worth
 from tests.model.table import TableLM
 from tests.verify.test_two_steps import EMPTY, Call, KeyedTensor, Watch, watched
 
@@ -82,8 +85,12 @@ class Found:
     num_outcomes: int
 
 
-def enumerate_text(prompts: list[list[int]], *, horizon: int, seeds: tuple[int, int] = (11, 12), **keys: Any) -> Found:
-    """The joint distribution of the first tokens of the first prompt, beside the target's."""
+def enumerate_text(
+    prompts: list[list[int]], *, horizon: int, seeds: tuple[int, int] = (11, 12),
+    further: Sequence[Method] = (), **keys: Any,
+) -> Found:  # fmt: skip
+    """The joint distribution of the first tokens of the first prompt, beside the target's. further: members behind the
+    draft model."""
     distribution = random_rows(seeds[0])
     target, draft = model(seeds[0]), model(seeds[1])
     joint = torch.zeros(SIZE**horizon, dtype=torch.float64)
@@ -94,7 +101,7 @@ def enumerate_text(prompts: list[list[int]], *, horizon: int, seeds: tuple[int, 
         held = waiting.pop()
         watch = ByKey([held])
         discount = keys.get("discount", 0.85)
-        method = Hybrid(Suffix(), DraftModel(draft), shape=Chain(2), discount=discount)
+        method = Hybrid(Suffix(), DraftModel(draft), shape=Chain(2), discount=discount, others=further)
         speculative = {
             "method": "hybrid",
             "second": "draft_model",
@@ -166,3 +173,30 @@ def test_the_draft_where_suffix_has_a_match_too() -> None:
     found = enumerate_text([REPEATS], horizon=2, verify="rejection", discount=2.0)
     assert found.error < 1e-11
     assert IID in found.kinds
+
+
+@pytest.mark.parametrize(
+    ("prompts", "order", "promised"),
+    [([REPEATS], [2, 1], 1.9), ([REPEATS, FRESH], [2, 0, 0, 2], 9.0), ([FRESH, REPEATS], [2, 1], 9.0)],
+)
+def test_three_members_behind_suffix(
+    monkeypatch: pytest.MonkeyPatch, prompts: list[list[int]], order: list[int], promised: float
+) -> None:
+    """Two draft models and ngram take turns, row by row: rows of one step have q of either model, or none."""
+    chosen: set[int] = set()
+
+    class Turns(Worth):
+        turn = -1
+
+        def best(self, found: Sequence[bool | None]) -> tuple[int, float]:
+            self.turn += 1
+            member = order[self.turn % len(order)]
+            chosen.add(member if found[member] is not False else 0)
+            return member if found[member] is not False else 0, promised
+
+    monkeypatch.setattr(Hybrid, "_worth", lambda self: Turns(self.discount, others=[Mean(1.0), Mean(1.0)]))
+    horizon = 3 if len(prompts) == 1 else 2
+    found = enumerate_text(prompts, horizon=horizon, further=[Ngram(), DraftModel(model(13))], verify="rejection")
+    assert found.error < 1e-11
+    assert IID in found.kinds
+    assert chosen >= set(order)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 THIRD_PARTY = Path(__file__).parent / "thirdparty"
-"""A whole package: a drafter and a verifier."""
+"""A whole package: a drafter, a head and a verifier."""
 
 
 def lay(site: Path, package: str, points: Mapping[str, Mapping[str, str]], modules: Mapping[str, str]) -> None:
@@ -29,7 +29,11 @@ def lay_third_party(site: Path) -> None:
         site,
         "foretell-echo",
         {
-            "foretell.methods": {"echo": "foretell_echo.drafter:EchoConfig"},
+            "foretell.methods": {
+                "echo": "foretell_echo.drafter:EchoConfig",
+                "linear": "foretell_echo.head:LinearMethodConfig",
+            },
+            "foretell.heads": {"linear": "foretell_echo.head:LinearLayout"},
             "foretell.verifiers": {"direct": "foretell_echo.rule:Direct"},
         },
         {f"foretell_echo/{path.name}": path.read_text(encoding="utf-8") for path in files},

@@ -68,7 +68,7 @@ def test_a_package_brings_a_method_and_a_verifier(site: Path) -> None:
     assert found.resolved()["echo_window"] == 9
     assert found.verifier.name == "direct"
     assert str(METHODS.origin("echo")) == str(VERIFIERS.origin("direct")) == "foretell-echo 1.2.0"
-    assert list(METHODS) == [*builtin.CONFIGS, "echo"]
+    assert list(METHODS) == [*builtin.CONFIGS, "echo", "linear"]
     with pytest.raises(ConfigError, match=r"unknown key 'echo_windw' .* 'echo_window'"):
         speculative_config({"method": "echo", "echo_windw": 9})
     with pytest.raises(ConfigError, match="echo_window = 'x' must be a whole number"):
@@ -108,7 +108,7 @@ def test_a_broken_package_is_named_and_harms_no_other(site: Path, name: str) -> 
     with pytest.raises(ConfigError, match=rf"method '{name}' of the package ill-made 1\.2\.0 .*{reason}"):
         speculative_config(name)
     with pytest.warns(RuntimeWarning, match=rf"ill-made 1\.2\.0 .*{reason}") as said:
-        assert [list(METHODS), list(METHODS)] == [[*builtin.CONFIGS, "echo"]] * 2
+        assert [list(METHODS), list(METHODS)] == [[*builtin.CONFIGS, "echo", "linear"]] * 2
     assert len(said) == 1
     assert METHODS.refused.keys() == {name}
     assert speculative_config("echo").method == "echo"
@@ -235,4 +235,4 @@ def test_a_head_made_from_another_kind_is_not_written_as_that_kind() -> None:
     head = Twin(MedusaHeadConfig(8, 16, 1, 1, 0, 16, True))
     with pytest.raises(ConfigError, match="no checkpoint layout"):
         formats.default_layout(head)
-    assert formats.LAYOUTS["medusa"].suits(head) == "it holds medusa heads, and this is a twin head"
+    assert formats.HEADS["medusa"].suits(head) == "it holds medusa heads, and this is a twin head"

@@ -116,7 +116,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 
 def suiting(head: Head) -> list[formats.Layout]:
     """The layouts in which a head can be written."""
-    return [layout for layout in formats.LAYOUTS.values() if layout.suits(head) is None]
+    return [layout for layout in formats.HEADS.values() if layout.suits(head) is None]
 
 
 PAIRS = [
@@ -153,7 +153,7 @@ def test_a_round_trip_changes_nothing(
 
 
 def test_every_layout_is_reached() -> None:
-    assert {first.name for _, first, _ in PAIRS} == set(formats.LAYOUTS)
+    assert {first.name for _, first, _ in PAIRS} == set(formats.HEADS)
     assert {(first.name, second.name) for _, first, second in PAIRS} >= {
         ("eagle3", "speculators"), ("speculators", "eagle3"), ("medusa", "medusa_vllm"), ("medusa_vllm", "medusa"),
     }  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from foretell import Engine, Service, ServiceOptions
 from foretell.core.errors import ConfigError
 from foretell.core.shelf import Shelf
+from foretell.draft.ngram import Ngram
 from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix, SuffixOptions
 from foretell.methods.draft_model.drafter import DraftModel
@@ -275,7 +276,11 @@ def test_what_methods_have_learned_survives() -> None:
     hybrid = Hybrid(suffix, DraftModel(table(2)), shape=Chain(4), discount=1.0)
     hybrid.worth_at(0.0).second.add(3.0)
     hybrid.worth_at(1.0).suffix[2].add(2.0)
-    for method in (suffix, hybrid, empty):
+    several = Hybrid(suffix, DraftModel(table(2)), shape=Chain(4), discount=1.0, others=[Ngram()])
+    several.worth_at(0.0).others[0].add(3.0)
+    with pytest.raises(ValueError, match="zip"):
+        several.recall(hybrid.memory())
+    for method in (suffix, hybrid, several, empty):
         made = method.fresh()
         assert isinstance(made, Suffix | Hybrid)
         made.recall(method.memory())

@@ -26,19 +26,20 @@ class UnusableError(Exception):
     """Why the value of an entry point does not suit the registry. Raised by a registry's check."""
 
 
-def part_of(name: str, found: Any, kind: type[T], declared: Sequence[str]) -> T:
+def part_of(name: str, found: Any, kind: type[T], declared: Sequence[str], *, options: bool = True) -> T:
     """A part with its default options, of a class of such parts or of a part; declared: attributes that it must have.
-    Raises UnusableError."""
+    options: whether its fields are any, so that it is a dataclass. Raises UnusableError."""
     made: Any = found
-    if isinstance(found, type) and issubclass(found, kind) and is_dataclass(found):
+    if isinstance(found, type) and issubclass(found, kind) and (is_dataclass(found) or not options):
         try:
             made = found()
         except Exception as error:
             raise UnusableError(
                 f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
             ) from error
-    if not isinstance(made, kind) or not hasattr(made, "__dataclass_fields__"):
-        raise UnusableError(f"it is {made!r}; expected a frozen dataclass that is a foretell.{kind.__name__}")
+    if not isinstance(made, kind) or (options and not hasattr(made, "__dataclass_fields__")):
+        what = "frozen dataclass" if options else "class"
+        raise UnusableError(f"it is {made!r}; expected a {what} that is a foretell.{kind.__name__}")
     if (own := getattr(made, "name", None)) != name:
         raise UnusableError(f"its attribute 'name' is {own!r}: it must equal the entry point's name")
     if lacking := [attribute for attribute in declared if not hasattr(made, attribute)]:
@@ -214,9 +215,9 @@ def names_of(builtin: Iterable[str], group: str) -> list[str]:
     return list(dict.fromkeys((*builtin, *sorted(point.name for point in entry_points(group=group)))))
 
 
-def called(name: str, group: str) -> str:
-    """See ``Registry.called``, for files below the one in which the registry of a group is made."""
-    return _MADE[group].called(name)
+def registry_of(group: str) -> Registry[Any]:
+    """The registry of a group, for files below the one in which it is made."""
+    return _MADE[group]
 
 
 def check_spec(text: str, builtin: Iterable[str], what: str) -> None:

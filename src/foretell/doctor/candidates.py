@@ -8,7 +8,7 @@ from typing import Any
 
 from foretell.checkpoints.catalogue import CATALOGUE, pulled
 from foretell.checkpoints.directories import resolve
-from foretell.core.errors import ForetellError
+from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.spec import method_words
 from foretell.engine.config import METHODS, default_drafter
 from foretell.heads import formats
@@ -45,11 +45,13 @@ class Candidate:
 
 def drafter_method(name: str) -> str:
     """The method of a draft model or head, by its files: the kind of a head, else draft_model. Raises ModelError where it
-    is not there."""
+    is not there, ConfigError where foretell wrote the head and it cannot be read."""
     path = Path(resolve(name))
     try:
         return formats.detect(path).head.method
-    except ForetellError:
+    except ForetellError as error:
+        if formats.is_ours(path):
+            raise ConfigError(str(error)) from error
         return "draft_model"
 
 

@@ -100,19 +100,25 @@ class Forwarding(Drafter):
         self._call(lambda inner: inner.adopt(method), None)
 
 
-def _of_part(name: str) -> Any:
-    return property(lambda self: getattr(self.part, name))
+def joined_layers(taps: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Layers that several methods tap, each once; those of one method as they are."""
+    return tuple(taps[0]) if len(taps) == 1 else tuple(dict.fromkeys(layer for one in taps for layer in one))
+
+
+def _of_part(name: str, join: Callable[[list[Any]], Any] = lambda told: told[0]) -> Any:
+    return property(lambda self: join([getattr(part, name) for part in (self.part, *self.others)]))
 
 
 class ForwardingMethod(Method):
-    """Needs of a target and of a service what ``part`` needs."""
+    """Needs of a target and of a service what ``part``, and with it ``others``, need."""
 
     part: Method
+    others: Sequence[Method] = ()
 
     foresees: Any = _of_part("foresees")
     chains_only: Any = _of_part("chains_only")
-    taps: Any = _of_part("taps")
-    prompt_taps: Any = _of_part("prompt_taps")
-    bytes_per_token: Any = _of_part("bytes_per_token")
-    bytes_per_row: Any = _of_part("bytes_per_row")
+    taps: Any = _of_part("taps", joined_layers)
+    prompt_taps: Any = _of_part("prompt_taps", joined_layers)
+    bytes_per_token: Any = _of_part("bytes_per_token", sum)
+    bytes_per_row: Any = _of_part("bytes_per_row", sum)
     runs_as: Any = _of_part("runs_as")

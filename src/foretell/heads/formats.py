@@ -1,29 +1,11 @@
 """Checkpoints of heads: Hugging Face directories (config.json and safetensors) in the layouts of other engines.
 
-======================  ==================  ==========================  ===========================================
-head                    layout              "architectures"             names of tensors, where not the head's own
-======================  ==================  ==========================  ===========================================
-``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3,     read too: layers.0.*, model.layers.0.*
-                                            Eagle3Qwen3ForCausalLM
-``Eagle3Head``          speculators         Eagle3DraftModel            midlayer.* is layers.0.*
-``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
-``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
-``MedusaHead``          medusa_vllm         MedusaModel                 under medusa_heads.
-``DFlashHead``          dflash (default)    DFlashDraftModel
-``DFlashHead``          dspark (default     DSparkDraftModel
-                        with its heads)
-``DFlashHead``          dflash_speculators  (speculators_model_type)    the layers' configuration inside
-``DFlashHead``          dspark_speculators  (speculators_model_type)    the same
-``KangarooHead``        kangaroo            ForetellKangaroo
-``AcceptanceHead``      acceptance          ForetellAcceptance
-``JudgeWeights``        judge               ForetellJudge
-======================  ==================  ==========================  ===========================================
-
 Whatever a head needs is always written, defaults too: layer ids, norm flags, mask token, the layer it reads. Keys that
 other tools' files lack are filled in only where all engines use the same default.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,9 +19,9 @@ from foretell.checkpoints.gguf.heads import OUTPUT_LENT
 from foretell.checkpoints.packed import Packed
 from foretell.checkpoints.source import is_file
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.core.errors import ConfigError, ForetellError, ModelError, nearest
 from foretell.core.jsontext import parse_json
-from foretell.core.registry import load_reference
+from foretell.core.registry import Registry, UnusableError, load_reference, part_of
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.heads.head import AnyHead, Head
@@ -57,15 +39,39 @@ from foretell.heads.layout import (
 from foretell.heads.repacked import OUTPUT
 from foretell.model.target import CausalModel, ModelSpec
 
-LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (load_reference(reference)() for reference in builtin.LAYOUTS)
-}
-"""By name. Of two layouts for one head, the first that suits is the default."""
+
+@contextmanager
+def blamed(layout: Layout) -> Iterator[None]:
+    """While inside, whatever a package's layout, or its training, raises is one ModelError that names the package."""
+    try:
+        yield
+    except ForetellError:
+        raise
+    except Exception as error:
+        what = f"{HEADS.called(layout.name)} ({type(layout).__module__})"
+        raise ModelError(f"{what} cannot be used ({type(error).__name__}: {error})") from error
+
+
+def _layout(name: str, found: Any) -> Layout:
+    """The layout of a package. Raises UnusableError."""
+    made = part_of(name, found, Layout, ("summary", "head"), options=False)  # type: ignore[type-abstract]
+    if wrong := [key for key, value in made.options.items() if type(value) not in (bool, int, float, str)]:
+        raise UnusableError(f"the default of its option {wrong[0]!r} must be of type bool, int, float or str")
+    for call in ("claims", "suits", "outward", "inward", "describe", "parse", "build", "objective"):
+        setattr(made, call, blamed(made)(getattr(made, call)))
+    return made
+
+
+HEADS: Registry[Layout] = Registry(
+    "head", {one.name: one for one in (load_reference(each)() for each in builtin.LAYOUTS)}, "foretell.heads", _layout
+)
+"""Layouts by name: of two for one head the first that suits is the default; a directory is read in the first that
+claims it. Those of packages come from entry points of the group "foretell.heads": a subclass of Layout."""
 
 
 def default_layout(head: Head) -> Layout:
     """The layout that a head is written in where none is named. Raises ConfigError for a head that has none."""
-    for layout in LAYOUTS.values():
+    for layout in HEADS.values():
         if layout.suits(head) is None:
             return layout
     raise ConfigError(f"{type(head).__name__} has no checkpoint layout")
@@ -87,9 +93,9 @@ def save(
     that holds a model not written here; ModelError where the head's layer ids are such that engines would order them
     otherwise; OSError where the disk is full.
     """
-    if layout is not None and layout not in LAYOUTS:
-        raise ConfigError(f"layout {layout!r} is unknown{nearest(layout, LAYOUTS)}")
-    chosen = default_layout(head) if layout is None else LAYOUTS[layout]
+    if layout is not None and layout not in HEADS:
+        raise ConfigError(f"layout {layout!r} is unknown{nearest(layout, HEADS.names())}")
+    chosen = default_layout(head) if layout is None else HEADS[layout]
     _check_whole(head)
     reason = chosen.suits(head)
     if reason is not None:
@@ -144,7 +150,7 @@ def save_gguf(
 
 
 def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:
-    """Read a head from a directory in any of LAYOUTS, or from a GGUF file; its weights keep the dtype that they were stored
+    """Read a head from a directory in any of HEADS, or from a GGUF file; its weights keep the dtype that they were stored
     in, and quantised ones are dequantised, and kept in ``Head.packed`` too.
 
     num_layers: of the target, from which some files' defaults follow. name: used in messages. Raises ModelError for a
@@ -223,20 +229,23 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
         from foretell.checkpoints.gguf.heads import read_head
 
         file = read_head(path, name=name)
-        claimed = next(layout for layout in LAYOUTS.values() if layout.claims(file.config, file.tensors))
+        claimed = next(layout for layout in HEADS.values() if layout.claims(file.config, file.tensors))
         return file.config, file.tensors, claimed, file.packed
     config = read_config(path, name=name)
-    prefer = next((layout.weights for layout in LAYOUTS.values() if layout.claims(config, {})), "model.safetensors")
+    prefer = next((layout.weights for layout in HEADS.values() if layout.claims(config, {})), "model.safetensors")
     tensors = read_tensors(path, name=name, prefer=prefer)
     kind = config.get("speculators_model_type")
-    for layout in LAYOUTS.values():
+    for layout in HEADS.values():
         if layout.claims(config, tensors) and kind in (None, layout.speculators):
             return config, tensors, layout, {}
+    if isinstance(written := marker(config).get("layout"), str) and written not in list(HEADS):
+        absent = f"it holds a head of layout {written!r}, of a package that is not installed here: install it"
+        raise ModelError(f"{name}: {HEADS.refused.get(written, absent)}")
     said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
-    known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
+    known = sorted({name for layout in HEADS.values() for name in layout.architectures})
     whole = ""
     if kind:
-        read = sorted({layout.speculators for layout in LAYOUTS.values() if layout.speculators})
+        read = sorted({layout.speculators for layout in HEADS.values() if layout.speculators})
         whole = f"; of the speculators library, heads of type {', '.join(map(repr, read))} are read"
     elif "lm_head.weight" in tensors:
         whole = "; it looks like a whole model: use method 'draft_model'"
@@ -246,12 +255,16 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
     )
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a directory holds a head that foretell wrote."""
+    return (path / "config.json").is_file() and bool(marker(read_config(path, name=str(path))))
+
+
 def _check_ours(path: Path) -> None:
     """Refuse to overwrite files of other tools: a wrong --out must not destroy a model."""
     if not any((path / file).exists() for file in ("config.json", *HOLDERS)):
         return
-    config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}
-    if not marker(config):
+    if not is_ours(path):
         raise ConfigError(f"{path} holds a model that foretell did not write; choose another directory for the head")
 
 
@@ -311,7 +324,8 @@ def load_kind(
 ) -> Head:
     """``load_head`` where only the kind's name is known: that of its layout. Raises ModelError, and ConfigError for a kind
     that there is no layout of."""
-    known = {layout.head.method: layout.head for layout in LAYOUTS.values()}
-    if kind not in known:
+    found = next((layout.head for layout in HEADS.values() if layout.head.method == kind), None)
+    if found is None:
+        known = {layout.head.method for layout in HEADS.values()}
         raise ConfigError(f"there is no kind of head called {kind!r}{nearest(kind, known)}")
-    return load_head(name, spec, known[kind], dtype=dtype, target=target)
+    return load_head(name, spec, found, dtype=dtype, target=target)

@@ -1,4 +1,4 @@
-"""The interface of checkpoint layouts, and the checks that they share."""
+"""The interface of heads' layouts, and the checks that they share."""
 
 import dataclasses
 import typing
@@ -15,6 +15,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.heads.config_keys import Keys
 from foretell.heads.directories import WEIGHTS
 from foretell.heads.head import Head, HeadConfig
+from foretell.heads.teacher import Objective
 
 MARKER = "foretell"
 """The key of config.json under which this library says what is in a directory; others ignore it."""
@@ -57,7 +58,8 @@ class FoundLayout:
 
 
 class Layout(ABC):
-    """A way of writing one kind of head: names of tensors, and a config.json."""
+    """A way of writing one kind of head: names of tensors, and a config.json; of a package's heads, also how they are
+    trained."""
 
     name: ClassVar[str]
     """Its name for ``--to``."""
@@ -71,6 +73,13 @@ class Layout(ABC):
     weights: ClassVar[str] = WEIGHTS
     ignored: ClassVar[tuple[str, ...]] = ()
     """Tensors of the target's own that some trainers store too: frozen copies, never read."""
+    options: ClassVar[Mapping[str, bool | int | float | str]] = {}
+    """Own settings of training, by name, with their defaults."""
+
+    def objective(self, making: Any, options: dict[str, Any]) -> Objective:
+        """What ``foretell train`` trains, with its loss: ``making.head(kind, fresh)``, the head of ``--init`` where that is
+        given. making: a ``train.making.Making``. foretell's own heads have recipes (``train/recipes.py``) instead."""
+        raise NotImplementedError
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         """Whether a directory is in this layout: of the speculators library the type decides, not the architecture."""
@@ -208,8 +217,8 @@ OURS = ("architectures", "dtype", "torch_dtype", MARKER)
 """Keys of config.json that are not the head's configuration."""
 
 
-class Own(Layout):
-    """A flat config.json."""
+class FlatLayout(Layout):
+    """A flat config.json, with the configuration's fields as its keys; named after its heads' ``method``."""
 
     config: ClassVar[type[HeadConfig]]
 

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from foretell.core.errors import ConfigError, ModelError, TrainError, nearest
 from foretell.core.registry import load_reference
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.heads import formats
+from foretell.heads.formats import HEADS
 from foretell.heads.head import Head
-from foretell.heads.layout import check_layer_ids
-from foretell.heads.teacher import Objective, Teacher
+from foretell.heads.layout import Layout, check_layer_ids
+from foretell.heads.teacher import Objective, Outcome, Teacher
 from foretell.methods.draft_model.vocabulary.tli import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel
@@ -42,18 +44,50 @@ class Prepared:
 
 
 def recipe_of(method: str) -> Recipe:
-    """The recipe of a method. Raises ConfigError for a method that cannot be trained."""
+    """The recipe of a method, or of a package's head. Raises ConfigError for what cannot be trained."""
     found = load_reference(builtin.TRAINING[method]) if method in builtin.TRAINING else None
+    if found is None and method in HEADS and type(HEADS[method]).objective is not Layout.objective:
+        found = _of_package(HEADS[method])
     if not isinstance(found, Recipe):
-        raise ConfigError(f"method {method!r} cannot be trained{nearest(method, builtin.TRAINING)}")
+        known = [*builtin.TRAINING, *(name for name in HEADS.names() if name not in HEADS.builtin)]
+        raise ConfigError(f"method {method!r} cannot be trained{nearest(method, known)}")
     return found
+
+
+def _of_package(layout: Layout) -> Recipe:
+    """The recipe of a package's head. What is wrong with what it makes is said before the first step."""
+    called = HEADS.called(layout.name)
+    if taken := layout.options.keys() & {*field_kinds(TrainConfig), "save_dtype"}:
+        raise ConfigError(f"{called}: its option {min(taken)!r} is a setting of all training: give it another name")
+
+    def build(making: Making, options: Options) -> Objective:
+        made: Any = layout.objective(making, dict(options))
+        if not isinstance(made, Objective) or type(made.head) is not layout.head:
+            raise ConfigError(f"{called}: it made {made!r}; expected an Objective of a {layout.head.__name__}")
+        with formats.blamed(layout), TemporaryDirectory() as folder:  # at the end, all that was learned would be lost
+            formats.save(made.head, Path(folder) / "head", layout.name)
+            if formats.detect(Path(folder) / "head") is not layout:
+                raise ValueError("a directory that it wrote is taken for one of another layout: define claims")
+            formats.load(Path(folder) / "head")
+        outcome = made.outcome
+
+        @formats.blamed(layout)
+        def checked(*given: Any, **named: Any) -> Outcome:
+            if not isinstance(found := outcome(*given, **named), Outcome):
+                raise TypeError(f"outcome returned {found!r}, expected an Outcome")
+            return found
+
+        made.outcome = checked  # type: ignore[method-assign]
+        return made
+
+    return Recipe(build, dict(layout.options))
 
 
 def labelled(method: str) -> Callable[..., dict[str, Any]] | None:
     """For a head that learns from labels, not from distributions: (target, file of labels, directory to write, settings
     by keyword)
     -> figures. None for all others."""
-    found: Any = load_reference(builtin.TRAINING[method])
+    found: Any = load_reference(builtin.TRAINING[method]) if method in builtin.TRAINING else recipe_of(method)
     return None if isinstance(found, Recipe) else found
 
 
@@ -69,7 +103,8 @@ def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> 
         raise ConfigError(f"{method} needs --init DIR: the model to begin from")
     parse_dtype(given.get("save_dtype"))
     options = {**recipe.options, **{key: value for key, value in given.items() if key in recipe.options}}
-    check_options(options)
+    if method in builtin.TRAINING:  # a package gives names a meaning of its own
+        check_options(options)
     training = {**recipe.config, **{key: value for key, value in given.items() if key in config}}
     TrainConfig(**training)
     return options, training

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ForetellError, VerifierError
-from foretell.core.registry import called
+from foretell.core.registry import registry_of
 from foretell.verify.base import Evidence, Verdict, Verifier, VerifierLoader, Walk
 
 _T = TypeVar("_T")
@@ -108,7 +108,7 @@ class Checked(Verifier):
             raise self._error(f"{method}() returned infinity; expected probabilities")
 
     def _error(self, what: str) -> VerifierError:
-        name = called(self.inner.name, "foretell.verifiers")
+        name = registry_of("foretell.verifiers").called(self.inner.name)
         return VerifierError(
             f"{name} ({type(self.inner).__module__}) breaks the contract of verifiers: "
             f"{what}. Mend it, or choose another verifier"

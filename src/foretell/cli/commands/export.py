@@ -9,6 +9,7 @@ from foretell.checkpoints.catalogue import CATALOGUE
 from foretell.cli import early, options as o
 from foretell.cli.output import deliver
 from foretell.core.errors import ConfigError, nearest
+from foretell.core.registry import names_of
 
 if TYPE_CHECKING:
     from foretell.heads.head import Head
@@ -47,16 +48,16 @@ def export(
 
     if to != "list":  # before torch is imported
         find_here(head)
-        if to not in (layouts := early.known()["options"]["layouts"]):
+        if to not in (layouts := names_of(early.known()["options"]["layouts"], "foretell.heads")) and to != GGUF:
             raise ConfigError(f"layout {to!r} is unknown{nearest(to, layouts)}")
     from foretell.heads import formats
 
     if to == "list":
         if out is not None:
             raise ConfigError(
-                f"--out {out} is given and no layout to write: add --to, one of {', '.join(formats.LAYOUTS)}"
+                f"--out {out} is given and no layout to write: add --to, one of {', '.join(formats.HEADS)}"
             )
-        known = {layout.name: layout.summary for layout in formats.LAYOUTS.values()} | {GGUF: SUMMARY}
+        known = {layout.name: layout.summary for layout in formats.HEADS.values()} | {GGUF: SUMMARY}
         lines = "\n".join(f"{name:12} {summary}" for name, summary in known.items())
         deliver({"layouts": known}, json_=json_, show=lambda: typer.echo(lines))
         return

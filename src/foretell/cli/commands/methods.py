@@ -80,7 +80,7 @@ def _kinds() -> dict[str, Any]:
     """What ``early`` checks: the defaults of verifiers' options, and the types of methods' and trainings'."""
     from foretell import METHODS, VERIFIERS
     from foretell.core.settings import field_kinds
-    from foretell.heads.formats import LAYOUTS
+    from foretell.heads.formats import HEADS
     from foretell.train.making import option_kind
     from foretell.train.methods import labelled, recipe_of
 
@@ -96,7 +96,7 @@ def _kinds() -> dict[str, Any]:
             name: called({key: option_kind(key, default) for key, default in recipe_of(name).options.items()})
             for name in learned
         },
-        "layouts": [*LAYOUTS, "gguf"],
+        "layouts": [*HEADS.builtin, "gguf"],
     }
 
 
@@ -147,7 +147,7 @@ def catalogue() -> dict[str, Any]:
 
     "package" is where a name comes from; "not_used" are names of packages that cannot be used, with the reason.
     """
-    from foretell import METHODS, SHAPES, VERIFIERS, DrawMode
+    from foretell import HEADS, METHODS, SHAPES, VERIFIERS, DrawMode
     from foretell.draft.config import refusal
 
     ways = {}
@@ -203,7 +203,7 @@ def catalogue() -> dict[str, Any]:
         for name, way in ways.items()
         if name != "none"
     }
-    not_used = {**METHODS.refused, **VERIFIERS.refused, **SHAPES.refused}
+    not_used = {**METHODS.refused, **VERIFIERS.refused, **SHAPES.refused, **HEADS.refused}
     return {"methods": ways, "verifiers": rules, "shapes": forms, "pairs": pairs, "not_used": sorted(not_used.values())}
 
 

@@ -14,6 +14,7 @@ from foretell.cli.output import deliver, write
 from foretell.cli.train_progress import answering_bar, speaks, told_if_interrupted, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
+from foretell.core.registry import names_of
 from foretell.core.settings import check_keys, field_kinds
 from foretell.train.config import TrainConfig
 
@@ -31,7 +32,10 @@ LONG_READ = 256 << 20
 ANSWERING = {"limit": "limit", "raw": "raw", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
 """Options that say how prompts are answered, by the names that files of answers have for them."""
 Method = Annotated[
-    str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}. auto: all by itself.")
+    str,
+    typer.Argument(
+        metavar="METHOD", help=f"What to train: {', '.join(METHODS)}, or a package's head. auto: all by itself."
+    ),
 ]
 Data = Annotated[
     str | None,
@@ -100,8 +104,8 @@ def train(
     Ctrl-C finishes the step and leaves a checkpoint; --resume goes on to the same loss curve. Several GPUs: accelerate
     launch -m foretell.cli.main train ...
     """
-    if method not in METHODS:
-        raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
+    if method not in (known := [*METHODS, *names_of((), "foretell.heads")]):
+        raise ConfigError(f"method {method!r} cannot be trained{nearest(method, known)}")
     if method == AUTO:
         _auto(ctx, ctx.params, options or {})
         return

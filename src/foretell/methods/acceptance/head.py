@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layout import Own
+from foretell.heads.layout import FlatLayout
 from foretell.heads.native import Memory, NativeBlocks
 from foretell.kernels import heads
 from foretell.methods.medusa.head import ResBlock
@@ -119,7 +119,7 @@ def predicted(head: AcceptanceHead, hidden: Tensor, probs: Tensor | None = None)
     return torch.sigmoid(head(hidden, probs) * head.scale + head.shift)
 
 
-class AcceptanceLayout(Own):
+class AcceptanceLayout(FlatLayout):
     """SpecDec++'s acceptance head."""
 
     summary = "SpecDec++'s acceptance head (foretell alone)"

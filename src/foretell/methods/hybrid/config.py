@@ -13,7 +13,7 @@ from torch import Tensor
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, check_choice, require
 from foretell.core.measured import measured_now, of_passes
-from foretell.core.registry import load_reference
+from foretell.core.registry import load_reference, names_of, registry_of
 from foretell.core.tree import DrawMode, chain_parent, layout
 from foretell.costs.table import isotonic
 from foretell.draft.base import Method
@@ -23,6 +23,7 @@ from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.kernels.build import loaded_files
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
 from foretell.model.target import CausalModel
+from foretell.model.trained import default_draft
 
 TOKENS = {2: 1.0, 3: 1.05, 4: 1.08, 6: 1.125}
 """Tokens a step by the guesses of an opt_tree, three deep; the smallest tree's are 1: SmolLM2-135M with its EAGLE-3 head
@@ -111,19 +112,30 @@ def plain_seconds(model: CausalModel) -> dict[int, float]:
 
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
-"""Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
+FREE = ("ngram", "prediction")
+"""Methods that can stand behind suffix, with weights and without: they run no layer of the target themselves."""
+
+
+def _kind(name: str) -> Any:
+    """The configuration of a method that stands behind suffix, a package's too. Raises ConfigError."""
+    if name in builtin.CONFIGS or name not in names_of((), "foretell.methods"):
+        check_choice("second", name, (*SECONDS, *FREE))
+        return load_reference(builtin.CONFIGS[name])
+    return registry_of("foretell.methods")[name]
 
 
 @dataclass(frozen=True)
 class HybridConfig(MethodConfig):
-    """Suffix decoding, and a second method where it has nothing good."""
+    """Suffix decoding, and other methods where it has nothing good."""
 
     method = Hybrid.name
     capabilities = Hybrid.capabilities
 
     num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
-    second: str = "eagle3"  # the method that guesses where suffix has nothing good
-    second_tokens: int = 3  # most guesses in a line of that method
+    # What guesses where suffix has nothing good; of several, "eagle3+ngram", for each row the one that promises most. The
+    # key model names weights of the first that has some; those of others: "eagle3+draft_model=DIR".
+    second: str = "eagle3"
+    second_tokens: int = 3  # most guesses in a line that are computed
     # What it grows; None: an EAGLE head a tree as large as pays here, a draft model a line that stops, others a chain.
     second_shape: str | None = None
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
@@ -135,15 +147,21 @@ class HybridConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         super().__post_init__()
-        check_choice("second", self.second, SECONDS)
         require(1 <= self.second_tokens <= 64, "second_tokens", self.second_tokens, "between 1 and 64")
-        takes: Any = load_reference(builtin.CONFIGS[self.second])
-        if beyond := [name for name in self._options if name not in takes.key_names()]:
+        kinds = {name: _kind(name) for name in self.members}
+        taken = {key for kind in kinds.values() for key in kind.key_names()}
+        asked = [*(["model"] if self.model else []), *self._options]
+        if beyond := [name for name in asked if name not in taken]:
             raise ConfigError(
                 f"{', '.join(beyond)} is no option of second = {self.second!r}: drop it, or choose another"
             )
+        idle = {self._main, *(name for name, kind in kinds.items() if "model" not in kind.key_names())}
+        if wrong := sorted(name for name in idle if self.members[name]):
+            raise ConfigError(
+                f"second = {self.second!r} names weights of {wrong[0]!r}, whose are the key model, or none"
+            )
         shape, draws = self.second_proposal, self.proposal_draws
-        reason = self._refusal(shape)
+        reason = next((why for name in self.members if (why := self._refusal(shape, name))), None)
         if reason is None and shape.asks_acceptance:
             reason = (
                 f"second_shape {self.second_shape!r} needs an acceptance head, and hybrid loads none: give 'adaptive'"
@@ -164,11 +182,12 @@ class HybridConfig(MethodConfig):
         if self.second_shape is not None:
             return parse_shape(self.second_shape, self.second_tokens)
         tree = parse_shape(f"opt_tree/size={max(TOKENS)}", self.second_tokens)
-        if self._draws_trees and self._refusal(tree) is None:
+        if self._draws_trees and self._refusal(tree, self._main) is None:
             return tree
         # A draft model's pass is dear: one fewer where a line is hardly kept is worth more than the look at q takes.
         line = Adaptive(self.second_tokens)
-        return line if self.second == "draft_model" and self._refusal(line) is None else Chain(self.second_tokens)
+        dear = self._main == "draft_model" and self._refusal(line, self._main) is None
+        return line if dear else Chain(self.second_tokens)
 
     @property
     def weighs(self) -> bool:
@@ -185,12 +204,28 @@ class HybridConfig(MethodConfig):
     @property
     def _draws_trees(self) -> bool:
         """Whether what nobody named may be a tree: ranked by how it was drawn, it is worth more than a chain if COUPLED."""
-        return self.second.startswith("eagle") and self.proposal_draws == DrawMode.COUPLED
+        return self._main.startswith("eagle") and self.proposal_draws == DrawMode.COUPLED
 
-    def _refusal(self, shape: Shape) -> str | None:
-        """Why the second method cannot grow this shape here."""
-        kind: Any = load_reference(builtin.CONFIGS[self.second])
-        return refusal(self.second, kind.capabilities, self.verifier, shape, parse_draws(self.draws))
+    @cached_property
+    def members(self) -> dict[str, str | None]:
+        """The methods behind suffix and the weights that ``second`` names of each; first the first one that reads some.
+        Raises ConfigError."""
+        parts = [part.strip().partition("=") for part in self.second.split("+")]
+        named = {name: weights or None for name, _, weights in parts}
+        require(len(named) == len(parts), "second", self.second, "methods joined by '+', each once")
+        first = next((name for name in named if "model" in _kind(name).key_names()), parts[0][0])
+        return {first: named.pop(first), **named}
+
+    @property
+    def _main(self) -> str:
+        return next(iter(self.members))
+
+    def _refusal(self, shape: Shape, name: str) -> str | None:
+        """Why a member cannot grow this shape here; one that is not the main one may grow a chain instead."""
+        can, is_main = _kind(name).capabilities, name == self._main
+        shape = shape if is_main or shape.name in can.shapes else Chain(shape.depth)
+        draws = parse_draws(self.draws) if is_main or can.draws else None
+        return refusal(name, can, self.verifier, shape, draws)
 
     @property
     def branches(self) -> str | None:
@@ -216,9 +251,14 @@ class HybridConfig(MethodConfig):
 
     @cached_property
     def trained(self) -> MethodConfig:
-        """The second method's."""
-        kind: Any = load_reference(builtin.CONFIGS[self.second])
-        config: MethodConfig = kind(self.second_tokens, self.verify, model=self.model, **self._options)
+        """The main method's."""
+        return self._config(self._main, self.model)
+
+    def _config(self, name: str, model: str | None) -> MethodConfig:
+        kind = _kind(name)
+        options = {key: value for key, value in self._options.items() if key in kind.key_names()}
+        given = {} if model is None else {"model": model}
+        config: MethodConfig = kind(self.second_tokens, self.verify, **given, **options)
         return config
 
     @property
@@ -228,10 +268,17 @@ class HybridConfig(MethodConfig):
         return {name: value for name in names if (value := getattr(self, name)) != getattr(HybridConfig, name)}
 
     def load(self, loader: Loader) -> Method:
-        """Load the second method."""
-        second = self.trained.load(loader)
+        """Load the methods behind suffix."""
+        target, members = loader.target.spec.name, list[Method]()
+        for name, weights in self.members.items():
+            model = self.model if name == self._main else weights or default_draft(target, name)
+            members.append(self._config(name, model).load(loader))
+            if members[-1].exit_layer:
+                raise ConfigError(f"method {name!r} runs layers of the target itself: it cannot stand behind suffix")
+        second, *others = members
         shape = self.second_proposal
         if self.second_shape is None and isinstance(shape, Sized):
             chains_only = loader.target.spec.chains_only
             shape = Chain(self.second_tokens) if chains_only else replace(shape, size=size_for(loader.target))
-        return Hybrid(Suffix(), second, shape=shape, discount=self.discount, coupled=self.second_shape is None)
+        coupled = self.second_shape is None
+        return Hybrid(Suffix(), second, shape=shape, discount=self.discount, coupled=coupled, others=others)

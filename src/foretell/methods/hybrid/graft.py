@@ -1,4 +1,4 @@
-"""Guesses of one method put into the trees of another."""
+"""Guesses of several methods in the trees of one step: by row, and in one tree."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,8 +6,27 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretell.core.tree import TokenTree
+from foretell.core.tree import TokenTree, pad_tree
 from foretell.core.upload import tensor_on
+
+
+def by_row(one: TokenTree, other: TokenTree, is_one: Tensor) -> TokenTree:
+    """Rows of ``one`` where is_one [B], of ``other`` elsewhere."""
+    width = max(one.num_nodes, other.num_nodes)
+    one, other = pad_tree(one, width), pad_tree(other, width)
+    here = is_one[:, None]
+    q = None if other.q is None else other.q.masked_fill(here[..., None], 0.0)
+    if one.q is not None:
+        own = one.q.masked_fill(~here[..., None], 0.0)
+        q = own if q is None else q + own
+    return TokenTree(
+        torch.where(here, one.tokens, other.tokens),
+        torch.where(here, one.parent, other.parent),
+        torch.where(here, one.drawn_by, other.drawn_by),
+        q,
+        max_children=max(one.max_children, other.max_children) if one.max_children and other.max_children else None,
+        notes=other.notes if one.notes is None else one.notes,  # a draft model's alone
+    )
 
 
 def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:

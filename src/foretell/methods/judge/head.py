@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layout import Own
+from foretell.heads.layout import FlatLayout
 from foretell.verify.lossy.judge import Judge, JudgeHead
 
 
@@ -66,7 +66,7 @@ def features(hidden: Tensor, config: JudgeHeadConfig) -> Tensor:
     return nn.functional.rms_norm(hidden[..., : config.columns].float(), (config.columns,), eps=config.eps)
 
 
-class JudgeLayout(Own):
+class JudgeLayout(FlatLayout):
     """The judge's linear head."""
 
     summary = "the judge's head (foretell alone)"

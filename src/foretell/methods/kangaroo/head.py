@@ -13,7 +13,7 @@ from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
 from foretell.heads.config_keys import check_heads
 from foretell.heads.head import Head, HeadConfig
-from foretell.heads.layout import Own
+from foretell.heads.layout import FlatLayout
 from foretell.heads.modules import Attention, AttentionShape, RMSNorm, causal_mask, rotary, turn
 from foretell.heads.teacher import LabeledBatch, LossSlot, Objective, Outcome, Teacher
 from foretell.methods.medusa.head import norm_weight
@@ -156,7 +156,7 @@ class KangarooHead(Head):
         cache.write(0, slots, layer.self_attn.keys(x, slots), layer.self_attn.values(x))
 
 
-class KangarooLayout(Own):
+class KangarooLayout(FlatLayout):
     """The adapter's checkpoint; its tensors are named as in the authors' AdapterModel."""
 
     summary = "Kangaroo's adapter (foretell alone)"

@@ -1,1 +1,1 @@
-"""A drafter and a verifier for foretell, in a package of their own."""
+"""A drafter, a head and a verifier for foretell, in a package of their own."""
