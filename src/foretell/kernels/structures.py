@@ -41,6 +41,34 @@ class Expert(ctypes.Structure):
     ]
 
 
+class Stored(ctypes.Structure):
+    """Where files have the gates, the ups or the downs of a layer's experts, all alike."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "rows", "row_bytes", "step", "at")]
+
+
+class Store(ctypes.Structure):
+    """Experts of a layer that stay in files, and the slots of those that are held."""
+
+    _fields_ = [
+        ("parts", Stored * 3),
+        ("places", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("slots", "slot_bytes", "pass")),
+        *((name, ctypes.c_void_p) for name in ("memory", "slot", "held", "score", "last", "foreseen")),
+    ]
+
+
+class Disk(ctypes.Structure):
+    """What a model's layers with such experts have in common: the greatest read, an error, and figures."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "reading", "failed", "bytes", "bytes_ahead", "hits", "misses", "named", "used", "waited_ns", "next",
+        )
+    ]  # fmt: skip
+
+
 class Experts(ctypes.Structure):
     """A mixture in place of a layer's MLP; a shared expert stands behind the others."""
 
@@ -52,6 +80,7 @@ class Experts(ctypes.Structure):
         ("router", Matrix),
         ("shared_gate", Matrix),
         ("each", ctypes.POINTER(Expert)),
+        ("store", ctypes.POINTER(Store)),
     ]
 
 
@@ -140,6 +169,7 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("attention_scale", "gate_scale", "mlp_scale")),
         ("low_rank", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("swiglu_alpha", "swiglu_limit")),
+        ("disk", ctypes.POINTER(Disk)),
     ]
 
 

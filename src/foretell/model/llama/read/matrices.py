@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.names import WEIGHTS
-from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.packed import Packed, Stored
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
@@ -245,3 +245,33 @@ def _fill(source: WeightSource, name: str, plan: _Making, place: Tensor, pool: T
 
     for _ in pool.map(fill, range(0, rows, step)):
         pass  # raises what a thread raised
+
+
+class Layout(NamedTuple):
+    """How one matrix would lie in memory, and where its file has the bytes that it is made of."""
+
+    shape: tuple[int, int]
+    kind: str  # see Matrices.kinds
+    format: int  # in common.h
+    row_bytes: int
+    num_bytes: int
+    stored: Stored | None  # None: it cannot be made of a file's rows as they are
+    number: int  # of the file's kind, by GGUF
+
+
+def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> Layout:
+    """What ``read_matrices`` would make of a matrix (not with "least", which asks for all of a model's)."""
+    plan, stored = _plan(source, name, weights, dtype), source.stored(name)
+    kind = None if stored is None else stored.kind
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    if plan.packed is not None:
+        is_same = kind == plan.packed.kind
+    else:
+        is_same = kind in (floats if plan.format is not None or dtype == torch.float32 else (dtype,))
+    form = None if plan.format is None else FORMATS[plan.format]
+    return Layout(
+        plan.shape, plan.kind if form is not None else plan.kind.removeprefix("torch."),
+        structures.FORMATS[dtype] if form is None else form.number,
+        plan.shape[1] * dtype.itemsize if form is None else form.row_bytes(plan.shape[1]),
+        plan.num_bytes(dtype), stored if is_same else None, _KINDS[kind] if kind is not None and is_same else -1,
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""Experts that stay in files where a mixture does not fit memory: where each lies there, and slots for those that are held.
+
+``kernels/native/store.h`` reads them in the midst of a pass. Here it is decided how many are held; files stay open, and
+are looked at after each pass that has read of them.
+"""
+
+import ctypes
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretell.checkpoints.weights import WeightSource
+from foretell.core.errors import ModelError
+from foretell.core.platform import free_memory
+from foretell.kernels import structures
+from foretell.kernels.native import need
+from foretell.model.llama.mixture import Mixture, expert_names
+from foretell.model.llama.read.matrices import TILE, Layout, Matrices, layout_of
+from foretell.model.target import DiskFigures
+
+logger = logging.getLogger(__name__)
+EXPERTS_SHARE = 0.75
+"""Of the memory that is left beside the weights that every pass reads, what experts may take; the rest is for keys, values
+and passes."""
+NOT_READ = 9  # what foretell_forward returns where an expert could not be read
+_PARTS = ("gate", "up", "down")
+_AT_ONCE = 1 << 18  # bytes, about, that a thread reads at a time
+_LINE = 64  # bytes; every matrix begins at a line of the cache
+_GIB = 2**30
+Parts = Mapping[str, tuple[str, Layout]]
+"""An expert: short name -> name and layout of a matrix."""
+
+
+class DiskExperts:
+    """The routed experts of a model's sparse layers, of each of which as many are held."""
+
+    def __init__(self, layers: Mapping[int, Sequence[Parts]], num_bytes: int, *, name: str) -> None:
+        """layers: by number, the experts of each; num_bytes: of those that are held, at most. Raises ModelError where a file
+        cannot be opened."""
+        self.name, self._layers = name, layers
+        self._view, self._stores = structures.Disk(), dict[int, structures.Store]()
+        self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
+        self._num_slots = num_bytes // sum(_slot_bytes(each[0]) for each in layers.values())
+        self._num_read = 0  # bytes, when files were last looked at
+        self._files: dict[Path, int] = {}
+        weakref.finalize(self, _close, self._files)
+        for file in {layout.stored.file for _, layout in self._matrices() if layout.stored is not None}:
+            try:
+                self._files[file] = os.open(file, os.O_RDONLY)
+            except OSError as error:
+                raise ModelError(f"{name}: {file.name} cannot be opened ({error.strerror})") from error
+        self._states = {file: _state(number) for file, number in self._files.items()}
+
+    def _matrices(self) -> chain[tuple[str, Layout]]:
+        return chain.from_iterable(parts.values() for each in self._layers.values() for parts in each)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all matrices that stay in files."""
+        return frozenset(name for name, _ in self._matrices())
+
+    def hold(self, into: Matrices, allocate: Callable[[int], Tensor]) -> None:
+        """Make room in ``allocate``'s memory (zeros), and enter the matrices beside those that are in memory; where each
+        lies is the kernel's to say."""
+        need({layout.format for _, layout in self._matrices()})
+        for index, each in self._layers.items():
+            size = _slot_bytes(each[0])
+            memory = allocate(self._num_slots * size)
+            self._stores[index] = self._store(each, memory, size)
+            for name, layout in chain.from_iterable(parts.values() for parts in each):
+                into.held[name] = structures.Matrix(
+                    memory.data_ptr(), None, layout.format, layout.shape[1], layout.row_bytes
+                )
+                into.num_bytes[name], into.kinds[name] = layout.num_bytes, layout.kind
+
+    def _store(self, each: Sequence[Parts], memory: Tensor, size: int) -> structures.Store:
+        count, slots = len(each), self._num_slots
+        places = torch.zeros(count, len(_PARTS), 2, dtype=torch.int64)
+        for expert, parts in enumerate(each):
+            for key, (_, layout) in parts.items():
+                assert layout.stored is not None
+                place = self._files[layout.stored.file], layout.stored.offset
+                places[expert, _PARTS.index(key)] = torch.tensor(place)
+        stored, at = (structures.Stored * len(_PARTS))(), 0
+        for key, (_, layout) in each[0].items():
+            assert layout.stored is not None
+            rows, row_bytes = layout.shape[0], layout.stored.row_bytes
+            step = max(TILE, _AT_ONCE // row_bytes // TILE * TILE)
+            stored[_PARTS.index(key)] = structures.Stored(layout.number, rows, row_bytes, step, at)
+            self._view.reading = max(self._view.reading, min(step, rows) * row_bytes)
+            at += _lines(layout.num_bytes)
+        slot, held = torch.full((count,), -1, dtype=torch.int32), torch.full((slots,), -1, dtype=torch.int32)
+        score, last = torch.zeros(count), torch.zeros(count, dtype=torch.int64)
+        kept = [places, memory, slot, held, score, last, torch.zeros(count, dtype=torch.uint8)]
+        self._tensors += kept
+        addresses = [tensor.data_ptr() for tensor in kept]
+        return structures.Store(stored, addresses[0], slots, size, 0, *addresses[1:])
+
+    def enter(self, experts: structures.Experts, index: int) -> None:
+        """Let a layer's mixture, as C sees it, have its experts read."""
+        experts.store = ctypes.pointer(self._stores[index])
+
+    @property
+    def view(self) -> "ctypes._Pointer[structures.Disk]":
+        """What the layers have in common, as C sees it."""
+        return ctypes.pointer(self._view)
+
+    def settle(self, problem: int) -> None:
+        """To be called after each pass, with what it returned. Raises ModelError where an expert could not be read, or
+        files are no more what they were: what was read of them is forgotten, and later passes read again."""
+        if problem != NOT_READ and self._view.bytes == self._num_read:
+            return
+        self._num_read, failed = self._view.bytes, self._view.failed
+        changed = [file for file, number in self._files.items() if _state(number) != self._states[file]]
+        if not changed and problem != NOT_READ:
+            return
+        self._view.failed = 0
+        for store in self._stores.values():
+            ctypes.memset(store.held, 255, store.slots * 4)
+        for index, store in self._stores.items():
+            ctypes.memset(store.slot, 255, len(self._layers[index]) * 4)
+        if changed:
+            raise ModelError(
+                f"{self.name}: {changed[0].name} was changed after the model was loaded, and its experts are read from it "
+                "as they are needed: load the model again"
+            )
+        why = "it ends too early" if failed < 0 else os.strerror(failed)
+        files = ", ".join(sorted(file.name for file in self._files))
+        raise ModelError(f"{self.name}: an expert could not be read from {files} ({why}): check the disk")
+
+    @property
+    def figures(self) -> DiskFigures:
+        """What is held, and what was read so far."""
+        view = self._view
+        total = sum(layout.num_bytes for _, layout in self._matrices())
+        held = sum(store.slots * store.slot_bytes for store in self._stores.values())
+        return DiskFigures(
+            total, held, view.bytes, view.bytes_ahead, view.hits, view.misses, view.named, view.used, view.waited_ns / 1e9
+        )
+
+
+def experts_on_disk(
+    source: WeightSource,
+    mixture: Mixture | None,
+    sparse: Sequence[int],
+    matrices: Sequence[str],
+    routers: Sequence[str],
+    *,
+    weights: str,
+    dtype: torch.dtype,
+    memory: int | None,
+    name: str,
+) -> DiskExperts | None:
+    """What stays in files of a mixture with these sparse layers; None where all fits memory. matrices: all but routers.
+    memory: bytes for the whole model, keys and values too; None: what is free, and then a model that cannot be read so is
+    None as well. Raises ModelError where it cannot be done."""
+    given, memory = memory is not None, free_memory() if memory is None else memory
+    if mixture is None and not given:
+        return None
+    count, routed = 0, set[str]()
+    firsts = dict[int, Parts]()
+    if mixture is not None:
+        count, firsts = mixture.num_experts, {index: _parts(source, mixture, index, 0, weights, dtype) for index in sparse}
+        routed = {
+            each for index in sparse for expert in range(count) for each in expert_names(index, expert, mixture).values()
+        }
+    dense = sum(layout_of(source, each, weights, dtype).num_bytes for each in matrices if each not in routed)
+    dense += sum(layout_of(source, each, "fp32", dtype).num_bytes for each in routers)
+    of_one = sum(map(_slot_bytes, firsts.values()))  # an expert of each layer
+    left = int((memory - dense) * EXPERTS_SHARE)
+    if count * of_one <= (left if given else memory - dense):
+        return None
+    said = f"{name}: its weights take {(dense + count * of_one) / _GIB:.1f} GiB, {memory / _GIB:.1f} GiB are"
+    said += " given (memory_gib)" if given else " free"
+    reason = _unreadable(firsts, weights)
+    if reason is not None:
+        if given:
+            raise ModelError(f"{said}, and {reason}: give more, or weights='int4', or a smaller model")
+        return None
+    assert mixture is not None
+    if left < mixture.num_chosen * of_one:
+        least = dense + mixture.num_chosen * of_one / EXPERTS_SHARE
+        raise ModelError(
+            f"{said}, too few to hold the {mixture.num_chosen} experts that one token reads in a layer: expected at least "
+            f"{least / _GIB:.2f} GiB"
+        )
+    layers = {
+        index: [_parts(source, mixture, index, expert, weights, dtype) for expert in range(count)] for index in sparse
+    }
+    made = DiskExperts(layers, left, name=name)
+    total, held = (size / _GIB for size in (count * of_one, left // of_one * of_one))
+    logger.warning(
+        "%s: experts: %.1f of %.1f GiB stay on disk; %.1f GiB of them are held", name, total - held, total, held
+    )
+    return made
+
+
+def _parts(
+    source: WeightSource, mixture: Mixture, layer: int, expert: int, weights: str, dtype: torch.dtype
+) -> dict[str, tuple[str, Layout]]:
+    names = expert_names(layer, expert, mixture)
+    return {key: (each, layout_of(source, each, weights, dtype)) for key, each in names.items()}
+
+
+def _unreadable(firsts: Mapping[int, Parts], weights: str) -> str | None:
+    """Why experts cannot be read as they are needed; None where they can."""
+    if not firsts:
+        return "only a mixture's experts can stay on disk"
+    if not hasattr(os, "pread"):
+        return "this system cannot read experts as they are needed"
+    if weights == "least":
+        return "weights='least' is of drafts, whose experts do not stay on disk"
+    for parts in firsts.values():
+        for each, layout in parts.values():
+            if layout.stored is None:
+                return f"{each} cannot be read from its file as it is needed (a GGUF file's experts can)"
+    return None
+
+
+def _slot_bytes(parts: Parts) -> int:
+    return sum(_lines(layout.num_bytes) for _, layout in parts.values())
+
+
+def _lines(num_bytes: int) -> int:
+    return -(-num_bytes // _LINE) * _LINE
+
+
+def _state(number: int) -> tuple[int, int]:
+    """What changes with what an open file holds."""
+    state = os.fstat(number)
+    return state.st_size, state.st_mtime_ns
+
+
+def _close(files: dict[Path, int]) -> None:
+    for number in files.values():
+        os.close(number)
