@@ -55,7 +55,7 @@ class WeightSource(ABC):
         they are not quantised, or not alike."""
         return None
 
-    def stored(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
         """Where a file has a matrix, or a range of a stack's rows, as it is; None where no file has it so."""
         return None
 
@@ -183,8 +183,8 @@ class SafetensorsWeights(WeightSource):
 
         return rows
 
-    def stored(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
-        """See ``WeightSource.stored``."""
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
+        """See ``WeightSource.located``."""
         path, dtype, shape, offset = self._entries[name]
         row_bytes = shape[-1] * dtype.itemsize
         return Stored(path, offset + (rows[0] * row_bytes if rows else 0), dtype, row_bytes)

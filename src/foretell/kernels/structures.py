@@ -48,13 +48,13 @@ class Stored(ctypes.Structure):
 
 
 class Store(ctypes.Structure):
-    """Experts of a layer that stay in files, and the slots of those that are held."""
+    """Experts of a layer that stay in files, and the frames of memory for those that are held."""
 
     _fields_ = [
         ("parts", Stored * 3),
         ("places", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("slots", "slot_bytes", "pass")),
-        *((name, ctypes.c_void_p) for name in ("memory", "slot", "held", "score", "last", "foreseen")),
+        *((name, ctypes.c_int64) for name in ("frames", "frame_bytes", "pass")),
+        *((name, ctypes.c_void_p) for name in ("memory", "frame", "held", "score", "last", "foreseen")),
     ]
 
 

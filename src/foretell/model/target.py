@@ -49,6 +49,7 @@ class ModelSpec:
     kv: str = "auto"  # how keys and values are held: one of ``names.KV``
     cut: str = ""  # why max_positions are fewer than its configuration states; "" where they are not
     merged: str = ""  # the directory of the adapter that is merged into the weights; "" where none is
+    held_bytes: int | None = None  # of a mixture's experts that are held, where the others are read as they are needed
 
     @property
     def display_name(self) -> str:
@@ -78,6 +79,7 @@ class ModelSpec:
             "vocab_size": self.vocab_size,
             **({} if self.cuda_graphs else {"cuda_graphs": "off"}),
             **({} if self.kv == "auto" else {"kv": self.kv}),
+            **({} if self.held_bytes is None else {"held_bytes": self.held_bytes}),
         }
 
     @property
@@ -330,6 +332,12 @@ class Target:
     def spec(self) -> ModelSpec:
         """The model's specification."""
         return self.model.spec
+
+    @property
+    def bytes_read(self) -> int:
+        """What the model's passes have read of files so far."""
+        disk = self.model.disk
+        return 0 if disk is None else disk.bytes_read
 
     def forward(
         self,

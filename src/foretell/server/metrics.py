@@ -46,6 +46,19 @@ LEARN_COUNTERS = {
     "seconds_serving": "Seconds of the engine's thread for capturing and swapping.",
 }
 
+DISK_GAUGES = {
+    "total_bytes": "Of all experts, as they lie in memory.",
+    "held_bytes": "Of the experts that are held in memory, at most.",
+    "hit_rate": "Share of the experts that layers needed which were held, 0 to 1.",
+}
+DISK_COUNTERS = {
+    "bytes_read": "Read of the files because a layer needed an expert.",
+    "bytes_ahead": "Of files that the system was asked to read before a layer needed them.",
+    "hits": "Experts that layers needed and that were held.",
+    "misses": "Experts that layers needed and that were read.",
+    "seconds_waited": "Seconds of passes that waited for experts.",
+}
+
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after model_name, to what is counted."""
 Known = Mapping[tuple[str, ...], float | None]
@@ -240,7 +253,7 @@ class _Figures(Collector):
         """All families."""
         now = self.service.snapshot()
         for part in (
-            self._gauges, self._outlook, self._counters, self._speculation, self._failures, self._learning,
+            self._gauges, self._outlook, self._counters, self._speculation, self._failures, self._disk, self._learning,
         ):  # fmt: skip
             try:
                 yield from part(now)
@@ -342,6 +355,14 @@ class _Figures(Collector):
         text = "Seconds for which a method is not tried after failures in a row; 0 where it is."
         rests: Values = {(method,): seconds for method, seconds in now.drafter_rests.items()}
         yield self._gauge("drafter_rest_seconds", text, rests, "method")
+
+    def _disk(self, now: Snapshot) -> Iterator[Metric]:
+        """Of a mixture whose experts are read as they are needed."""
+        if now.disk is not None:
+            for name, text in DISK_GAUGES.items():
+                yield self._gauge(f"experts_{name}", text, {(): getattr(now.disk, name)})
+            for name, text in DISK_COUNTERS.items():
+                yield self._counter(f"experts_{name}", text, {(): getattr(now.disk, name)})
 
     def _learning(self, now: Snapshot) -> Iterator[Metric]:
         """Drift is reported by every service, the others by those that learn."""

@@ -6,6 +6,7 @@ from foretell.costs.outlook import Cell
 from foretell.engine.failures import Failures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
+from foretell.model.target import DiskFigures
 from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
 from foretell.service.learning import LearnFigures, Learning
@@ -54,6 +55,7 @@ class Snapshot:
     # Gauge: seconds for which it rests for that; 0: it works
     drafter_rests: dict[str, float] = field(default_factory=dict)
     learn: LearnFigures | None = None  # None: nothing learns
+    disk: DiskFigures | None = None  # None: all of the target's weights are in memory
 
 
 def snapshot_of(
@@ -89,5 +91,6 @@ def snapshot_of(
         drafter_failures=failures.totals(),
         internal_errors=failures.by_place(),
         drafter_rests=failures.rests(),
+        disk=loop.batch.model.disk,
         learn=None if learning is None else run("figures", None, learning.figures),
     )

@@ -204,8 +204,8 @@ class GGUFWeights(WeightSource):
         data = packed.data.view(packed.shape[0], len(blocks), -1)[:, blocks].flatten(1)
         return Packed(packed.kind, packed.shape, data)
 
-    def stored(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
-        """See ``WeightSource.stored``."""
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
+        """See ``WeightSource.located``."""
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
         kind = info.kind if info.kind in BLOCK_KINDS else _PLAIN.get(info.kind)

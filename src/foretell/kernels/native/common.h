@@ -59,14 +59,14 @@ typedef struct {
 /* Experts of one layer that stay in files, of which some are held: see store.h. */
 typedef struct {
   int64_t kind, rows, row_bytes; /* as the file has them, the kind by GGUF's number; rows 0: there is no such matrix */
-  int64_t step, at;              /* rows that are read at a time, whole tiles; where the matrix begins in a slot */
+  int64_t step, at;              /* rows that are read at a time, whole tiles; where the matrix begins in a frame */
 } Stored;
 typedef struct {
   Stored parts[3];      /* gate, up and down, of every expert alike */
   const int64_t *places; /* [experts, 3, 2] file and byte at which each matrix begins */
-  int64_t slots, slot_bytes, pass;
-  char *memory;         /* [slots, slot_bytes] */
-  int32_t *slot, *held; /* [experts] the slot that has it, or -1; [slots] the expert that is there, or -1 */
+  int64_t frames, frame_bytes, pass;
+  char *memory;          /* [frames, frame_bytes] */
+  int32_t *frame, *held; /* [experts] the frame that it is in, or -1; [frames] the expert that is there, or -1 */
   float *score;         /* [experts] uses, of which older ones count less, as of pass `last` */
   int64_t *last;        /* [experts] */
   uint8_t *foreseen;    /* [experts] 1: named for the layer's next pass, and not held */

@@ -1,12 +1,12 @@
-/* Experts that stay in files: some of each layer are held in memory, in slots, and the others are read when a router names
+/* Experts that stay in files: some of each layer are held in memory, in frames, and the others are read when a router names
  * them.
  *
- *  - What is held. Every layer has the same number of slots, for the layers of a pass come one after the other: with slots for
- *    all of them together, what was used longest ago would be what is needed next. A slot's expert gives way whose score is
+ *  - What is held. Every layer has the same number of frames, for the layers of a pass come one after the other: with frames for
+ *    all of them together, what was used longest ago would be what is needed next. A frame's expert gives way whose score is
  *    least: each use counts 1, and half as much HALF_LIFE passes later (LRFU, Lee et al. 2001). So one that is used often
  *    stays while others pass.
- *  - Waves. A pass may need more experts than there are slots. Then those that are held come first, with as many of the
- *    others as find a slot, and the rest follow. What an expert returns depends on its row alone, and a row adds up its
+ *  - Waves. A pass may need more experts than there are frames. Then those that are held come first, with as many of the
+ *    others as find a frame, and the rest follow. What an expert returns depends on its row alone, and a row adds up its
  *    experts in the order of their choice behind the last wave (experts.h): no bit depends on what was held.
  *  - Reading. The system is asked for all of a wave's bytes at once (so the disk has them all before it), and the pass's
  *    threads copy and pack them piece by piece, as pack.h does when a model is loaded. Files are read and not mapped: a read
@@ -82,11 +82,11 @@ INLINE float score_now(const Store *s, int64_t e) { /* halved by HALF_LIFE passe
   return s->score[e] / (float)(1 << MIN(30, age / HALF_LIFE)) * (1.0f - 0.5f * (float)(age % HALF_LIFE) / (float)HALF_LIFE);
 }
 
-/* The slot that can be had most cheaply: an empty one, or whose expert has the least score of those that are not `here`; of
+/* The frame that can be had most cheaply: an empty one, or whose expert has the least score of those that are not `here`; of
  * equal ones that with the oldest use. -1: there is none. */
-static int64_t free_slot(const Store *s, const uint8_t *here) {
+static int64_t free_frame(const Store *s, const uint8_t *here) {
   int64_t best = -1;
-  for (int64_t i = 0; i < s->slots; i++) {
+  for (int64_t i = 0; i < s->frames; i++) {
     const int32_t e = s->held[i];
     if (e < 0) return i;
     if (here[e]) continue;
@@ -106,30 +106,30 @@ static void begin_waves(Pass *p, const Experts *x) {
     if (e >= x->count) continue;
     if (p->due[e]) {
       s->score[e] = score_now(s, e) + 1.0f, s->last[e] = s->pass;
-      *(s->slot[e] >= 0 ? &d->hits : &d->misses) += 1;
+      *(s->frame[e] >= 0 ? &d->hits : &d->misses) += 1;
       d->used += s->foreseen[e];
     }
     s->foreseen[e] = 0;
   }
 }
 
-/* Who is in the next wave, and which of them are to be read, each into which slot. */
+/* Who is in the next wave, and which of them are to be read, each into which frame. */
 static void plan_wave(Pass *p, const Experts *x) {
   Store *s = x->store;
   Disk *d = p->model->disk;
   const int64_t n = x->count + x->shared;
-  for (int64_t e = 0; e < n; e++) p->here[e] = p->due[e] && (e >= x->count || s->slot[e] >= 0);
+  for (int64_t e = 0; e < n; e++) p->here[e] = p->due[e] && (e >= x->count || s->frame[e] >= 0);
   p->num_loads = p->num_due = 0;
   for (int64_t e = 0; e < x->count; e++) {
     if (!p->due[e] || p->here[e]) continue;
-    const int64_t to = free_slot(s, p->here);
+    const int64_t to = free_frame(s, p->here);
     if (to < 0) {
       p->num_due++;
       continue;
     }
-    if (s->held[to] >= 0) s->slot[s->held[to]] = -1;
-    s->held[to] = (int32_t)e, s->slot[e] = (int32_t)to, p->here[e] = 1;
-    for (int k = 0; k < 3; k++) part_of(x, e, k)->data = s->memory + to * s->slot_bytes + s->parts[k].at;
+    if (s->held[to] >= 0) s->frame[s->held[to]] = -1;
+    s->held[to] = (int32_t)e, s->frame[e] = (int32_t)to, p->here[e] = 1;
+    for (int k = 0; k < 3; k++) part_of(x, e, k)->data = s->memory + to * s->frame_bytes + s->parts[k].at;
     p->loads[p->num_loads++] = (int32_t)e;
     d->bytes += ask_for_expert(s, e);
   }
@@ -164,7 +164,7 @@ static void look_ahead(Pass *p, const Experts *next, void choose(const Experts *
     choose(next, p->ahead + i * p->ld_route, expert, weight);
     for (int64_t k = 0; k < next->top; k++) {
       const int32_t e = expert[k];
-      if (s->slot[e] >= 0 || s->foreseen[e]) continue;
+      if (s->frame[e] >= 0 || s->foreseen[e]) continue;
       s->foreseen[e] = 1, d->named++;
       if (asks) d->bytes_ahead += ask_for_expert(s, e);
     }

@@ -1,4 +1,4 @@
-"""Experts that stay in files where a mixture does not fit memory: where each lies there, and slots for those that are held.
+"""Experts that stay in files where a mixture does not fit memory: where each is there, and frames for those that are held.
 
 ``kernels/native/store.h`` reads them in the midst of a pass. Here it is decided how many are held; files stay open, and
 are looked at after each pass that has read of them.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.weights import WeightSource
-from foretell.core.errors import ModelError
+from foretell.core.errors import ModelError, UnreadableError
 from foretell.core.platform import free_memory
 from foretell.kernels import structures
 from foretell.kernels.native import need
@@ -41,12 +41,14 @@ class DiskExperts:
     """The routed experts of a model's sparse layers, of each of which as many are held."""
 
     def __init__(self, layers: Mapping[int, Sequence[Parts]], num_bytes: int, *, name: str) -> None:
-        """layers: by number, the experts of each; num_bytes: of those that are held, at most. Raises ModelError where a file
-        cannot be opened."""
+        """layers: by number, the experts of each; num_bytes: of those that are held, at most. Raises ModelError for a file
+        that cannot be opened."""
         self.name, self._layers = name, layers
         self._view, self._stores = structures.Disk(), dict[int, structures.Store]()
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
-        self._num_slots = num_bytes // sum(_slot_bytes(each[0]) for each in layers.values())
+        of_one = sum(_frame_bytes(each[0]) for each in layers.values())
+        self._num_frames = num_bytes // of_one
+        self.total, self.held = of_one * len(next(iter(layers.values()))), of_one * self._num_frames  # bytes
         self._num_read = 0  # bytes, when files were last looked at
         self._files: dict[Path, int] = {}
         weakref.finalize(self, _close, self._files)
@@ -70,8 +72,8 @@ class DiskExperts:
         lies is the kernel's to say."""
         need({layout.format for _, layout in self._matrices()})
         for index, each in self._layers.items():
-            size = _slot_bytes(each[0])
-            memory = allocate(self._num_slots * size)
+            size = _frame_bytes(each[0])
+            memory = allocate(self._num_frames * size)
             self._stores[index] = self._store(each, memory, size)
             for name, layout in chain.from_iterable(parts.values() for parts in each):
                 into.held[name] = structures.Matrix(
@@ -80,7 +82,7 @@ class DiskExperts:
                 into.num_bytes[name], into.kinds[name] = layout.num_bytes, layout.kind
 
     def _store(self, each: Sequence[Parts], memory: Tensor, size: int) -> structures.Store:
-        count, slots = len(each), self._num_slots
+        count, frames = len(each), self._num_frames
         places = torch.zeros(count, len(_PARTS), 2, dtype=torch.int64)
         for expert, parts in enumerate(each):
             for key, (_, layout) in parts.items():
@@ -95,12 +97,12 @@ class DiskExperts:
             stored[_PARTS.index(key)] = structures.Stored(layout.number, rows, row_bytes, step, at)
             self._view.reading = max(self._view.reading, min(step, rows) * row_bytes)
             at += _lines(layout.num_bytes)
-        slot, held = torch.full((count,), -1, dtype=torch.int32), torch.full((slots,), -1, dtype=torch.int32)
+        frame, held = torch.full((count,), -1, dtype=torch.int32), torch.full((frames,), -1, dtype=torch.int32)
         score, last = torch.zeros(count), torch.zeros(count, dtype=torch.int64)
-        kept = [places, memory, slot, held, score, last, torch.zeros(count, dtype=torch.uint8)]
+        kept = [places, memory, frame, held, score, last, torch.zeros(count, dtype=torch.uint8)]
         self._tensors += kept
         addresses = [tensor.data_ptr() for tensor in kept]
-        return structures.Store(stored, addresses[0], slots, size, 0, *addresses[1:])
+        return structures.Store(stored, addresses[0], frames, size, 0, *addresses[1:])
 
     def enter(self, experts: structures.Experts, index: int) -> None:
         """Let a layer's mixture, as C sees it, have its experts read."""
@@ -112,7 +114,7 @@ class DiskExperts:
         return ctypes.pointer(self._view)
 
     def settle(self, problem: int) -> None:
-        """To be called after each pass, with what it returned. Raises ModelError where an expert could not be read, or
+        """To be called after each pass, with what it returned. Raises UnreadableError where an expert could not be read, or
         files are no more what they were: what was read of them is forgotten, and later passes read again."""
         if problem != NOT_READ and self._view.bytes == self._num_read:
             return
@@ -122,26 +124,32 @@ class DiskExperts:
             return
         self._view.failed = 0
         for store in self._stores.values():
-            ctypes.memset(store.held, 255, store.slots * 4)
+            ctypes.memset(store.held, 255, store.frames * 4)
         for index, store in self._stores.items():
-            ctypes.memset(store.slot, 255, len(self._layers[index]) * 4)
+            ctypes.memset(store.frame, 255, len(self._layers[index]) * 4)
         if changed:
-            raise ModelError(
+            raise UnreadableError(
                 f"{self.name}: {changed[0].name} was changed after the model was loaded, and its experts are read from it "
                 "as they are needed: load the model again"
             )
         why = "it ends too early" if failed < 0 else os.strerror(failed)
         files = ", ".join(sorted(file.name for file in self._files))
-        raise ModelError(f"{self.name}: an expert could not be read from {files} ({why}): check the disk")
+        raise UnreadableError(f"{self.name}: an expert could not be read from {files} ({why}): check the disk")
 
     @property
     def figures(self) -> DiskFigures:
         """What is held, and what was read so far."""
         view = self._view
-        total = sum(layout.num_bytes for _, layout in self._matrices())
-        held = sum(store.slots * store.slot_bytes for store in self._stores.values())
         return DiskFigures(
-            total, held, view.bytes, view.bytes_ahead, view.hits, view.misses, view.named, view.used, view.waited_ns / 1e9
+            self.total,
+            self.held,
+            view.bytes,
+            view.bytes_ahead,
+            view.hits,
+            view.misses,
+            view.named,
+            view.used,
+            view.waited_ns / 1e9,
         )
 
 
@@ -166,13 +174,19 @@ def experts_on_disk(
     count, routed = 0, set[str]()
     firsts = dict[int, Parts]()
     if mixture is not None:
-        count, firsts = mixture.num_experts, {index: _parts(source, mixture, index, 0, weights, dtype) for index in sparse}
+        count, firsts = (
+            mixture.num_experts,
+            {index: _parts(source, mixture, index, 0, weights, dtype) for index in sparse},
+        )
         routed = {
-            each for index in sparse for expert in range(count) for each in expert_names(index, expert, mixture).values()
+            each
+            for index in sparse
+            for expert in range(count)
+            for each in expert_names(index, expert, mixture).values()
         }
     dense = sum(layout_of(source, each, weights, dtype).num_bytes for each in matrices if each not in routed)
     dense += sum(layout_of(source, each, "fp32", dtype).num_bytes for each in routers)
-    of_one = sum(map(_slot_bytes, firsts.values()))  # an expert of each layer
+    of_one = sum(map(_frame_bytes, firsts.values()))  # an expert of each layer
     left = int((memory - dense) * EXPERTS_SHARE)
     if count * of_one <= (left if given else memory - dense):
         return None
@@ -194,7 +208,7 @@ def experts_on_disk(
         index: [_parts(source, mixture, index, expert, weights, dtype) for expert in range(count)] for index in sparse
     }
     made = DiskExperts(layers, left, name=name)
-    total, held = (size / _GIB for size in (count * of_one, left // of_one * of_one))
+    total, held = made.total / _GIB, made.held / _GIB
     logger.warning(
         "%s: experts: %.1f of %.1f GiB stay on disk; %.1f GiB of them are held", name, total - held, total, held
     )
@@ -223,7 +237,7 @@ def _unreadable(firsts: Mapping[int, Parts], weights: str) -> str | None:
     return None
 
 
-def _slot_bytes(parts: Parts) -> int:
+def _frame_bytes(parts: Parts) -> int:
     return sum(_lines(layout.num_bytes) for _, layout in parts.values())
 
 

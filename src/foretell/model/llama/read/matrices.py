@@ -261,7 +261,7 @@ class Layout(NamedTuple):
 
 def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> Layout:
     """What ``read_matrices`` would make of a matrix (not with "least", which asks for all of a model's)."""
-    plan, stored = _plan(source, name, weights, dtype), source.stored(name)
+    plan, stored = _plan(source, name, weights, dtype), source.located(name)
     kind = None if stored is None else stored.kind
     floats = (torch.float32, torch.float16, torch.bfloat16)
     if plan.packed is not None:

@@ -85,10 +85,10 @@ class PartWeights(WeightSource):
         data = packed.data[own if rows is None else own[slice(*rows)]]
         return Packed(packed.kind, (len(data), packed.shape[1]), data)
 
-    def stored(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
-        """See ``WeightSource.stored``."""
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
+        """See ``WeightSource.located``."""
         theirs, own = self._parts[name]
-        return None if isinstance(own, Tensor) else self._source.stored(theirs, within(own, rows))
+        return None if isinstance(own, Tensor) else self._source.located(theirs, within(own, rows))
 
     def release(self) -> None:
         """See ``WeightSource.release``."""

@@ -57,9 +57,9 @@ class MergedWeights(PartWeights):
         """See ``WeightSource.packed``: a sum is not as the file holds it."""
         return None if name in self._terms else self._source.packed(name, rows)
 
-    def stored(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
-        """See ``WeightSource.stored``: no file has a sum."""
-        return None if name in self._terms else self._source.stored(name, rows)
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
+        """See ``WeightSource.located``: no file has a sum."""
+        return None if name in self._terms else self._source.located(name, rows)
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``."""

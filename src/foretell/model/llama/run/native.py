@@ -134,6 +134,8 @@ class NativeModel(CausalModel):
             weights=self.matrices.label,
             kv=kv,
         )
+        if self._disk is not None:
+            self.spec = replace(self.spec, held_bytes=self._disk.held)
         self.address = ctypes.addressof(self._view)
         if not shape.mixers and race_library() is not None:  # a mixer's states cannot be taken back
             self.most_passes = min(MOST_PASSES, max(1, BYTES_AT_ONCE // self.spec.weight_bytes))
