@@ -189,6 +189,13 @@ def test_who_is_used_often_stays_and_gives_way_at_last(tmp_path: Path) -> None:
     assert after.bytes_read == before.bytes_read
 
 
+def empty(model: NativeModel) -> None:
+    """Hold no expert."""
+    for store in (experts.store.contents for experts in model._experts):
+        ctypes.memset(store.held, 255, 4 * store.frames)
+        ctypes.memset(store.frame, 255, 4 * 6)
+
+
 @pytest.mark.parametrize("count", [1, 4])
 def test_the_look_ahead_is_the_next_router_on_this_ones_rows(tmp_path: Path, count: int) -> None:
     """Against torch: whom it names of an empty memory, how many of them come to be needed, and what it asks for."""
@@ -205,9 +212,7 @@ def test_the_look_ahead_is_the_next_router_on_this_ones_rows(tmp_path: Path, cou
     named, needed = (set((rows @ router.T).topk(2).indices.flatten().tolist()) for rows in seen)
     model = load(tmp_path, memory=memory)
     before = figures_of(model)
-    for store in (model._experts[0].store.contents, model._experts[1].store.contents):  # what loading has read
-        ctypes.memset(store.held, 255, 4 * store.frames)
-        ctypes.memset(store.frame, 255, 4 * 6)
+    empty(model)  # of what loading has read
     logits_of(model, tokens)
     after = figures_of(model)
     assert after.named - before.named == len(named)
@@ -218,23 +223,13 @@ def test_the_look_ahead_is_the_next_router_on_this_ones_rows(tmp_path: Path, cou
     assert after.bytes_ahead - before.bytes_ahead == len(named) * size
     view = model._disk.view.contents  # type: ignore[union-attr]
     view.named, view.used = 1000, 499  # too often wrong: named, and not asked for
-    for store in (model._experts[0].store.contents, model._experts[1].store.contents):
-        ctypes.memset(store.held, 255, 4 * store.frames)
-        ctypes.memset(store.frame, 255, 4 * 6)
+    empty(model)
     logits_of(model, tokens)
     assert figures_of(model).named > 1000
     assert figures_of(model).bytes_ahead == after.bytes_ahead
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def touch(path: Path) -> None:
-    os.utime(path, ns=(0, 0))
-
-
-@pytest.mark.parametrize("change", [truncate, touch])
+@pytest.mark.parametrize("change", [lambda path: os.truncate(path, 5000), os.utime], ids=["cut", "touched"])
 def test_a_file_that_changes_is_an_error_of_the_pass(tmp_path: Path, change: Callable[[Path], None]) -> None:
     """Whether or not a read fails, and in each pass that reads; a request gets the error as it is."""
     _, model = pair(saved(tmp_path), 2)
@@ -294,17 +289,14 @@ def test_what_cannot_stay_on_disk_is_loaded_or_refused(tmp_path: Path, monkeypat
         with pytest.raises(ModelError, match=said):
             load(path, memory=1 << 14)
     path = saved(tmp_path / "olmoe", "olmoe")
-    weights = {name: source_of(path).read(name, torch.float32, torch.device("cpu")) for name in source_of(path).names}
+    source = SafetensorsWeights(path)
+    weights = {name: source.read(name, torch.float32, torch.device("cpu")) for name in source.names}
     write_adapter(tmp_path / "a", weights, targets=("q_proj",))
     (lora,) = read_loras({"a": str(tmp_path / "a")}).values()
-    merged = merged_weights(source_of(path), lora)
+    merged = merged_weights(source, lora)
     name = "model.layers.0.self_attn.{}_proj.weight"
     assert merged.located(name.format("q")) is None
     assert merged.located(name.format("k")) is not None
-
-
-def source_of(path: Path) -> SafetensorsWeights:
-    return SafetensorsWeights(path)
 
 
 def test_options(tmp_path: Path) -> None:

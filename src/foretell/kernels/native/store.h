@@ -8,9 +8,9 @@
  *  - Waves. A pass may need more experts than there are frames. Then those that are held come first, with as many of the
  *    others as find a frame, and the rest follow. What an expert returns depends on its row alone, and a row adds up its
  *    experts in the order of their choice behind the last wave (experts.h): no bit depends on what was held.
- *  - Reading. The system is asked for all of a wave's bytes at once (so the disk has them all before it), and the pass's
+ *  - Reading. The system is asked at once for all that a layer needs (so the disk may order its reads), and the pass's
  *    threads copy and pack them piece by piece, as pack.h does when a model is loaded. Files are read and not mapped: a read
- *    that fails is an error of this pass, where a page that cannot be had would end the process.
+ *    that fails is an error of this pass, where a page that is missing would end the process.
  *  - Looking ahead. The next layer's router, on what this layer's router reads, names likely experts, for which the system
  *    is asked while this layer computes; not where fewer than half of those that were named came to be used. */
 #ifndef FORETELL_STORE_H
@@ -106,35 +106,35 @@ static void begin_waves(Pass *p, const Experts *x) {
     if (e >= x->count) continue;
     if (p->due[e]) {
       s->score[e] = score_now(s, e) + 1.0f, s->last[e] = s->pass;
-      *(s->frame[e] >= 0 ? &d->hits : &d->misses) += 1;
+      if (s->frame[e] >= 0) d->hits++;
+      else d->misses++, d->bytes += ask_for_expert(s, e);
       d->used += s->foreseen[e];
     }
     s->foreseen[e] = 0;
   }
 }
 
-/* Who is in the next wave, and which of them are to be read, each into which frame. */
+/* The experts of the next wave, those of them that are to be read, and the frame of each. One that was used less than what it
+ * would displace waits for the next wave, where this one reads a few: it then displaces one of these. */
 static void plan_wave(Pass *p, const Experts *x) {
   Store *s = x->store;
-  Disk *d = p->model->disk;
-  const int64_t n = x->count + x->shared;
+  const int64_t n = x->count + x->shared, few = MAX(1, s->frames / 4);
   for (int64_t e = 0; e < n; e++) p->here[e] = p->due[e] && (e >= x->count || s->frame[e] >= 0);
   p->num_loads = p->num_due = 0;
   for (int64_t e = 0; e < x->count; e++) {
     if (!p->due[e] || p->here[e]) continue;
-    const int64_t to = free_frame(s, p->here);
-    if (to < 0) {
+    const int64_t to = free_frame(s, p->here), was = to < 0 ? -1 : s->held[to];
+    if (to < 0 || (was >= 0 && p->num_loads >= few && score_now(s, was) > score_now(s, e))) {
       p->num_due++;
       continue;
     }
-    if (s->held[to] >= 0) s->frame[s->held[to]] = -1;
+    if (was >= 0) s->frame[was] = -1;
     s->held[to] = (int32_t)e, s->frame[e] = (int32_t)to, p->here[e] = 1;
     for (int k = 0; k < 3; k++) part_of(x, e, k)->data = s->memory + to * s->frame_bytes + s->parts[k].at;
     p->loads[p->num_loads++] = (int32_t)e;
-    d->bytes += ask_for_expert(s, e);
   }
   for (int64_t e = 0; e < n; e++) p->due[e] = p->due[e] && !p->here[e];
-  atomic_store(&d->next, 0);
+  atomic_store(&p->model->disk->next, 0);
 }
 
 /* Read some rows of a matrix of expert e to where they belong. */

@@ -8,8 +8,7 @@ import ctypes
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -33,8 +32,8 @@ _PARTS = ("gate", "up", "down")
 _AT_ONCE = 1 << 18  # bytes, about, that a thread reads at a time
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _GIB = 2**30
-Parts = Mapping[str, tuple[str, Layout]]
-"""An expert: short name -> name and layout of a matrix."""
+Parts = Mapping[str, Layout]
+"""The matrices of an expert, by their short names."""
 
 
 class DiskExperts:
@@ -44,6 +43,8 @@ class DiskExperts:
         """layers: by number, the experts of each; num_bytes: of those that are held, at most. Raises ModelError for a file
         that cannot be opened."""
         self.name, self._layers = name, layers
+        self._matrices = [layout for each in layers.values() for parts in each for layout in parts.values()]
+        self.names = frozenset(layout.name for layout in self._matrices)
         self._view, self._stores = structures.Disk(), dict[int, structures.Store]()
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         of_one = sum(_frame_bytes(each[0]) for each in layers.values())
@@ -52,52 +53,41 @@ class DiskExperts:
         self._num_read = 0  # bytes, when files were last looked at
         self._files: dict[Path, int] = {}
         weakref.finalize(self, _close, self._files)
-        for file in {layout.stored.file for _, layout in self._matrices() if layout.stored is not None}:
+        for file in {layout.stored.file for layout in self._matrices if layout.stored is not None}:
             try:
                 self._files[file] = os.open(file, os.O_RDONLY)
             except OSError as error:
                 raise ModelError(f"{name}: {file.name} cannot be opened ({error.strerror})") from error
         self._states = {file: _state(number) for file, number in self._files.items()}
 
-    def _matrices(self) -> chain[tuple[str, Layout]]:
-        return chain.from_iterable(parts.values() for each in self._layers.values() for parts in each)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Of all matrices that stay in files."""
-        return frozenset(name for name, _ in self._matrices())
-
     def hold(self, into: Matrices, allocate: Callable[[int], Tensor]) -> None:
         """Make room in ``allocate``'s memory (zeros), and enter the matrices beside those that are in memory; where each
         lies is the kernel's to say."""
-        need({layout.format for _, layout in self._matrices()})
+        need({layout.matrix.format for layout in self._matrices})
         for index, each in self._layers.items():
             size = _frame_bytes(each[0])
             memory = allocate(self._num_frames * size)
             self._stores[index] = self._store(each, memory, size)
-            for name, layout in chain.from_iterable(parts.values() for parts in each):
-                into.held[name] = structures.Matrix(
-                    memory.data_ptr(), None, layout.format, layout.shape[1], layout.row_bytes
-                )
-                into.num_bytes[name], into.kinds[name] = layout.num_bytes, layout.kind
+            for layout in (one for parts in each for one in parts.values()):
+                layout.matrix.data = memory.data_ptr()
+                into.held[layout.name] = layout.matrix
+                into.num_bytes[layout.name], into.kinds[layout.name] = layout.num_bytes, layout.kind
 
     def _store(self, each: Sequence[Parts], memory: Tensor, size: int) -> structures.Store:
         count, frames = len(each), self._num_frames
         places = torch.zeros(count, len(_PARTS), 2, dtype=torch.int64)
-        for expert, parts in enumerate(each):
-            for key, (_, layout) in parts.items():
-                assert layout.stored is not None
-                place = self._files[layout.stored.file], layout.stored.offset
-                places[expert, _PARTS.index(key)] = torch.tensor(place)
         stored, at = (structures.Stored * len(_PARTS))(), 0
-        for key, (_, layout) in each[0].items():
-            assert layout.stored is not None
-            rows, row_bytes = layout.shape[0], layout.stored.row_bytes
-            step = max(TILE, _AT_ONCE // row_bytes // TILE * TILE)
-            stored[_PARTS.index(key)] = structures.Stored(layout.number, rows, row_bytes, step, at)
-            self._view.reading = max(self._view.reading, min(step, rows) * row_bytes)
-            at += _lines(layout.num_bytes)
-        frame, held = torch.full((count,), -1, dtype=torch.int32), torch.full((frames,), -1, dtype=torch.int32)
+        for expert, parts in enumerate(each):
+            for key, layout in parts.items():
+                assert layout.stored is not None
+                file, row_bytes, part = self._files[layout.stored.file], layout.stored.row_bytes, _PARTS.index(key)
+                places[expert, part, 0], places[expert, part, 1] = file, layout.stored.offset
+                if expert == 0:
+                    step = max(TILE, _AT_ONCE // row_bytes // TILE * TILE)
+                    stored[part] = structures.Stored(layout.number, layout.rows, row_bytes, step, at)
+                    self._view.reading = max(self._view.reading, min(step, layout.rows) * row_bytes)
+                    at += _lines(layout.num_bytes)
+        frame, held = (torch.full((size,), -1, dtype=torch.int32) for size in (count, frames))
         score, last = torch.zeros(count), torch.zeros(count, dtype=torch.int64)
         kept = [places, memory, frame, held, score, last, torch.zeros(count, dtype=torch.uint8)]
         self._tensors += kept
@@ -123,9 +113,8 @@ class DiskExperts:
         if not changed and problem != NOT_READ:
             return
         self._view.failed = 0
-        for store in self._stores.values():
-            ctypes.memset(store.held, 255, store.frames * 4)
         for index, store in self._stores.items():
+            ctypes.memset(store.held, 255, store.frames * 4)
             ctypes.memset(store.frame, 255, len(self._layers[index]) * 4)
         if changed:
             raise UnreadableError(
@@ -139,17 +128,9 @@ class DiskExperts:
     @property
     def figures(self) -> DiskFigures:
         """What is held, and what was read so far."""
-        view = self._view
+        v = self._view
         return DiskFigures(
-            self.total,
-            self.held,
-            view.bytes,
-            view.bytes_ahead,
-            view.hits,
-            view.misses,
-            view.named,
-            view.used,
-            view.waited_ns / 1e9,
+            self.total, self.held, v.bytes, v.bytes_ahead, v.hits, v.misses, v.named, v.used, v.waited_ns / 1e9
         )
 
 
@@ -171,28 +152,24 @@ def experts_on_disk(
     given, memory = memory is not None, free_memory() if memory is None else memory
     if mixture is None and not given:
         return None
-    count, routed = 0, set[str]()
-    firsts = dict[int, Parts]()
-    if mixture is not None:
-        count, firsts = (
-            mixture.num_experts,
-            {index: _parts(source, mixture, index, 0, weights, dtype) for index in sparse},
-        )
-        routed = {
-            each
-            for index in sparse
-            for expert in range(count)
-            for each in expert_names(index, expert, mixture).values()
-        }
-    dense = sum(layout_of(source, each, weights, dtype).num_bytes for each in matrices if each not in routed)
-    dense += sum(layout_of(source, each, "fp32", dtype).num_bytes for each in routers)
-    of_one = sum(map(_frame_bytes, firsts.values()))  # an expert of each layer
+    count, every = (0, []) if mixture is None else (mixture.num_experts, range(mixture.num_experts))
+
+    def experts(layer: int, some: Iterable[int]) -> list[Parts]:
+        named = [expert_names(layer, expert, mixture) for expert in some] if mixture is not None else []
+        return [{key: layout_of(source, one, weights, dtype) for key, one in names.items()} for names in named]
+
+    firsts = [experts(layer, [0])[0] for layer in sparse]
+    prefixes = tuple(f"model.layers.{layer}.mlp.experts." for layer in sparse)
+    dense = sum(layout_of(source, one, weights, dtype).num_bytes for one in matrices if not one.startswith(prefixes))
+    dense += sum(layout_of(source, one, "fp32", dtype).num_bytes for one in routers)
+    of_one = sum(map(_frame_bytes, firsts))  # an expert of each layer
     left = int((memory - dense) * EXPERTS_SHARE)
     if count * of_one <= (left if given else memory - dense):
         return None
     said = f"{name}: its weights take {(dense + count * of_one) / _GIB:.1f} GiB, {memory / _GIB:.1f} GiB are"
     said += " given (memory_gib)" if given else " free"
-    reason = _unreadable(firsts, weights)
+    layers = {layer: experts(layer, every) for layer in sparse}
+    reason = _unreadable(layers, weights)
     if reason is not None:
         if given:
             raise ModelError(f"{said}, and {reason}: give more, or weights='int4', or a smaller model")
@@ -204,9 +181,6 @@ def experts_on_disk(
             f"{said}, too few to hold the {mixture.num_chosen} experts that one token reads in a layer: expected at least "
             f"{least / _GIB:.2f} GiB"
         )
-    layers = {
-        index: [_parts(source, mixture, index, expert, weights, dtype) for expert in range(count)] for index in sparse
-    }
     made = DiskExperts(layers, left, name=name)
     total, held = made.total / _GIB, made.held / _GIB
     logger.warning(
@@ -215,30 +189,23 @@ def experts_on_disk(
     return made
 
 
-def _parts(
-    source: WeightSource, mixture: Mixture, layer: int, expert: int, weights: str, dtype: torch.dtype
-) -> dict[str, tuple[str, Layout]]:
-    names = expert_names(layer, expert, mixture)
-    return {key: (each, layout_of(source, each, weights, dtype)) for key, each in names.items()}
-
-
-def _unreadable(firsts: Mapping[int, Parts], weights: str) -> str | None:
-    """Why experts cannot be read as they are needed; None where they can."""
-    if not firsts:
+def _unreadable(layers: Mapping[int, Sequence[Parts]], weights: str) -> str | None:
+    """Why experts cannot be read as they are needed; None where they can: a layer's are all stored alike."""
+    if not layers:
         return "only a mixture's experts can stay on disk"
     if not hasattr(os, "pread"):
         return "this system cannot read experts as they are needed"
     if weights == "least":
         return "weights='least' is of drafts, whose experts do not stay on disk"
-    for parts in firsts.values():
-        for each, layout in parts.values():
-            if layout.stored is None:
-                return f"{each} cannot be read from its file as it is needed (a GGUF file's experts can)"
+    for layout, first in ((parts[key], each[0][key]) for each in layers.values() for parts in each for key in parts):
+        alike = layout.stored and first.stored and layout.stored[2:] == first.stored[2:]
+        if not alike or layout.num_bytes != first.num_bytes:
+            return f"{layout.name} cannot be read from its file as it is needed (a GGUF file's experts can)"
     return None
 
 
 def _frame_bytes(parts: Parts) -> int:
-    return sum(_lines(layout.num_bytes) for _, layout in parts.values())
+    return sum(_lines(layout.num_bytes) for layout in parts.values())
 
 
 def _lines(num_bytes: int) -> int:

@@ -248,12 +248,12 @@ def _fill(source: WeightSource, name: str, plan: _Making, place: Tensor, pool: T
 
 
 class Layout(NamedTuple):
-    """How one matrix would lie in memory, and where its file has the bytes that it is made of."""
+    """How one matrix would lie in memory, and where its file has the rows that it is made of."""
 
-    shape: tuple[int, int]
+    name: str
     kind: str  # see Matrices.kinds
-    format: int  # in common.h
-    row_bytes: int
+    matrix: structures.Matrix  # whose data is to be set
+    rows: int
     num_bytes: int
     stored: Stored | None  # None: it cannot be made of a file's rows as they are
     number: int  # of the file's kind, by GGUF
@@ -262,16 +262,15 @@ class Layout(NamedTuple):
 def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> Layout:
     """What ``read_matrices`` would make of a matrix (not with "least", which asks for all of a model's)."""
     plan, stored = _plan(source, name, weights, dtype), source.located(name)
-    kind = None if stored is None else stored.kind
-    floats = (torch.float32, torch.float16, torch.bfloat16)
-    if plan.packed is not None:
-        is_same = kind == plan.packed.kind
-    else:
-        is_same = kind in (floats if plan.format is not None or dtype == torch.float32 else (dtype,))
-    form = None if plan.format is None else FORMATS[plan.format]
-    return Layout(
-        plan.shape, plan.kind if form is not None else plan.kind.removeprefix("torch."),
-        structures.FORMATS[dtype] if form is None else form.number,
-        plan.shape[1] * dtype.itemsize if form is None else form.row_bytes(plan.shape[1]),
-        plan.num_bytes(dtype), stored if is_same else None, _KINDS[kind] if kind is not None and is_same else -1,
-    )  # fmt: skip
+    rows, columns = plan.shape
+    form, row_bytes = structures.FORMATS[dtype], columns * dtype.itemsize
+    floats = (torch.float32, torch.float16, torch.bfloat16) if plan.format or dtype == torch.float32 else (dtype,)
+    if plan.format is not None:
+        form, row_bytes = FORMATS[plan.format].number, FORMATS[plan.format].row_bytes(columns)
+    if stored is not None and stored.kind not in (floats if plan.packed is None else (plan.packed.kind,)):
+        stored = None
+    matrix, number = (
+        structures.Matrix(None, None, form, columns, row_bytes),
+        -1 if stored is None else _KINDS[stored.kind],
+    )
+    return Layout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number)
