@@ -53,10 +53,8 @@ static void ask_for(int64_t file, int64_t at, int64_t bytes) {
 }
 
 static int64_t now_ns(void) {
-  struct timespec now = {0, 0};
-#ifndef _WIN32
-  clock_gettime(CLOCK_MONOTONIC, &now);
-#endif
+  struct timespec now;
+  timespec_get(&now, TIME_UTC);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
@@ -71,8 +69,7 @@ static int64_t ask_for_expert(const Store *s, int64_t e) {
   int64_t bytes = 0;
   for (int k = 0; k < 3; k++) {
     const int64_t *place = s->places + (3 * e + k) * 2, size = s->parts[k].rows * s->parts[k].row_bytes;
-    if (size) ask_for(place[0], place[1], size);
-    bytes += size;
+    if (size) ask_for(place[0], place[1], size), bytes += size;
   }
   return bytes;
 }
@@ -124,10 +121,9 @@ static void plan_wave(Pass *p, const Experts *x) {
   for (int64_t e = 0; e < x->count; e++) {
     if (!p->due[e] || p->here[e]) continue;
     const int64_t to = free_frame(s, p->here), was = to < 0 ? -1 : s->held[to];
-    if (to < 0 || (was >= 0 && p->num_loads >= few && score_now(s, was) > score_now(s, e))) {
-      p->num_due++;
-      continue;
-    }
+    p->num_due++;
+    if (to < 0 || (was >= 0 && p->num_loads >= few && score_now(s, was) > score_now(s, e))) continue;
+    p->num_due--;
     if (was >= 0) s->frame[was] = -1;
     s->held[to] = (int32_t)e, s->frame[e] = (int32_t)to, p->here[e] = 1;
     for (int k = 0; k < 3; k++) part_of(x, e, k)->data = s->memory + to * s->frame_bytes + s->parts[k].at;
