@@ -55,7 +55,7 @@ class Packed:
         return self.data[start:stop].contiguous() if self.read is None else self.read(start, stop)
 
 
-class Stored(NamedTuple):
+class Located(NamedTuple):
     """Where a file has a matrix whose rows stand behind each other as they are read."""
 
     file: Path

@@ -160,12 +160,15 @@ Kv = Annotated[
 MemoryGib = Annotated[
     float | None,
     typer.Option(
-        "--memory-gib", envvar="FORETELL_MEMORY_GIB", metavar="GIB", rich_help_panel=MODELS,
+        "--memory-gib",
+        envvar="FORETELL_MEMORY_GIB",
+        metavar="GIB",
+        rich_help_panel=MODELS,
         callback=checked(names.check_memory),
         help="Memory for the target's weights, keys and values, and passes. A mixture of experts that does not fit leaves "
         "experts on the disk and reads them as they are needed, with the same text. Default: what is free.",
     ),
-]  # fmt: skip
+]
 DraftWeights = Annotated[
     str | None,
     typer.Option(

@@ -64,9 +64,18 @@ class Disk(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            "reading", "failed", "bytes", "bytes_ahead", "hits", "misses", "named", "used", "waited_ns", "next",
+            "reading",
+            "failed",
+            "bytes",
+            "bytes_ahead",
+            "hits",
+            "misses",
+            "named",
+            "used",
+            "waited_ns",
+            "next",
         )
-    ]  # fmt: skip
+    ]
 
 
 class Experts(ctypes.Structure):

@@ -13,7 +13,7 @@ from foretell.checkpoints.gguf.families.architecture import Change
 from foretell.checkpoints.gguf.families.architectures import ARCHITECTURES, architecture_of
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.values import depth
-from foretell.checkpoints.packed import BLOCK_KINDS, Packed, Stored
+from foretell.checkpoints.packed import BLOCK_KINDS, Located, Packed
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import can_dequantise, dequantise_into
@@ -204,7 +204,7 @@ class GGUFWeights(WeightSource):
         data = packed.data.view(packed.shape[0], len(blocks), -1)[:, blocks].flatten(1)
         return Packed(packed.kind, packed.shape, data)
 
-    def located(self, name: str, rows: tuple[int, int] | None = None) -> Stored | None:
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Located | None:
         """See ``WeightSource.located``."""
         parts, change = self._entries[name]
         info = self._file.tensors[parts[0]]
@@ -213,7 +213,7 @@ class GGUFWeights(WeightSource):
         if kind is None or len(parts) > 1 or is_changed:
             return None
         row_bytes = info.size // prod(info.shape[:-1])
-        return Stored(self._file.path, info.offset + (rows[0] * row_bytes if rows else 0), kind, row_bytes)
+        return Located(self._file.path, info.offset + (rows[0] * row_bytes if rows else 0), kind, row_bytes)
 
     def _blocks(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """A quantised matrix with its rows in transformers' order and its columns in the file's."""

@@ -20,7 +20,7 @@ from foretell.core.platform import free_memory
 from foretell.kernels import structures
 from foretell.kernels.native import need
 from foretell.model.llama.mixture import Mixture, expert_names
-from foretell.model.llama.read.matrices import TILE, Layout, Matrices, layout_of
+from foretell.model.llama.read.matrices import TILE, Matrices, MatrixLayout, layout_of
 from foretell.model.target import DiskFigures
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _PARTS = ("gate", "up", "down")
 _AT_ONCE = 1 << 18  # bytes, about, that a thread reads at a time
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _GIB = 2**30
-Parts = Mapping[str, Layout]
+Parts = Mapping[str, MatrixLayout]
 """The matrices of an expert, by their short names."""
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.names import WEIGHTS
-from foretell.checkpoints.packed import Packed, Stored
+from foretell.checkpoints.packed import Located, Packed
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
@@ -247,7 +247,7 @@ def _fill(source: WeightSource, name: str, plan: _Making, place: Tensor, pool: T
         pass  # raises what a thread raised
 
 
-class Layout(NamedTuple):
+class MatrixLayout(NamedTuple):
     """How one matrix would lie in memory, and where its file has the rows that it is made of."""
 
     name: str
@@ -255,11 +255,11 @@ class Layout(NamedTuple):
     matrix: structures.Matrix  # whose data is to be set
     rows: int
     num_bytes: int
-    stored: Stored | None  # None: it cannot be made of a file's rows as they are
+    stored: Located | None  # None: it cannot be made of a file's rows as they are
     number: int  # of the file's kind, by GGUF
 
 
-def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> Layout:
+def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> MatrixLayout:
     """What ``read_matrices`` would make of a matrix (not with "least", which asks for all of a model's)."""
     plan, stored = _plan(source, name, weights, dtype), source.located(name)
     rows, columns = plan.shape
@@ -273,4 +273,4 @@ def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype)
         structures.Matrix(None, None, form, columns, row_bytes),
         -1 if stored is None else _KINDS[stored.kind],
     )
-    return Layout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number)
+    return MatrixLayout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number)

@@ -514,9 +514,14 @@ class NativeModel(CausalModel):
         )
         on_disk = frozenset[str]() if disk is None else disk.names
         made = read_matrices(
-            source, [*(each for each in matrices if each not in on_disk), *routers], weights=weights, dtype=dtype,
-            allocate=huge_pages, plain=routers, told=name,
-        )  # fmt: skip
+            source,
+            [*(each for each in matrices if each not in on_disk), *routers],
+            weights=weights,
+            dtype=dtype,
+            allocate=huge_pages,
+            plain=routers,
+            told=name,
+        )
         if disk is not None:
             disk.hold(made, huge_pages)
         self.matrices, read = made, made.held
