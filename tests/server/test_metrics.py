@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from foretell.costs.outlook import Cell
 from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.result import Completion
+from foretell.model.target import DiskFigures
 from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord, render_several
 from foretell.service.learning import LearnFigures
 from foretell.service.snapshot import Snapshot
@@ -302,6 +303,18 @@ def test_learning_and_drift_are_told_and_nothing_of_learning_where_nothing_learn
     assert not [name for name, _ in silent if name.startswith(PREFIX + "learn_")]
 
 
+DISK = DiskFigures(900, 300, 70, 50, 30, 10, 8, 6, 1.25)
+
+
+def test_experts_on_disk_are_told_where_there_are_any() -> None:
+    told = scrape(Metrics(FakeService(Snapshot(disk=DISK)), NAME))
+    assert [value(told, f"experts_{name}") for name in ("total_bytes", "held_bytes", "hit_rate")] == [900, 300, 0.75]
+    counters = ("bytes_read", "bytes_ahead", "hits", "misses", "seconds_waited")
+    assert [value(told, f"experts_{name}_total") for name in counters] == [70, 50, 30, 10, 1.25]
+    silent = scrape(Metrics(FakeService(Snapshot()), NAME))
+    assert not [name for name, _ in silent if name.startswith(PREFIX + "experts_")]
+
+
 # -- the document ----------------------------------------------------------------------------------------------------
 
 DOCS = Path(__file__).parents[2]
@@ -310,7 +323,7 @@ DOCS = Path(__file__).parents[2]
 def families() -> list[tuple[str, str, str, str]]:
     """(name, kind, labels but model_name, text) of everything that a server can tell."""
     learn = LearnFigures(is_learning=True, version=1, acceptance=0.5, held_bytes=1, num_adapters=1)
-    now = replace(BUSY, learn=learn, drifts={"ngram": 1}, recent_acceptance={"ngram": 0.5})
+    now = replace(BUSY, learn=learn, disk=DISK, drifts={"ngram": 1}, recent_acceptance={"ngram": 0.5})
     metrics = Metrics(FakeService(now), NAME)
     metrics.observe(RECORD)
     found = []

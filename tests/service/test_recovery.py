@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretell import Engine, SamplingParams, Service, Submission
-from foretell.core.errors import EngineError, ForetellError, ServiceClosedError
+from foretell.core.errors import EngineError, ForetellError, ServiceClosedError, UnreadableError
 from foretell.costs.table import CostTable
 from foretell.engine import batch as passes, failures as policy
 from foretell.engine.batch import Batch
@@ -22,6 +22,7 @@ from foretell.planner.acceptance import Acceptance
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.plan import StepPlan
 from foretell.planner.planner import Planner
+from foretell.server.errors import of_engine
 from foretell.service.drift import Drifts
 from foretell.service.service import MOST_FAULTS, STATES
 from tests.engine.harness import ToyTokenizer, table
@@ -65,14 +66,20 @@ def ends(box: Mailbox, seeds: range) -> tuple[list[int], list[ForetellError]]:
     return right, errors
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, when: Callable[[Any, int], bool]) -> list[int]:
+def failing(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    name: str,
+    when: Callable[[Any, int], bool],
+    error: Exception | None = None,
+) -> list[int]:
     """A call of a class or module that fails at times: when(its first argument, number). Returns the numbers so far."""
     original, calls = getattr(kind, name), list[int]()
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
         calls.append(len(calls))
         if when(self, calls[-1]):
-            raise RuntimeError(SECRET)
+            raise error or RuntimeError(SECRET)
         return original(self, *args, **options)
 
     monkeypatch.setattr(kind, name, call)
@@ -105,6 +112,23 @@ def test_a_step_that_fails_ends_its_own_requests_alone(
     (line,) = [one for one in caplog.records if "internal error (step)" in one.getMessage()]
     assert "its requests (0, 1) end" in line.getMessage()
     assert line.exc_info
+
+
+def test_weights_that_cannot_be_read_end_requests_with_the_reason_and_never_the_service(
+    running: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of more than would end it for another error; afterwards texts are as they were."""
+    error = UnreadableError("a file was changed")
+    failing(monkeypatch, PromptReader, "_pass", lambda reader, number: number <= MOST_FAULTS, error)
+    box = Mailbox()
+    for seed in range(MOST_FAULTS + 1):
+        ask(running, box, range(seed, seed + 1))
+        assert ends(box, range(seed, seed + 1))[1] == [error]
+    ask(running, box, range(9, 10))
+    assert ends(box, range(9, 10))[0] == [9]
+    assert running.state == "ready"
+    assert of_engine(error).status == 500
+    assert "a file was changed" in str(of_engine(error))
 
 
 def test_a_prompt_that_cannot_be_read_ends_its_own_request(running: Service, monkeypatch: pytest.MonkeyPatch) -> None:

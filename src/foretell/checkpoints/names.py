@@ -46,6 +46,11 @@ def check_kv(name: str) -> None:
         raise ConfigError(f"kv {name!r} is unknown{nearest(name, KV)}; in another type than int8 they are by dtype")
 
 
+def check_memory(gib: float | None) -> None:
+    """Raise ConfigError for what is no size of a memory in GiB; None is no limit."""
+    require(gib is None or 0 < gib < 1 << 20, "memory_gib", gib, "positive, and in GiB")
+
+
 def check_device(name: str) -> None:
     """Raise ConfigError for what no device is called."""
     kind, colon, number = name.partition(":")

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 class BlockKind(NamedTuple):
@@ -52,3 +53,12 @@ class Packed:
     def rows(self, start: int, stop: int) -> "Tensor":
         """Rows [start, stop), contiguous."""
         return self.data[start:stop].contiguous() if self.read is None else self.read(start, stop)
+
+
+class Located(NamedTuple):
+    """Where a file has a matrix whose rows stand behind each other as they are read."""
+
+    file: Path
+    offset: int  # bytes from the start of the file
+    kind: "str | dtype"  # a key of BLOCK_KINDS, or the type of its values
+    row_bytes: int

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.files import weight_files
-from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.packed import Located, Packed
 from foretell.core.errors import ModelError
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -53,6 +53,10 @@ class WeightSource(ABC):
     def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """A quantised matrix as the file holds it, or a range of its rows (of a stack's, all below each other); None where
         they are not quantised, or not alike."""
+        return None
+
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Located | None:
+        """Where a file has a matrix, or a range of a stack's rows, as it is; None where no file has it so."""
         return None
 
     def release(self) -> None:
@@ -178,6 +182,12 @@ class SafetensorsWeights(WeightSource):
             return part
 
         return rows
+
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Located | None:
+        """See ``WeightSource.located``."""
+        path, dtype, shape, offset = self._entries[name]
+        row_bytes = shape[-1] * dtype.itemsize
+        return Located(path, offset + (rows[0] * row_bytes if rows else 0), dtype, row_bytes)
 
     def _fill(self, name: str, target: Tensor, offset: int) -> None:
         path, _, shape, _ = self._entries[name]

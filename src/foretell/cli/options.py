@@ -35,10 +35,10 @@ def chosen_target(target: str) -> str:
     return default_target() if target == AUTO else target
 
 
-def checked(check: Callable[[str], object]) -> Callable[[str | None], str | None]:
+def checked(check: Callable[[Any], object]) -> Callable[[Any], Any]:
     """A callback: the value of an option, looked at before torch is imported. Raises ConfigError as ``check`` does."""
 
-    def callback(given: str | None) -> str | None:
+    def callback(given: Any) -> Any:
         if given is not None:
             check(given)
         return given
@@ -157,6 +157,18 @@ Kv = Annotated[
         "the CPU. The text then follows the distribution of a model that reads them so.",
     ),
 ]  # fmt: skip
+MemoryGib = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-gib",
+        envvar="FORETELL_MEMORY_GIB",
+        metavar="GIB",
+        rich_help_panel=MODELS,
+        callback=checked(names.check_memory),
+        help="Memory for the target's weights, keys and values, and passes. A mixture of experts that does not fit leaves "
+        "experts on the disk and reads them as they are needed, with the same text. Default: what is free.",
+    ),
+]
 DraftWeights = Annotated[
     str | None,
     typer.Option(
@@ -334,6 +346,7 @@ class Models:
     weights: Weights = "auto"
     draft_weights: DraftWeights = None
     kv: Kv = "auto"
+    memory_gib: MemoryGib = None
     cuda_graphs: CudaGraphs = "auto"
     width: Width = 0
 

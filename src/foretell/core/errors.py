@@ -70,6 +70,10 @@ class EngineError(ForetellError):
     has ended. The log has the engine's own error."""
 
 
+class UnreadableError(EngineError):
+    """Weights that are read while a model runs, and cannot be read any more."""
+
+
 class ServiceClosedError(ForetellError):
     """A request to a service that is draining, has stopped or failed, or has not started."""
 

@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     _LOAD: (
         "target", "draft", "draft_tokenizer", "tokenizer", "device", "dtype", "device_map", "implementation",
         "tensor_parallel", "width", "prefix_memory_gib", "speculation", "drafter_errors", "weights", "kv", "progress",
-        "cuda_graphs", "trust_remote_code",
+        "memory_gib", "cuda_graphs", "trust_remote_code",
     ),
     _METHOD: (
         "method", "model", "num_speculative_tokens", "verify", "shape", "draws", "judge", "acceptance", "discount",

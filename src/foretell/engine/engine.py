@@ -135,6 +135,7 @@ class Engine:
         cuda_graphs: str = "auto",
         weights: str = "auto",
         kv: str = "auto",
+        memory_gib: float | None = None,
         trust_remote_code: bool = False,
         lora: LoraGiven = None,
         progress: bool | Listener = False,
@@ -163,6 +164,8 @@ class Engine:
         weights: "auto", "fp32", "bf16", "int8", "int4" or "least" (``load_model``); with rounded ones the text follows the
             rounded model's distribution.
         kv: "auto", or "int8": rounded keys and values in about half the memory.
+        memory_gib: for all of the target. A mixture that does not fit leaves experts in its files, and reads them as they
+            are needed (``load_model``).
         trust_remote_code: run the Python code that models come with.
         lora: adapters of the target as peft saves them: {name: directory, ...}, of which each request may name one
             (``generate(..., lora=name)``), or one directory for all requests.
@@ -179,18 +182,18 @@ class Engine:
                 name = fspath(target)
                 model = load_model(
                     name, dtype=dtype, device=device, device_map=device_map, implementation=implementation,
-                    tensor_parallel=tensor_parallel, weights=weights, kv=kv, trust_remote_code=trust_remote_code,
-                    lora=lora,
+                    tensor_parallel=tensor_parallel, weights=weights, kv=kv, memory_gib=memory_gib,
+                    trust_remote_code=trust_remote_code, lora=lora,
                 )  # fmt: skip
                 if tokenizer is None:
                     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
             else:
-                if (dtype, device_map, implementation, tensor_parallel, weights, kv) != (
-                    None, None, "auto", False, "auto", "auto",
+                if (dtype, device_map, implementation, tensor_parallel, weights, kv, memory_gib) != (
+                    None, None, "auto", False, "auto", "auto", None,
                 ) or device != "cpu":  # fmt: skip
                     raise ConfigError(
                         "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights, "
-                        "kv and tensor_parallel, or give its directory"
+                        "kv, memory_gib and tensor_parallel, or give its directory"
                     )
                 model = as_model(target)
                 if lora is not None and model.loras:

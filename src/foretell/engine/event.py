@@ -43,6 +43,7 @@ class StepEvent:
     # More where plain steps were made in one call, of which this is the last (``judging.run``) ...
     num_passes: int = 1
     num_before: int = 0  # ... and the tokens that those before it emitted; seconds are of all
+    bytes_read: int = 0  # of files, by the target's passes: of experts that are not held
     # What the loop adds for observers.
     parts: Sequence[Part] = ()  # the drafter and verifier of each group of rows, in order
     tap_layers: tuple[int, ...] = ()  # of ``commit.taps``, in order

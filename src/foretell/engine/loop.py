@@ -12,7 +12,7 @@ from time import perf_counter
 from traceback import clear_frames
 from typing import Any
 
-from foretell.core.errors import EngineError, ForetellError, QueueFullError
+from foretell.core.errors import EngineError, ForetellError, QueueFullError, UnreadableError
 from foretell.draft.base import LightStep, Probe
 from foretell.engine.batch import Batch
 from foretell.engine.event import Observer, StepEvent
@@ -492,7 +492,7 @@ class Loop:
         """After an error of ``tick`` or ``cancel``: the requests of the pass that failed end with an error, others with
         rows wait to be read again, and the batch begins anew, empty. Returns how often this failed since it went well."""
         doing, passing = self._doing, {id(row) for row in self.batch.passing}
-        self.faults[doing] += 1
+        self.faults[doing] += not isinstance(error, UnreadableError)  # of the file, and others may find all they need
         rest = sorted((job for job in self.running.values() if id(job.row) not in passing), key=_age, reverse=True)
         failed = [job for job in self.running.values() if id(job.row) in passing]
         ids = ", ".join(job.row.request_id for job in failed) or "none"
@@ -505,7 +505,7 @@ class Loop:
         self.batch.begin_anew()
         self._planned = []
         for job in failed:
-            self._end(job, _failed(doing))
+            self._end(job, error if isinstance(error, UnreadableError) else _failed(doing))
         return self.faults[doing]
 
     @property

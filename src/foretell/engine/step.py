@@ -42,7 +42,7 @@ def step(
     whose rows have several drafters and verifiers comes as a ``GroupedDrafter`` and ``RowVerifiers``, which have the
     interface of a single one.
     """
-    begun = perf_counter()
+    begun, read = perf_counter(), target.bytes_read
     rows, depth_limit = state.rows, state.depth_limit
     most = most_passes(state, target, drafter, verifier, tapping) if can_run else 1
     ran = run(state, target, drafter, tapping, most) if most > 1 else None
@@ -72,4 +72,5 @@ def step(
         seconds_rest=perf_counter() - proposed - passed,
         num_passes=1 if ran is None else ran.num_passes,
         num_before=0 if ran is None else ran.num_tokens,
+        bytes_read=target.bytes_read - read,
     )  # fmt: skip

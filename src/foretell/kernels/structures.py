@@ -41,6 +41,43 @@ class Expert(ctypes.Structure):
     ]
 
 
+class Stored(ctypes.Structure):
+    """Where files have the gates, the ups or the downs of a layer's experts, all alike."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "rows", "row_bytes", "step", "at")]
+
+
+class Store(ctypes.Structure):
+    """Experts of a layer that stay in files, and the frames of memory for those that are held."""
+
+    _fields_ = [
+        ("parts", Stored * 3),
+        ("places", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("frames", "frame_bytes", "pass")),
+        *((name, ctypes.c_void_p) for name in ("memory", "frame", "held", "score", "last", "foreseen")),
+    ]
+
+
+class Disk(ctypes.Structure):
+    """What a model's layers with such experts have in common: the greatest read, an error, and figures."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "reading",
+            "failed",
+            "bytes",
+            "bytes_ahead",
+            "hits",
+            "misses",
+            "named",
+            "used",
+            "waited_ns",
+            "next",
+        )
+    ]
+
+
 class Experts(ctypes.Structure):
     """A mixture in place of a layer's MLP; a shared expert stands behind the others."""
 
@@ -52,6 +89,7 @@ class Experts(ctypes.Structure):
         ("router", Matrix),
         ("shared_gate", Matrix),
         ("each", ctypes.POINTER(Expert)),
+        ("store", ctypes.POINTER(Store)),
     ]
 
 
@@ -140,6 +178,7 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("attention_scale", "gate_scale", "mlp_scale")),
         ("low_rank", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("swiglu_alpha", "swiglu_limit")),
+        ("disk", ctypes.POINTER(Disk)),
     ]
 
 

@@ -24,6 +24,7 @@ from foretell.checkpoints.source import is_file, read_config, read_plain
 from foretell.checkpoints.weights import ShapeError
 from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.progress import tell
+from foretell.core.settings import value_of
 from foretell.kernels.build import SETTLED, warn_once
 from foretell.model.host import drawn_on_host
 from foretell.model.loading import OWN_CODE, Found, Loading, Wish, no_loras, plan_loading
@@ -54,6 +55,7 @@ def load_model(
     tensor_parallel: bool = False,
     weights: str = "auto",
     kv: str = "auto",
+    memory_gib: float | None = None,
     trust_remote_code: bool = False,
     lora: LoraGiven = None,
 ) -> CausalModel:
@@ -74,6 +76,10 @@ def load_model(
     kv: "auto" holds keys and values in dtype; "int8" rounds each of a head's with a scale of its own, which only the native
     implementation reads: about half the memory of bfloat16, and the distribution of a model that reads them so.
 
+    memory_gib: for weights, keys and values, and passes together, which only the native implementation keeps to. A mixture
+    that does not fit leaves experts in its files and reads them as they are needed, with the same text; so it does without
+    memory_gib where it does not fit what is free.
+
     lora: adapters in directories of peft. {name: directory, ...} holds them beside the weights (``CausalModel.loras``).
     One directory is merged into weights that are floats before they are rounded; beside those that stay quantised it is
     held under its own name. "native" and "lean" run them.
@@ -86,7 +92,7 @@ def load_model(
     wish = Wish(
         name, parse_dtype(dtype), dtype == "auto", device_map=device_map, implementation=implementation,
         tensor_parallel=tensor_parallel, weights=weights, kv=kv, num_loras=len(loras),
-        merges=bool(loras) and not isinstance(lora, Mapping),
+        merges=bool(loras) and not isinstance(lora, Mapping), memory_gib=value_of(memory_gib, float | None, "memory_gib"),
     )  # fmt: skip
     wish.check()
     launch = None
@@ -328,6 +334,8 @@ def _load_fast(kind: str, wish: Wish, path: Path, dtype: torch.dtype, merged: Lo
     tell(wish.name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.run.{kind}")
     options: dict[str, Any] = {"weights": wish.weights, "kv": wish.kv} if kind == "native" else {}
+    if wish.memory_gib is not None:
+        options["memory"] = int(wish.memory_gib * 2**30)
     if merged is not None:
         options["merged"] = merged
     model: CausalModel = getattr(module, FAST[kind]).load(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from foretell.checkpoints.lora import LoraError
-from foretell.checkpoints.names import FAST, check_implementation, check_kv, check_weights
+from foretell.checkpoints.names import FAST, check_implementation, check_kv, check_memory, check_weights
 from foretell.core.errors import ConfigError
 
 PACKING = ("auto", "native")
@@ -34,12 +34,15 @@ class Wish:
     kv: str = "auto"
     num_loras: int = 0
     merges: bool = False  # one adapter is given without a name: it goes into weights that are floats
+    memory_gib: float | None = None
 
     @property
     def rounds(self) -> str:
         """The option that the native implementation alone can fulfil; "" where there is none."""
         if self.weights in ("int8", "int4"):
             return f"weights={self.weights!r}"
+        if self.memory_gib is not None:
+            return f"memory_gib={self.memory_gib:g}"
         return f"kv={self.kv!r}" if self.kv == "int8" else ""
 
     def check(self) -> None:
@@ -65,6 +68,7 @@ class Wish:
                 "drop one of the two"
             )
         check_kv(self.kv)
+        check_memory(self.memory_gib)
         if self.rounds and (self.tensor_parallel or self.device_map is not None or self.implementation not in PACKING):
             raise ConfigError(f"{self.rounds} needs the native implementation, on one CPU: drop one of the options")
 

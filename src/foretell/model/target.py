@@ -49,6 +49,7 @@ class ModelSpec:
     kv: str = "auto"  # how keys and values are held: one of ``names.KV``
     cut: str = ""  # why max_positions are fewer than its configuration states; "" where they are not
     merged: str = ""  # the directory of the adapter that is merged into the weights; "" where none is
+    held_bytes: int | None = None  # of a mixture's experts that are held, where the others are read as they are needed
 
     @property
     def display_name(self) -> str:
@@ -78,6 +79,7 @@ class ModelSpec:
             "vocab_size": self.vocab_size,
             **({} if self.cuda_graphs else {"cuda_graphs": "off"}),
             **({} if self.kv == "auto" else {"kv": self.kv}),
+            **({} if self.held_bytes is None else {"held_bytes": self.held_bytes}),
         }
 
     @property
@@ -139,10 +141,38 @@ class Decoded:
     drawn: list[int] | None  # what each row draws after the last pass, where the logits alone decide all of that
 
 
+@dataclass(frozen=True)
+class DiskFigures:
+    """Experts that stay in files, and what was read of them so far."""
+
+    total_bytes: int  # of all experts, as they lie in memory
+    held_bytes: int  # of those that are held, at most
+    bytes_read: int  # of files, because a layer needed them
+    bytes_ahead: int  # of which the system was asked before a layer needed them
+    hits: int  # experts that a layer needed and that were held ...
+    misses: int  # ... and that were read
+    named: int  # experts that were not held and that the look ahead named ...
+    used: int  # ... and of them, those that the layer then needed
+    seconds_waited: float  # of passes, for what they read
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the experts that layers needed which were held; 0 before any was."""
+        return self.hits / max(1, self.hits + self.misses)
+
+
 class CausalModel(ABC):
     """A decoder-only language model that can run any range of its layers over any tree."""
 
     spec: ModelSpec
+    memory_left: int | None = None
+    """Of the memory that the model was given, bytes for keys, values and passes; None: it was given no limit."""
+
+    @property
+    def disk(self) -> DiskFigures | None:
+        """Of a mixture whose experts are read as they are needed; None: all weights are in memory."""
+        return None
+
     loras: tuple[str, ...] = ()
     """Names of the adapters that rows can have (``KVCache.loras``), beside none."""
     is_shared: bool = False
@@ -302,6 +332,12 @@ class Target:
     def spec(self) -> ModelSpec:
         """The model's specification."""
         return self.model.spec
+
+    @property
+    def bytes_read(self) -> int:
+        """What the model's passes have read of files so far."""
+        disk = self.model.disk
+        return 0 if disk is None else disk.bytes_read
 
     def forward(
         self,

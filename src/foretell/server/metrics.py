@@ -55,6 +55,18 @@ POSSIBLE = {
     "speedup_lost_width": ("width", "Of it lost by passes over guesses deeper than those that are kept."),
 }
 """Gauges, to the field of ``Possible``."""
+DISK_GAUGES = {
+    "total_bytes": "Of all experts, as they lie in memory.",
+    "held_bytes": "Of the experts that are held in memory, at most.",
+    "hit_rate": "Share of the experts that layers needed which were held, 0 to 1.",
+}
+DISK_COUNTERS = {
+    "bytes_read": "Read of the files because a layer needed an expert.",
+    "bytes_ahead": "Of files that the system was asked to read before a layer needed them.",
+    "hits": "Experts that layers needed and that were held.",
+    "misses": "Experts that layers needed and that were read.",
+    "seconds_waited": "Seconds of passes that waited for experts.",
+}
 
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after model_name, to what is counted."""
@@ -250,7 +262,7 @@ class _Figures(Collector):
         """All families."""
         now = self.service.snapshot()
         for part in (
-            self._gauges, self._outlook, self._counters, self._speculation, self._failures, self._learning,
+            self._gauges, self._outlook, self._counters, self._speculation, self._failures, self._disk, self._learning,
         ):  # fmt: skip
             try:
                 yield from part(now)
@@ -353,6 +365,14 @@ class _Figures(Collector):
         text = "Seconds for which a method is not tried after failures in a row; 0 where it is."
         rests: Values = {(method,): seconds for method, seconds in now.drafter_rests.items()}
         yield self._gauge("drafter_rest_seconds", text, rests, "method")
+
+    def _disk(self, now: Snapshot) -> Iterator[Metric]:
+        """Of a mixture whose experts are read as they are needed."""
+        if now.disk is not None:
+            for name, text in DISK_GAUGES.items():
+                yield self._gauge(f"experts_{name}", text, {(): getattr(now.disk, name)})
+            for name, text in DISK_COUNTERS.items():
+                yield self._counter(f"experts_{name}", text, {(): getattr(now.disk, name)})
 
     def _learning(self, now: Snapshot) -> Iterator[Metric]:
         """Drift is reported by every service, the others by those that learn."""

@@ -117,13 +117,16 @@ def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOp
     methods = [choice.method for choice in guessing]
     slot, states = bytes_per_token(engine.model, methods), bytes_per_row(engine.model, methods)
     several = options.models_at_once  # they share the KV budget; prompts of each are kept as of one alone
-    rows, budget = options.max_num_seqs, budget_bytes(spec.device, options.kv_memory_gib)
+    given_gib = options.kv_memory_gib
+    if given_gib is None and engine.model.memory_left is not None:  # a half of it is for passes
+        given_gib = engine.model.memory_left * SHARE / several / 2**30
+    rows, budget = options.max_num_seqs, budget_bytes(spec.device, given_gib)
     if engine.model.has_blocks:  # those are the target's: a drafter's rows are whole
         own = bytes_per_token(engine.model, [])
         slot, states = own, states + (slot - own) * (capacity + SPARE)
-        rows = whole_rows(budget_bytes(spec.device, options.kv_memory_gib, several), states, rows, capacity * own)
+        rows = whole_rows(budget_bytes(spec.device, given_gib, several), states, rows, capacity * own)
     kv_tokens = kv_budget(
-        engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=rows, bytes_per_row=states,
+        engine.model, slot, given_gib=given_gib, row_tokens=capacity, max_rows=rows, bytes_per_row=states,
         models=several,
     )  # fmt: skip
     kv_tokens = engine.model.share(kv_tokens)
@@ -132,7 +135,7 @@ def sizes_of(engine: Engine, guessing: Sequence[Speculation], options: ServiceOp
     logger.info(
         "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
         kv_tokens, kv_tokens * slot / 2**30, rows, longest,
-        "as given" if options.kv_memory_gib is not None else f"{SHARE / several:.0%}",
+        "as given" if given_gib is not None else f"{SHARE / several:.0%}",
     )  # fmt: skip
     # Of what was given, not of what these rows can use: one agent alone keeps its conversation too.
     return Sizes(longest, capacity, rows, kv_tokens, int(budget * PREFIX_SHARE))

@@ -10,6 +10,7 @@ from foretell.engine.failures import Failures
 from foretell.engine.loop import Loop
 from foretell.engine.recorder import MethodFigures
 from foretell.engine.request.row import Row
+from foretell.model.target import DiskFigures
 from foretell.planner.plan import Option
 from foretell.planner.planner import Planner
 from foretell.service.drift import Drifts
@@ -61,6 +62,7 @@ class Snapshot:
     # Gauge: seconds for which it rests for that; 0: it works
     drafter_rests: dict[str, float] = field(default_factory=dict)
     learn: LearnFigures | None = None  # None: nothing learns
+    disk: DiskFigures | None = None  # None: all of the target's weights are in memory
 
 
 def possible_now(planner: Planner, rows: Sequence[Row]) -> Possible | None:
@@ -130,5 +132,6 @@ def snapshot_of(
         drafter_failures=failures.totals(),
         internal_errors=failures.by_place(),
         drafter_rests=failures.rests(),
+        disk=loop.batch.model.disk,
         learn=None if learning is None else run("figures", None, learning.figures),
     )

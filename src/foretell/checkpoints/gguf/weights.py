@@ -13,10 +13,12 @@ from foretell.checkpoints.gguf.families.architecture import Change
 from foretell.checkpoints.gguf.families.architectures import ARCHITECTURES, architecture_of
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.values import depth
-from foretell.checkpoints.packed import BLOCK_KINDS, Packed
+from foretell.checkpoints.packed import BLOCK_KINDS, Located, Packed
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import can_dequantise, dequantise_into
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class _Entry(NamedTuple):
@@ -201,6 +203,17 @@ class GGUFWeights(WeightSource):
             return None
         data = packed.data.view(packed.shape[0], len(blocks), -1)[:, blocks].flatten(1)
         return Packed(packed.kind, packed.shape, data)
+
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Located | None:
+        """See ``WeightSource.located``."""
+        parts, change = self._entries[name]
+        info = self._file.tensors[parts[0]]
+        kind = info.kind if info.kind in BLOCK_KINDS else _PLAIN.get(info.kind)
+        is_changed = change.undo is not None or change.order is not None or change.columns is not None
+        if kind is None or len(parts) > 1 or is_changed:
+            return None
+        row_bytes = info.size // prod(info.shape[:-1])
+        return Located(self._file.path, info.offset + (rows[0] * row_bytes if rows else 0), kind, row_bytes)
 
     def _blocks(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """A quantised matrix with its rows in transformers' order and its columns in the file's."""

@@ -72,8 +72,8 @@ ENDPOINT = (
 HERE = ("draft", "method", "num_speculative_tokens", "verify", "shape")
 """Options of models here: a server has chosen them."""
 WEIGHTS = (
-    "revision", "trust_remote_code", "device", "dtype", "device_map", "implementation", "weights", "kv", "cuda_graphs",
-    "width", "threads",
+    "revision", "trust_remote_code", "device", "dtype", "device_map", "implementation", "weights", "kv", "memory_gib",
+    "cuda_graphs", "width", "threads",
 )  # fmt: skip
 """Options of --target, where it is the reference."""
 MAX_TOKENS = 48

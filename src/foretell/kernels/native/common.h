@@ -30,6 +30,7 @@ enum {
   MAX_DIM = 256,        /* largest head dimension */
   MAX_EXPERTS = 1024,   /* of a layer */
   GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
+  AHEAD_ROWS = 32,      /* up to here the experts of the next layer are guessed: see store.h */
   MAX_TAPS = 8,         /* inputs of a convolution */
   WIDE = 32,            /* columns of a state that a thread walks at a time */
 };
@@ -55,6 +56,33 @@ typedef struct {
   const float *gate_bias, *up_bias, *down_bias; /* or NULL */
 } Expert;
 
+/* Experts of one layer that stay in files, of which some are held: see store.h. */
+typedef struct {
+  int64_t kind, rows, row_bytes; /* as the file has them, the kind by GGUF's number; rows 0: there is no such matrix */
+  int64_t step, at;              /* rows that are read at a time, whole tiles; where the matrix begins in a frame */
+} Stored;
+typedef struct {
+  Stored parts[3];      /* gate, up and down, of every expert alike */
+  const int64_t *places; /* [experts, 3, 2] file and byte at which each matrix begins */
+  int64_t frames, frame_bytes, pass;
+  char *memory;          /* [frames, frame_bytes] */
+  int32_t *frame, *held; /* [experts] the frame that it is in, or -1; [frames] the expert that is there, or -1 */
+  float *score;         /* [experts] uses, of which older ones count less, as of pass `last` */
+  int64_t *last;        /* [experts] */
+  uint8_t *foreseen;    /* [experts] 1: named for the layer's next pass, and not held */
+} Store;
+
+/* What a model's layers have in common that have such experts. Figures only grow. */
+typedef struct {
+  int64_t reading; /* bytes that a thread reads at a time, at most */
+  int64_t failed;  /* 0; the number of a read's error; -1: a file ends too early */
+  int64_t bytes, bytes_ahead; /* read because a layer needed them; of what the system was asked to read ahead */
+  int64_t hits, misses;       /* experts that a layer needed: those that were held, and those that were read */
+  int64_t named, used;        /* experts that were not held and that the look ahead named; of those, that came to be needed */
+  int64_t waited_ns;          /* while layers waited */
+  _Atomic int64_t next;       /* the next piece that is to be read */
+} Disk;
+
 /* A mixture in place of an MLP: see experts.h. */
 typedef struct {
   int64_t count, top;  /* experts, and how many of them a token reads */
@@ -67,6 +95,7 @@ typedef struct {
   const float *router_bias; /* [count] or NULL: of the router's product */
   Matrix router, shared_gate; /* [count, hidden] and [1, hidden], in the model's type; the latter absent: weight 1 */
   const Expert *each;
+  Store *store;          /* or NULL: all are in memory */
 } Experts;
 
 /* A recurrent mixer in place of attention, or beside it: see mixer.h. A pass projects its input to `width` columns, those of
@@ -143,6 +172,7 @@ typedef struct {
   double attention_scale, gate_scale, mlp_scale;  /* on what attention returns, on the MLP's gate, on what the MLP returns */
   int64_t low_rank; /* the greatest rank of an adapter, or 0 */
   double swiglu_alpha, swiglu_limit; /* the activation is of gpt-oss: see activate_rows; 0: it is not */
+  Disk *disk; /* of experts that stay in files, or NULL: none does */
 } Model;
 
 typedef struct {

@@ -11,6 +11,7 @@
 #define FORETELL_EXPERTS_H
 #include "layer.h"
 #include "place.h"
+#include "store.h"
 
 INLINE int is_any_quantised(const Expert *w) {
   return is_quantised(&w->gate) || is_quantised(&w->up) || is_quantised(&w->down);
@@ -113,11 +114,13 @@ static void group(Pass *p, const Experts *x, int64_t first, int64_t count) {
   }
   for (int64_t e = n; e > 0; e--) begin[e] = begin[e - 1];
   begin[0] = 0;
+  memset(p->here, 1, n);
+  if (x->store) begin_waves(p, x);
 }
 
-/* The next expert from e on that some row has chosen, or the number of experts. */
+/* The next expert from e on that some row has chosen and whose weights are there, or the number of experts. */
 INLINE int64_t used_from(const Pass *p, const Experts *x, int64_t e) {
-  while (e < num_experts(x) && p->begin[e] == p->begin[e + 1]) e++;
+  while (e < num_experts(x) && (p->begin[e] == p->begin[e + 1] || !p->here[e])) e++;
   return e;
 }
 
@@ -204,9 +207,16 @@ static void expert_down(Pass *p, const Experts *x, int64_t a, int64_t b, const v
   }
 }
 
+/* The next layer's mixture where its experts are guessed from what this one's router reads, or NULL. */
+INLINE const Experts *guessed_next(const Pass *p, const Layer *l) {
+  const Model *m = p->model;
+  const Experts *next = l + 1 < m->layers + m->num_layers ? l[1].experts : 0;
+  return next && next->store && p->rows <= AHEAD_ROWS ? next : 0;
+}
+
 /* The mixture of the normed residual, onto the residual. */
 static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const void *next) {
-  const Experts *x = l->experts;
+  const Experts *x = l->experts, *guessed = guessed_next(p, l);
   const int64_t each = num_chosen(x);
   const Expert *ends[2] = {&x->each[0], &x->each[num_experts(x) - 1]}; /* all but a shared one are stored alike */
   const float by = p->model->residual_scale != 0.0 ? (float)p->model->residual_scale : 1.0f;
@@ -220,6 +230,11 @@ static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const 
   if (x->shared_gate.data && t == 0)
     linear(&x->shared_gate, 0, 1, rows.plain, p->ld_hidden, p->rows, 0, p->route + x->count, p->ld_route, 0,
            x->router.data);
+  if (guessed) {
+    share(guessed->count, t, p->threads, &a, &b);
+    linear(&guessed->router, a, b, rows.plain, p->ld_hidden, p->rows, guessed->router_bias, p->ahead, p->ld_route, 0,
+           x->router.data);
+  }
   share_down(p->model, x, t, p->threads, &d0, &d1);
   for (int64_t first = 0; first < p->rows; first += GROUPED_ROWS) {
     const int64_t count = MIN(GROUPED_ROWS, p->rows - first);
@@ -231,9 +246,13 @@ static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const 
     if (t == 0) group(p, x, first, count);
     barrier(p, phase);
     if (p->rows > 1) gather(p, x, &rows, count, t), barrier(p, phase);
-    expert_inner(p, x, &rows, t);
-    barrier(p, phase);
-    expert_down(p, x, d0, d1, next);
+    for (int64_t due = 1; due;) {
+      due = x->store ? next_wave(p, x, t, phase) : 0;
+      if (guessed && t == 0) look_ahead(p, guessed, choose), guessed = 0;
+      expert_inner(p, x, &rows, t);
+      barrier(p, phase);
+      expert_down(p, x, d0, d1, next);
+    }
     add_parts(p, l, apart, first, count, d0, d1);
   }
   if (apart) add_branch(p, l->mlp_after, by, d0, d1, phase);

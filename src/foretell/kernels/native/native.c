@@ -66,7 +66,7 @@ static void spread(const Pass *p, float *x, int64_t ld, int64_t a, int64_t b) {
  * known: [batch] nodes of each row that are a line of text (Plan.known), or NULL. taps[i] is a layer whose output goes to
  * columns i * hidden of tapped [batch * nodes, num_taps * hidden]. logits [batch * nodes, vocab] or NULL. Returns 0, or the
  * number of what was out of range: 1 token, 2 slot or node, 3 position; 6 a mixer's state that the pass goes on from; 7 the
- * room for its terms; 8 an adapter of a model without. loras: Pass.loras; shared: see find_groups, or NULL. */
+ * room for its terms; 8 an adapter of a model without; 9 an expert that could not be read. loras: Pass.loras; shared: see find_groups, or NULL. */
 int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
                           int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
                           const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
@@ -129,6 +129,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
       spread(p, logits, m->vocab, v0, v1);
     }
   }
+  if (m->disk && m->disk->failed) return 9;
   spread(p, residual, m->hidden, 0, m->hidden);
   if (mixes) settle_states(p, first, stop);
   return 0;

@@ -46,6 +46,13 @@ typedef struct {
   Block *gathered_blocks, *expert_blocks; /* ... and as quantised matrices read them */
   float *expert_gate, *expert_up, *parts; /* by place: [ld_expert]; [hidden] what its expert returned */
   int64_t ld_route, ld_expert;
+  /* Of experts that stay in files (store.h). Of those that the rows have chosen, the ones whose weights are there now; those
+   * that are still to come; those that are read now; the next layer's logits, guessed; room for what a thread reads. */
+  uint8_t *here, *due;
+  int32_t *loads;
+  int64_t num_loads, num_due;
+  float *ahead;
+  char *reading;
   /* Of mixers (mixer.h). */
   float *projected, *conved, *scanned; /* [rows, ld_...] */
   float *buffers, *factor;      /* of each thread: states of nodes; decay and beta of a head at every node */

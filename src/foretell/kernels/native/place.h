@@ -42,6 +42,13 @@ static int64_t place(Pass *p, char *base) {
     PLACE(from, all * 4);
     PLACE(at, all * 4);
     PLACE(begin, (m->experts + 2) * 4);
+    PLACE(here, m->experts);
+    if (m->disk) {
+      PLACE(due, m->experts);
+      PLACE(loads, m->experts * 4);
+      PLACE(ahead, MIN(rows, AHEAD_ROWS) * p->ld_route * 4);
+      PLACE(reading, p->threads * aligned(m->disk->reading));
+    }
     PLACE(gathered, all * p->ld_hidden * bytes);
     PLACE(gathered_blocks, group_blocks_bytes(m->hidden, all));
     PLACE(expert_gate, all * p->ld_expert * 4);

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.names import WEIGHTS
-from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.packed import Located, Packed
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
@@ -245,3 +245,32 @@ def _fill(source: WeightSource, name: str, plan: _Making, place: Tensor, pool: T
 
     for _ in pool.map(fill, range(0, rows, step)):
         pass  # raises what a thread raised
+
+
+class MatrixLayout(NamedTuple):
+    """How one matrix would lie in memory, and where its file has the rows that it is made of."""
+
+    name: str
+    kind: str  # see Matrices.kinds
+    matrix: structures.Matrix  # whose data is to be set
+    rows: int
+    num_bytes: int
+    stored: Located | None  # None: it cannot be made of a file's rows as they are
+    number: int  # of the file's kind, by GGUF
+
+
+def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> MatrixLayout:
+    """What ``read_matrices`` would make of a matrix (not with "least", which asks for all of a model's)."""
+    plan, stored = _plan(source, name, weights, dtype), source.located(name)
+    rows, columns = plan.shape
+    form, row_bytes = structures.FORMATS[dtype], columns * dtype.itemsize
+    floats = (torch.float32, torch.float16, torch.bfloat16) if plan.format or dtype == torch.float32 else (dtype,)
+    if plan.format is not None:
+        form, row_bytes = FORMATS[plan.format].number, FORMATS[plan.format].row_bytes(columns)
+    if stored is not None and stored.kind not in (floats if plan.packed is None else (plan.packed.kind,)):
+        stored = None
+    matrix, number = (
+        structures.Matrix(None, None, form, columns, row_bytes),
+        -1 if stored is None else _KINDS[stored.kind],
+    )
+    return MatrixLayout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.packed import Located, Packed
 from foretell.checkpoints.weights import WeightSource
 
 
@@ -84,6 +84,11 @@ class PartWeights(WeightSource):
             return None
         data = packed.data[own if rows is None else own[slice(*rows)]]
         return Packed(packed.kind, (len(data), packed.shape[1]), data)
+
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Located | None:
+        """See ``WeightSource.located``."""
+        theirs, own = self._parts[name]
+        return None if isinstance(own, Tensor) else self._source.located(theirs, within(own, rows))
 
     def release(self) -> None:
         """See ``WeightSource.release``."""

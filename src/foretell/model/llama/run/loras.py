@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.checkpoints.lora import Lora, LoraError, LowRank
-from foretell.checkpoints.packed import Packed
+from foretell.checkpoints.packed import Located, Packed
 from foretell.checkpoints.weights import TensorWeights, WeightSource
 from foretell.core.tree import Plan
 from foretell.kernels import structures
@@ -56,6 +56,10 @@ class MergedWeights(PartWeights):
     def packed(self, name: str, rows: tuple[int, int] | None = None) -> Packed | None:
         """See ``WeightSource.packed``: a sum is not as the file holds it."""
         return None if name in self._terms else self._source.packed(name, rows)
+
+    def located(self, name: str, rows: tuple[int, int] | None = None) -> Located | None:
+        """See ``WeightSource.located``: no file has a sum."""
+        return None if name in self._terms else self._source.located(name, rows)
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``."""

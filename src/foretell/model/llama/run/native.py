@@ -38,6 +38,7 @@ from foretell.model.cache import KVCache, Shared, spread_of
 from foretell.model.llama import mixers, shape as llama
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, read_biases, router_names, view_of
 from foretell.model.llama.read.contents import check_contents
+from foretell.model.llama.read.disk import DiskExperts, experts_on_disk
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
 from foretell.model.llama.read.matrices import Matrices, read_matrices
 from foretell.model.llama.read.split import split_weights
@@ -46,7 +47,7 @@ from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_
 from foretell.model.llama.run.states import HybridCache, NativeCache
 from foretell.model.llama.run.tuning import fewest_threads
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.target import WHOLE, CausalModel, Decoded, Output, PassOptions
+from foretell.model.target import WHOLE, CausalModel, Decoded, DiskFigures, Output, PassOptions
 from foretell.model.windows import DraftWindow
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -100,9 +101,10 @@ class NativeModel(CausalModel):
 
     def __init__(
         self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto",
-        kv: str = "auto",
+        kv: str = "auto", memory: int | None = None,
     ) -> None:  # fmt: skip
-        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``; kv: one of ``names.KV``."""
+        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``; kv: one of ``names.KV``; memory:
+        bytes for all, of which experts that find no room stay in files; None: what is free."""
         if (reason := _other_heads(shape)) is not None:  # attention would read behind its rows
             raise ModelError(f"{name}: {reason}; load it as 'lean'")
         self.native = native_functions()
@@ -119,7 +121,10 @@ class NativeModel(CausalModel):
         self._turned: dict[int, tuple[Tensor, Tensor]] = {}  # ``rotations`` by capacity
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
-        self._view = self._read(source, dtype, weights, kv, name)
+        self._disk: DiskExperts | None = None
+        self._view = self._read(source, dtype, weights, kv, name, memory)
+        if memory is not None:
+            self.memory_left = max(0, memory - sum(held.numel() * held.itemsize for held in self.matrices.memory))
         self.spec = shape.spec(
             name,
             "native",
@@ -129,6 +134,8 @@ class NativeModel(CausalModel):
             weights=self.matrices.label,
             kv=kv,
         )
+        if self._disk is not None:
+            self.spec = replace(self.spec, held_bytes=self._disk.held)
         self.address = ctypes.addressof(self._view)
         if not shape.mixers and race_library() is not None:  # a mixer's states cannot be taken back
             self.most_passes = min(MOST_PASSES, max(1, BYTES_AT_ONCE // self.spec.weight_bytes))
@@ -144,13 +151,15 @@ class NativeModel(CausalModel):
         weights: str = "auto",
         kv: str = "auto",
         merged: Lora | None = None,
+        memory: int | None = None,
     ) -> "NativeModel":
         """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. merged: an adapter that is added to
-        the weights. Raises ModelError where it cannot be run."""
+        the weights. memory: see the constructor. Raises ModelError where it cannot be run."""
         assert torch.device(device).type == "cpu"
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         source = merged_weights(open_weights(path, name=name), merged)
-        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights, kv=kv)
+        shape = llama.read_local(path, name=name)
+        model = cls(shape, source, dtype=dtype, name=name, weights=weights, kv=kv, memory=memory)
         model._threads(1, remembered=True)  # here, and not within the first request
         ahead.choose(model, model.native)
         return model
@@ -263,7 +272,7 @@ class NativeModel(CausalModel):
             if problem == NO_ROOM and isinstance(cache, HybridCache):
                 cache.make_room(slots)
                 problem = run()
-        check(problem)
+            self._settle(problem)
         return Output(logits, residual, tapped)
 
     def decode(
@@ -289,12 +298,23 @@ class NativeModel(CausalModel):
                 drawn, _numbers(tuple(taps)) if taps else None, len(taps), None if tapped is None else tapped.data_ptr(),
                 residual.data_ptr(), logits.data_ptr(), *self._beside(num_rows, num_rows, threads, cache),
             )  # fmt: skip
-        check(-min(made, 0))
+            self._settle(-min(made, 0))
         last = None if tapped is None else tapped[made - 1]
         return Decoded(
             Output(logits, residual, last), tokens[:made], lengths[:made], None if tapped is None else tapped[:made],
             drawn[1::3] if all(drawn[::3]) else None,
         )  # fmt: skip
+
+    def _settle(self, problem: int) -> None:
+        """Raise for what a pass returned, if it is not 0, and for files that have changed meanwhile."""
+        if self._disk is not None:
+            self._disk.settle(problem)
+        check(problem)
+
+    @property
+    def disk(self) -> DiskFigures | None:
+        """See ``CausalModel.disk``."""
+        return None if self._disk is None else self._disk.figures
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.logits``."""
@@ -467,7 +487,9 @@ class NativeModel(CausalModel):
         chosen = experts * mixture.num_chosen // mixture.num_experts if mixture else 0
         return sum(read.values()) - experts + chosen
 
-    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, kv: str, name: str) -> structures.Model:
+    def _read(
+        self, source: WeightSource, dtype: torch.dtype, weights: str, kv: str, name: str, memory: int | None
+    ) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
         if shape.hybrid:
             source = hybrid_weights(source, shape, name=name)
@@ -486,9 +508,22 @@ class NativeModel(CausalModel):
                 mixture = shape.mixture
                 routers += router_names(index, mixture)
                 matrices += [name for each in mixture.experts for name in expert_names(index, each, mixture).values()]
-        made = read_matrices(
-            source, [*matrices, *routers], weights=weights, dtype=dtype, allocate=huge_pages, plain=routers, told=name
+        sparse = [index for index in range(shape.num_layers) if shape.is_sparse(index)]
+        disk = self._disk = experts_on_disk(
+            source, shape.mixture, sparse, matrices, routers, weights=weights, dtype=dtype, memory=memory, name=name
         )
+        on_disk = frozenset[str]() if disk is None else disk.names
+        made = read_matrices(
+            source,
+            [*(each for each in matrices if each not in on_disk), *routers],
+            weights=weights,
+            dtype=dtype,
+            allocate=huge_pages,
+            plain=routers,
+            told=name,
+        )
+        if disk is not None:
+            disk.hold(made, huge_pages)
         self.matrices, read = made, made.held
 
         def vector(name: str, offset: float = 0.0) -> int:
@@ -514,6 +549,8 @@ class NativeModel(CausalModel):
                     each = read_biases(source, index, shape.hidden_size, shape.mixture, torch.float32)
                     self._tensors += each
                 self._experts.append(view_of(shape.mixture, index, read, bias, each))
+                if disk is not None:
+                    disk.enter(self._experts[-1], index)
                 layer.experts = ctypes.pointer(self._experts[-1])
             if kv == "int8" and "k" in contents.biases and shape.attends(index):
                 biases = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
@@ -546,7 +583,7 @@ class NativeModel(CausalModel):
             *(shape.mixture.sizes if shape.mixture is not None else (0, 0, 0)),
             traits.is_gated, *mixers.sizes_of(shape.mixers),
             *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
-            0, *(traits.swiglu or ()),
+            0, *(traits.swiglu or (0.0, 0.0)), None if disk is None else disk.view,
         )  # fmt: skip
 
 
