@@ -38,8 +38,10 @@ typedef uint16_t bf16;
 
 /* How a matrix's weights are stored; activations of F32 are float, of BF16 bf16, of the others blocks of int8 (quant.h):
  * Q8 and Q4 have a scale for 32 codes, M a minimum too, K both in steps of two that 256 share, S a scale for 16 so. Q4N and
- * Q4X: codes of IQ4_NL's 16 levels, X with scales in such steps; Q4E: of E2M1's, with a power of two; Q2K: both for 16. */
-enum { F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S, NUM_FORMATS };
+ * Q4X: codes of IQ4_NL's 16 levels, X with scales in such steps; Q4E: of E2M1's, with a power of two; Q2K: both for 16.
+ * Q2T: ternary codes and one scale for 256; Q3I, Q3J, Q4I and Q4J: of the levels of IQ1, IQ2, IQ3_XXS and IQ3_S, with odd
+ * steps of the scale that 256 share, for 16 (Q3) or 32 (Q4). */
+enum { F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S, Q2T, Q3I, Q3J, Q4I, Q4J, NUM_FORMATS };
 enum { TILE = 16 }; /* rows of a quantised matrix that stand together */
 
 /* A matrix [rows, columns] whose rows lie row_bytes apart; of a quantised one, whose tiles lie TILE * row_bytes apart. */
