@@ -23,7 +23,12 @@ E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice what codes of MXFP4 stand for (OCP Microscaling Formats 1.0, section 5.3.3); -0 is 0."""
 
 _OFFSETS = {"Q8": 128, "Q4": 8, "Q8S": 128, "Q3S": 4, "Q2T": 1}  # what a stored code is larger by
-_SIZES = {"Q3I": (1, 7, 9, 0), "Q3J": (8, 25, 43, 0), "Q4I": (4, 12, 20, 28, 36, 44, 52, 62), "Q4J": (1, 3, 5, 7, 9, 11, 13, 15)}
+_SIZES = {
+    "Q3I": (1, 7, 9, 0),
+    "Q3J": (8, 25, 43, 0),
+    "Q4I": (4, 12, 20, 28, 36, 44, 52, 62),
+    "Q4J": (1, 3, 5, 7, 9, 11, 13, 15),
+}
 """Of the lists of IQ1 (in eighths), IQ2, IQ3_XXS and IQ3_S; a code's highest bit is the sign."""
 LEVELS = {"Q4N": IQ4_LEVELS, "Q4X": IQ4_LEVELS, "Q4E": E2M1_LEVELS}
 LEVELS |= {form: (*sizes, *(-size for size in sizes)) for form, sizes in _SIZES.items()}
@@ -327,7 +332,9 @@ def _few_bits(kind: str) -> Callable[[Tensor], Blocks]:
         form, ones = FORMAT_OF[kind], raw.clone()
         put_scales(kind, ones.view(-1, raw.shape[-1]).numpy(), np.ones(len(raw) * raw.shape[1], np.float16))
         if kind == "IQ1_M":
-            scale = sum((raw[..., 49 + 2 * i].int() >> 4) << 4 * i for i in range(4)).to(torch.int16).view(torch.float16)
+            scale = (
+                sum((raw[..., 49 + 2 * i].int() >> 4) << 4 * i for i in range(4)).to(torch.int16).view(torch.float16)
+            )
         else:
             scale = _half(raw, SCALES[kind][0])
         steps = rows_of(_STEPS[kind](raw)) if kind in _STEPS else None

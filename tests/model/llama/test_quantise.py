@@ -207,7 +207,15 @@ class Requantised(ModuleWeights):
             rows, columns = self.shape(name)
             kind = kinds[index % len(kinds)]
             size = (
-                SCALE_SIZES[kind] if kind in FEW_BITS else 2e-4 if kind == "IQ4_XS" else 0.02 if kind[:2] == "Q8" else 0.04 if kind[-2:] in ("_0", "_1") else 0.003
+                SCALE_SIZES[kind]
+                if kind in FEW_BITS
+                else 2e-4
+                if kind == "IQ4_XS"
+                else 0.02
+                if kind[:2] == "Q8"
+                else 0.04
+                if kind[-2:] in ("_0", "_1")
+                else 0.003
             )
             data = file_rows(kind, rows, columns, size=size)
             self.blocks[name] = Packed(kind, (rows, columns), data)

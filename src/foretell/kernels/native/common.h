@@ -126,6 +126,7 @@ typedef struct {
   const LowRank *loras;                     /* of each adapter, NUM_KINDS of lora.h, or NULL */
   const float *spread, *unspread;           /* [kv_heads * dim] or NULL: factors on queries, and on keys that are coded */
   const float *sink_logits;                 /* [heads] or NULL: a score beside those of keys, with no value */
+  const float *mixed_norm, *inner_norm;     /* norms of what attention mixed and of what `down` reads, or NULL */
 } Layer;
 
 typedef struct {
@@ -136,7 +137,7 @@ typedef struct {
   const float *final_norm;
   const Layer *layers;
   /* What other families have; 0: as Llama has it. */
-  int64_t gelu;  /* the activation is gelu's tanh form, not silu */
+  int64_t gelu;  /* 1: the activation of the gate is gelu's tanh form, 2: relu(gate)^2, not silu */
   int64_t flat;  /* q_norm [heads * dim] and k_norm are of all queries and all keys together, not of each head */
   double embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap;
   int64_t experts, chosen, expert_inner; /* the most of a layer, that a token reads there (shared ones too), their rows; or 0 */
