@@ -95,7 +95,7 @@ _DELTA = {
     "linear_num_value_heads": 32,
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {**_LLAMA, "mlp_bias": False, "quantization_config": None},
+    "llama": {**_LLAMA, "mlp_bias": False},
     "mistral": _MISTRAL,
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
