@@ -110,6 +110,7 @@ SEEN: dict[str, str] = {
     "kernels.build._target": "tests/kernels/test_build.py",
     "kernels.build._version": "tests/kernels/test_build.py",
     "kernels.dequantise.can_dequantise": "tests/kernels/test_dequantise.py",
+    "kernels.dequantise.grid_of": "tests/kernels/test_dequantise.py",
     "kernels.gpu.ops.ops": "tests/device/test_triton.py",
     "kernels.gpu.ops.register": "tests/device/test_triton.py",
     "kernels.heads._library": "tests/methods/test_native.py",

@@ -66,6 +66,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {**SMALL, "head_dim": 8, "experts_per_token": 4, "initial_context_length": 32, "swiglu_limit": 7.0,
                  "rope_scaling": {**YARN, "truncate": False}, "rope_theta": 150000,
                  "quantization_config": {"quant_method": "mxfp4"}}),
+    ("bitnet", {**SMALL, "hidden_act": "silu", "quantization_config": {"quant_method": "bitnet"}}),
     ("granite", {**SMALL, "embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22}),
     ("granitemoehybrid", {**SMALL, **MAMBA, **NEEDED["granitemoehybrid"], "num_local_experts": 0, "num_experts_per_tok": 0,
                           "mamba_d_head": 16, "position_embedding_type": "rope", "rope_theta": 10000}),

@@ -17,10 +17,10 @@ from tests.kernels.emulator import COMPILER, At, Call, compiled, emulated, needs
 from tests.model.llama.family import BUSHY, CAPACITY, VOCABULARY, make_model, prefill, run_tree
 from tests.processes import quick_compiler
 
-F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S = range(14)
-MINIMUM, LEVELS, HALVES = (Q8M, Q4M, Q4K, Q8K, Q2K), (Q4N, Q4X, Q4E), (Q8S, Q2K, Q3S)
-BY_256 = (Q4K, Q8K, Q4X, *HALVES)
-BITS = {Q2K: 2, Q3S: 3, **dict.fromkeys((Q4, Q4M, Q4K, *LEVELS), 4)}
+F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S, Q2T, Q3I, Q3J, Q4I, Q4J = range(19)
+MINIMUM, LEVELS, HALVES = (Q8M, Q4M, Q4K, Q8K, Q2K), (Q4N, Q4X, Q4E, Q4I, Q4J), (Q8S, Q2K, Q3S)
+STEPS = {Q4X: 128, Q2T: 0, **dict.fromkeys((Q3I, Q3J, Q4I, Q4J), 128), **dict.fromkeys((Q4K, Q8K, *HALVES), 256)}
+BITS = {Q2K: 2, Q2T: 2, **dict.fromkeys((Q3S, Q3I, Q3J), 3), **dict.fromkeys((Q4, Q4M, Q4K, *LEVELS), 4)}
 CPUS = {"neon": "cortex-a53", "neon_dot": "cortex-a76", "neon_i8mm": "max"}
 """Variants, and CPUs that have what they need."""
 
@@ -40,14 +40,14 @@ def weights(kind: int, rows: int, columns: int, generator: torch.Generator) -> t
     if kind in (F32, BF16):
         plain = torch.randn(rows, columns, generator=generator).to(torch.float32 if kind == F32 else torch.bfloat16)
         return plain.view(torch.uint8).numpy().tobytes(), columns * plain.itemsize
-    unit, bits = 256 if kind in BY_256 else 64, BITS.get(kind, 8)
+    unit, bits = 256 if kind in STEPS else 64, BITS.get(kind, 8)
     shape = (-(-rows // 16), -(-columns // unit))
     if kind == Q4E:
         side = [a_byte(118, 136, (*shape, 32), generator)]
         side[0][:, ::5, :9] = a_byte(0, 3, (1,), generator)  # subnormal powers
-    elif kind in BY_256:
-        steps = a_byte(0, 256, (*shape, 256 if kind != Q4X else 128), generator)
-        side = [halves((*shape, 32), generator), steps]
+    elif kind in STEPS:
+        numbers = 16 if kind > Q3S else 32  # the newer have no room for a second float16 a row
+        side = [halves((*shape, numbers), generator), a_byte(0, 256, (*shape, STEPS[kind]), generator)]
     else:
         side = [halves((*shape, 64 if kind in MINIMUM else 32), generator)]
     codes = a_byte(0, 64 if kind in (Q8M, Q8K) else 256, (*shape, unit * 2 * bits), generator)
@@ -57,7 +57,7 @@ def weights(kind: int, rows: int, columns: int, generator: torch.Generator) -> t
 
 def product(kind: int, rows: int, columns: int, width: int, threads: int, special: bool = False) -> Call:
     """x [width, columns] times a matrix [rows, columns]; of formats with scales in steps columns are whole units."""
-    columns = -(-columns // 256) * 256 if kind in BY_256 else columns
+    columns = -(-columns // 256) * 256 if kind in STEPS else columns
     generator = torch.Generator().manual_seed(1000 * columns + 10 * kind)
     data, row_bytes = weights(kind, rows, columns, generator)
     x = torch.randn(16, columns, generator=generator)
@@ -115,7 +115,7 @@ def check(calls: list[Call], formats: list[int], variant: str, here: ctypes.CDLL
 @needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", CPUS)
-@pytest.mark.parametrize("kind", range(14), ids=build.PRODUCTS)
+@pytest.mark.parametrize("kind", range(19), ids=build.PRODUCTS)
 def test_products_have_the_bits_of_avx2(kind: int, variant: str, here: ctypes.CDLL, cross: Path) -> None:
     """At 1 to 16 rows, at sizes with parts of lines, units and tiles, and of numbers that are none."""
     calls = [product(kind, 53, 576 + 40 * (kind < Q8), width, 1 + width % 2) for width in range(1, 17)]

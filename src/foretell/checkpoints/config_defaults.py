@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "bitnet": "BitNetForCausalLM",
     **HYBRIDS,
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""
@@ -142,6 +143,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5, "attention_bias": True, "sliding_window": 128, "layer_types": None, "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0, "num_local_experts": 128, "num_experts_per_tok": 4, "quantization_config": None,
     },
+    "bitnet": {
+        **_COMMON, "vocab_size": 128256, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 30,
+        "num_attention_heads": 20, "num_key_value_heads": 5, "hidden_act": "relu2", "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5, "attention_bias": False, "quantization_config": None, "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
     "lfm2": {
         **_LFM2, "hidden_size": 2560, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
@@ -180,7 +187,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Type -> the fields that are read, and transformers' defaults of them."""
-THETAS = {"gpt_oss": 150000.0, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6}
+THETAS = {"gpt_oss": 150000.0, "bitnet": 500000.0, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6}
 """The base of RoPE of types of which it is not 10,000."""
 PARTIAL = {"glm4": 0.5, "glm4_moe": 0.5, "qwen3_next": 0.25, "qwen3_5_text": 0.25, "qwen3_5_moe_text": 0.25}
 """The part of a head that is rotated, of types that have such a number."""

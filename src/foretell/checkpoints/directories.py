@@ -142,7 +142,7 @@ def check_files(path: Path, *, name: str) -> Weights:
         return Weights(None, _layer_counts(stored.shard_of))
     tensors = stored.tensors(name=name)
     dtypes = (_dtype(entry["dtype"]) for _, entry in tensors.values() if entry["dtype"] in _DTYPES)
-    has_blocks = any(key.endswith("_proj_blocks") for key in tensors)
+    has_blocks = any(key.endswith(("_proj_blocks", "_proj.weight_scale")) for key in tensors)
     return Weights(next(dtypes, None), _layer_counts(tensors), has_blocks)
 
 

@@ -30,6 +30,15 @@ BLOCK_KINDS = {
     "Q2_K": BlockKind(256, 84),
     "Q3_K": BlockKind(256, 110),
     "MXFP4": BlockKind(32, 17),
+    "IQ2_XXS": BlockKind(256, 66),
+    "IQ2_XS": BlockKind(256, 74),
+    "IQ3_XXS": BlockKind(256, 98),
+    "IQ1_S": BlockKind(256, 50),
+    "IQ3_S": BlockKind(256, 110),
+    "IQ2_S": BlockKind(256, 82),
+    "IQ1_M": BlockKind(256, 56),
+    "TQ1_0": BlockKind(256, 54),
+    "TQ2_0": BlockKind(256, 66),
 }
 """Block kinds that are read and decoded (GGUF specification, ``ggml-common.h``)."""
 

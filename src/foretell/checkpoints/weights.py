@@ -18,7 +18,7 @@ from foretell.checkpoints.packed import Located, Packed
 from foretell.core.errors import ModelError
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-_BLOCKS = ("_blocks", "_scales")  # what ends the names of tensors of bytes that are read: MXFP4's
+_BLOCKS = ("_blocks", "_scales")  # what ends the names of tensors of bytes that are read: MXFP4's; and BitNet's weights
 
 
 class WeightSource(ABC):
@@ -143,8 +143,9 @@ class SafetensorsWeights(WeightSource):
             )
         starts = {path: _start(path) for path in stored.files}
         self._entries: dict[str, tuple[Path, torch.dtype, tuple[int, ...], int]] = {}
-        for key, (path, entry) in stored.tensors(name=name).items():
-            is_blocks = entry["dtype"] == "U8" and key.endswith(_BLOCKS)
+        tensors = stored.tensors(name=name)
+        for key, (path, entry) in tensors.items():
+            is_blocks = entry["dtype"] == "U8" and (key.endswith(_BLOCKS) or f"{key}_scale" in tensors)
             dtype = torch.uint8 if is_blocks else _DTYPES.get(entry["dtype"])
             if dtype is None:
                 raise ModelError(f"{path}: tensor {key} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")

@@ -1,13 +1,14 @@
 /* GGUF's quantised blocks to float32 or bfloat16, the operations and their order those of the gguf library, so that the
  * values are equal bit for bit. Compiled with -ffp-contract=off: a fused multiply-add would round once less. */
 
-#include <stdint.h>
-#include <string.h>
+#include "codebook.h"
 
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, Q2_K, Q3_K, MXFP4, KINDS };
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, Q2_K, Q3_K, MXFP4, OF_CODEBOOKS, KINDS = 22 };
 
-static const int VALUES[KINDS] = {32, 32, 32, 32, 32, 256, 256, 256, 32, 256, 256, 256, 32};
-static const int BYTES[KINDS] = {18, 20, 22, 24, 34, 144, 176, 210, 18, 136, 84, 110, 17};
+static const int VALUES[OF_CODEBOOKS] = {32, 32, 32, 32, 32, 256, 256, 256, 32, 256, 256, 256, 32};
+static const int BYTES[KINDS] = {18, 20, 22, 24, 34, 144, 176, 210, 18,  136, 84,
+                                 110, 17, 66, 74, 98, 50, 110, 82, 56, 54, 66};
+static const int CODEBOOKS[KINDS - OF_CODEBOOKS] = {IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ3_S, IQ2_S, IQ1_M, TQ1_0, TQ2_0};
 
 static const int8_t NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; /* doubled */
@@ -132,6 +133,13 @@ static float power(uint8_t x) {
     return value;
 }
 
+static void codebook_block(int kind, const uint8_t *at, const int8_t *grid, float *out) {
+    Levels of;
+    levels_of_block(kind, at, grid, &of);
+    const float d = half((const uint8_t *)&of.d) * codebook_factor(kind);
+    for (int k = 0; k < 256; k++) out[k] = d * (float)(2 * of.steps[k / 16] + 1) * (float)of.levels[k];
+}
+
 static void block(int kind, const uint8_t *at, float *out) {
     int q[32];
     float d = half(at), m;
@@ -188,18 +196,16 @@ static uint16_t rounded(float value) { /* to bfloat16, to nearest, ties to even,
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* count blocks at `in` to values at `out`: float32, or bfloat16 where bf16. Nonzero for an unknown kind. */
-int foretell_dequantise(int kind, int64_t count, const uint8_t *in, void *out, int bf16) {
+/* count blocks at `in` to values at `out`: float32, or bfloat16 where bf16; grid: see codebook.h. Nonzero for an unknown
+ * kind. */
+int foretell_dequantise(int kind, int64_t count, const uint8_t *in, const int8_t *grid, void *out, int bf16) {
     if (kind < 0 || kind >= KINDS) return 1;
-    int values = VALUES[kind];
+    int values = kind < OF_CODEBOOKS ? VALUES[kind] : 256;
     for (int64_t b = 0; b < count; b++, in += BYTES[kind]) {
-        if (!bf16) {
-            block(kind, in, (float *)out + b * values);
-            continue;
-        }
-        float whole[256];
-        block(kind, in, whole);
-        for (int i = 0; i < values; i++) ((uint16_t *)out)[b * values + i] = rounded(whole[i]);
+        float whole[256], *to = bf16 ? whole : (float *)out + b * values;
+        if (kind < OF_CODEBOOKS) block(kind, in, to);
+        else codebook_block(CODEBOOKS[kind - OF_CODEBOOKS], in, grid, to);
+        for (int i = 0; bf16 && i < values; i++) ((uint16_t *)out)[b * values + i] = rounded(whole[i]);
     }
     return 0;
 }

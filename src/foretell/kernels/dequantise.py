@@ -6,6 +6,7 @@ from functools import cache, partial
 
 import numpy as np
 import torch
+from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
@@ -15,14 +16,25 @@ from foretell.kernels.build import optional
 
 KINDS = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4",
+    "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M", "TQ1_0", "TQ2_0",
 )  # fmt: skip
 """In the order of the C code."""
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _CHUNK = 1 << 22  # values at a time
 
 
-dequantise_library = cache(partial(optional, "dequantise", {"dequantise": "inppi:i"}))
+dequantise_library = cache(partial(optional, "dequantise", {"dequantise": "inpppi:i"}))
 """The C kernel, or None where it cannot be built."""
+
+
+@cache
+def grid_of(kind: str) -> NDArray[np.int8] | None:
+    """[entries, 8 or 4]: the list of which values of a kind (IQ1 to IQ3) are chosen; None for kinds without."""
+    quant = getattr(quants, kind, None)
+    if quant is None or getattr(quant, "grid_hex", None) is None:
+        return None
+    quant.init_grid()
+    return np.ascontiguousarray(quant.grid.reshape(quant.grid_shape), np.int8)
 
 
 @cache
@@ -49,6 +61,7 @@ def dequantise_into(kind: str, raw: NDArray[np.uint8], out: Tensor) -> None:
     values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     assert raw.size // size * values == flat.numel()
     library = dequantise_library() if kind in KINDS else None
+    grid = grid_of(kind)
     step = max(1, _CHUNK // values)
 
     def part(start: int) -> None:
@@ -64,6 +77,7 @@ def dequantise_into(kind: str, raw: NDArray[np.uint8], out: Tensor) -> None:
             KINDS.index(kind),
             blocks.size // size,
             blocks.ctypes.data,
+            None if grid is None else grid.ctypes.data,
             held.data_ptr(),
             int(held.dtype == torch.bfloat16),
         )

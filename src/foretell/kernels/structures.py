@@ -156,6 +156,8 @@ class Layer(ctypes.Structure):
         ("spread", ctypes.c_void_p),
         ("unspread", ctypes.c_void_p),
         ("sink_logits", ctypes.c_void_p),
+        ("mixed_norm", ctypes.c_void_p),
+        ("inner_norm", ctypes.c_void_p),
     ]
 
 

@@ -54,7 +54,8 @@ class Kernel(NamedTuple):
 QUICK = ("-fno-thread-jumps",)
 """Flags of GCC: a sixth of the time to compile, and no pass is slower."""
 _BY_HAND = tuple(name for name in VARIANTS if name != "baseline")
-_FORMATS = ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s", "q4n", "q4x", "q4e", "q2k", "q3s")
+_FEW_BITS = ("q2t", "q3i", "q3j", "q4i", "q4j")
+_FORMATS = ("f32", "bf16", "q8", "q8m", "q4", "q4m", "q4k", "q8k", "q8s", "q4n", "q4x", "q4e", "q2k", "q3s", *_FEW_BITS)
 PRODUCTS = tuple(f"product_{name}" for name in _FORMATS)
 """Products with matrices by their format's number in ``native/common.h``: a model needs those of its own formats."""
 

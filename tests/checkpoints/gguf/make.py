@@ -19,14 +19,31 @@ BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24)
 K_BLOCKS = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q2_K": (256, 84), "Q3_K": (256, 110)}
 # Kinds that the library does not write, or not as it reads them all: random blocks.
 K_BLOCKS |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17)}
+FEW_BITS = {
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
+}  # fmt: skip
+K_BLOCKS |= FEW_BITS
 SCALES = {  # bytes of a block where a float16 stands: random ones are kept finite
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-    "MXFP4": (),
+    "MXFP4": (), "IQ1_S": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (),  # of which four bytes have four bits each: see ``put_scales``
 }  # fmt: skip
 
-SIZES = {"IQ4_NL": 1e-3, "IQ4_XS": 6e-5, "Q2_K": 4e-3, "Q3_K": 1.5e-3}
+SIZES = {"IQ4_NL": 1e-3, "IQ4_XS": 6e-5, "Q2_K": 4e-3, "Q3_K": 1.5e-3, "IQ2_XXS": 4e-4, "IQ2_XS": 4e-4, "IQ2_S": 4e-4}
+SIZES |= {"IQ1_S": 4e-3, "IQ1_M": 4e-3, "IQ3_XXS": 1e-4, "IQ3_S": 2e-4, "TQ1_0": 0.03, "TQ2_0": 0.03}
 """Sizes of scales with which matrices have a trained model's: so that rounded activations move logits by little."""
+
+
+def put_scales(kind: str, blocks: np.ndarray[Any, np.dtype[np.uint8]], scales: np.ndarray[Any, Any]) -> None:
+    """Write float16 numbers [n] to the places of a kind's scales in blocks [n, bytes]."""
+    for at in SCALES[kind]:
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if kind == "IQ1_M":
+        bits = scales.view(np.uint16)
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (bits >> 4 * i & 15) << 4
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -37,6 +54,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
     for at in SCALES[kind]:
         scale = generator.normal(0, SIZES.get(kind, 0.01), len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if kind == "IQ1_M":
+        put_scales(kind, blocks, generator.normal(0, SIZES[kind], len(blocks)).astype(np.float16))
     if kind == "MXFP4":
         blocks[:, 0] = 118 + blocks[:, 0] % 4  # powers of two about 0.005
     return blocks.reshape(rows, -1)

@@ -89,7 +89,9 @@ def test_quantised_in_bfloat16(tmp_path: Path) -> None:
         assert load_model(str(path), implementation="lean").spec.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4"])
+@pytest.mark.parametrize(
+    "kind", ["IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4", "IQ1_M", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0"]
+)
 def test_logits_of_blocks_that_stay_packed(tmp_path: Path, kind: str) -> None:
     """Native passes differ from those of the dequantised weights, here and in transformers, by rounded activations."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}

@@ -108,6 +108,7 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SPARSE, "num_local_experts": 5, "sliding_window": 6, "layer_types": _LAYERS, "swiglu_alpha": 1.3,
          "swiglu_limit": 0.5, "rope_parameters": {**_YARN, "truncate": False}},
     ),
+    "bitnet": ("BitNet", {**_WIDE, "bos_token_id": 0, "eos_token_id": 0}),
 }  # fmt: skip
 FAMILY = tuple(_KINDS)
 SPARSE = tuple(kind for kind, (_, traits) in _KINDS.items() if "num_experts_per_tok" in traits)

@@ -6,21 +6,33 @@ A weight is ``scale * (code - offset)``, ``scale * code + minimum`` for formats 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import gguf
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.checkpoints.packed import BLOCK_KINDS
-from foretell.model.llama.read.matrices import FORMATS, TILE
+from foretell.model.llama.read.matrices import FORMAT_OF, FORMATS, TILE
+from tests.checkpoints.gguf.make import SCALES, put_scales
 
-BLOCK = 32  # values of k that share a scale (16 in Q8S, Q2K and Q3S)
+BLOCK = 32  # values of k that share a scale (16 in Q8S, Q2K and Q3S, Q3I and Q3J)
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What codes of IQ4_NL and IQ4_XS stand for (``ggml-common.h``)."""
 E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice what codes of MXFP4 stand for (OCP Microscaling Formats 1.0, section 5.3.3); -0 is 0."""
 
-_OFFSETS = {"Q8": 128, "Q4": 8, "Q8S": 128, "Q3S": 4}  # what a stored code is larger by
+_OFFSETS = {"Q8": 128, "Q4": 8, "Q8S": 128, "Q3S": 4, "Q2T": 1}  # what a stored code is larger by
+_SIZES = {
+    "Q3I": (1, 7, 9, 0),
+    "Q3J": (8, 25, 43, 0),
+    "Q4I": (4, 12, 20, 28, 36, 44, 52, 62),
+    "Q4J": (1, 3, 5, 7, 9, 11, 13, 15),
+}
+"""Of the lists of IQ1 (in eighths), IQ2, IQ3_XXS and IQ3_S; a code's highest bit is the sign."""
 LEVELS = {"Q4N": IQ4_LEVELS, "Q4X": IQ4_LEVELS, "Q4E": E2M1_LEVELS}
+LEVELS |= {form: (*sizes, *(-size for size in sizes)) for form, sizes in _SIZES.items()}
+_FACTORS = {"Q3I": 0.125, "Q3J": 0.125, "Q4I": 0.25, "Q4J": 1.0}  # on a float16, whose odd multiples are scales
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,10 @@ class Blocks:
         if self.scale.dtype == torch.uint8:
             power = self.scale.int()
             return torch.where(power < 2, 0x200000 << power, (power - 1) << 23).view(torch.float32)
+        if self.format in _FACTORS and self.scale_steps is not None:
+            return _stepped(self.scale, 2 * self.scale_steps + 1) * _FACTORS[self.format]
+        if self.format == "Q2T":
+            return self.scale.float().repeat_interleave(8, 1)
         return _stepped(self.scale, self.scale_steps)
 
     def minima(self) -> Tensor | None:
@@ -157,7 +173,12 @@ def interleave(blocks: Blocks) -> Tensor:
             held = side(part)
             out[..., at : at + held.shape[-1]] = held
         at += 32 if blocks.scale_steps is not None else 64
-    if blocks.scale_steps is not None:
+    if blocks.format in _FACTORS and blocks.scale_steps is not None:
+        steps = blocks.scale_steps
+        if form.bits == 3:  # of both halves of a block in one byte
+            steps = steps[:, ::2] | steps[:, 1::2] << 4
+        out[..., 32:160] = side(steps)
+    elif blocks.scale_steps is not None:
         steps = side(blocks.scale_steps.view(torch.uint8)).view(len(out), units, -1, TILE)
         if blocks.minimum_steps is not None and form.bits == 2:  # half a byte each
             steps = side(blocks.scale_steps | blocks.minimum_steps << 4)
@@ -281,9 +302,57 @@ def _q3_k(raw: Tensor) -> Blocks:
     return Blocks("Q3S", _two_bits(raw[..., 32:96]) | rows_of(high) << 2, _half(raw, 108), scale_steps=steps)
 
 
+def _pairs(raw: Tensor) -> Tensor:
+    """[..., n] bytes -> [..., 2 n]: of each the low half, then the high one."""
+    return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
+
+
+def _threes(raw: Tensor) -> Tensor:
+    """[..., 8] bytes -> [..., 16]: four numbers of 3 bits of each two, the lowest first."""
+    words = raw[..., ::2].int() | raw[..., 1::2].int() << 8
+    return (words[..., None] >> torch.tensor([0, 3, 6, 9]) & 7).flatten(-2).to(torch.uint8)
+
+
+_STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "IQ2_XXS": lambda raw: (raw[..., 9:66:8] >> 4).repeat_interleave(2, -1),
+    "IQ2_XS": lambda raw: _pairs(raw[..., 66:]),
+    "IQ2_S": lambda raw: _pairs(raw[..., 74:]),
+    "IQ3_XXS": lambda raw: raw[..., 69::4] >> 4,
+    "IQ3_S": lambda raw: _pairs(raw[..., 106:]),
+    "IQ1_S": lambda raw: (raw[..., 35::2] >> 4 & 7).repeat_interleave(2, -1),
+    "IQ1_M": lambda raw: _threes(raw[..., 48:]),
+}
+"""Of each 16 values, or 32 of IQ3: s, where the scale is an odd multiple, 2 s + 1."""
+
+
+def _few_bits(kind: str) -> Callable[[Tensor], Blocks]:
+    """Ternary kinds, and those that number entries of a list: codes by what the gguf library reads where the scale is 1."""
+
+    def unpack(raw: Tensor) -> Blocks:
+        form, ones = FORMAT_OF[kind], raw.clone()
+        put_scales(kind, ones.view(-1, raw.shape[-1]).numpy(), np.ones(len(raw) * raw.shape[1], np.float16))
+        if kind == "IQ1_M":
+            scale = (
+                sum((raw[..., 49 + 2 * i].int() >> 4) << 4 * i for i in range(4)).to(torch.int16).view(torch.float16)
+            )
+        else:
+            scale = _half(raw, SCALES[kind][0])
+        steps = rows_of(_STEPS[kind](raw)) if kind in _STEPS else None
+        one = Blocks(form, torch.empty(len(raw), 0), torch.ones_like(scale), scale_steps=steps).scales()
+        values = torch.from_numpy(gguf.quants.dequantize(rows_of(ones).numpy(), gguf.GGMLQuantizationType[kind]).copy())
+        levels = values / one.repeat_interleave(values.shape[1] // one.shape[1], 1)
+        table = torch.tensor(LEVELS.get(form, (-1, 0, 1, 2)), dtype=torch.float32)
+        codes = (levels[..., None] == table).int().argmax(-1)
+        assert torch.equal(table[codes], levels)
+        return Blocks(form, codes.to(torch.uint8), scale, scale_steps=steps)
+
+    return unpack
+
+
 _UNPACK: dict[str, Callable[[Tensor], Blocks]] = {
     "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "Q2_K": _q2_k, "Q3_K": _q3_k, "MXFP4": _mxfp4,
+    **{kind: _few_bits(kind) for kind in (*_STEPS, "TQ1_0", "TQ2_0")},
 }  # fmt: skip
 
 

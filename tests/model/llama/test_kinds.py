@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from foretell.model.llama.read.matrices import FORMAT_OF, FORMATS
-from tests.checkpoints.gguf.make import SCALES
+from tests.checkpoints.gguf.make import FEW_BITS, SCALES, put_scales
 from tests.model.llama import quantised as twin
-from tests.model.llama.quantised import E2M1_LEVELS, IQ4_LEVELS, LEVELS, unpack
+from tests.model.llama.quantised import E2M1_LEVELS, IQ4_LEVELS, LEVELS, Blocks, interleave, unpack
 from tests.model.llama.test_quantise import BLOCK_KINDS, KINDS, Held, check_products, columns_of, file_rows, pytestmark
 
 __all__ = ["pytestmark"]
-NEWER = ("IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4")
+NEWER = ("IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "MXFP4", *FEW_BITS)
 
 
 def held_of(kind: str, rows: Tensor, columns: int) -> Held:
@@ -31,11 +31,14 @@ def test_scales_of_every_size_are_read_as_the_library_reads_them(kind: str) -> N
     columns = 4096
     rows = file_rows(kind, 33, columns)
     blocks = in_blocks(kind, rows)
-    for at in SCALES[kind]:
+    for at in SCALES[kind] or (0,):
         finite = np.arange(0x7C00, dtype=np.uint16)
         every = np.concatenate((finite[:: 5 + 2 * at], finite[:9], finite[-3:]))
         chosen = torch.from_numpy(np.resize(np.concatenate((every, every | 0x8000)), blocks.shape[:2]))
-        blocks[..., at : at + 2] = chosen.contiguous().view(torch.uint8).view(*chosen.shape, 2)
+        if kind == "IQ1_M":
+            put_scales(kind, rows.view(-1, blocks.shape[2]).numpy(), chosen.numpy().flatten())
+        elif SCALES[kind]:
+            blocks[..., at : at + 2] = chosen.contiguous().view(torch.uint8).view(*chosen.shape, 2)
     if kind == "MXFP4":
         blocks[..., 0] = torch.arange(blocks.shape[0] * blocks.shape[1]).view(blocks.shape[:2]) % 256
     with np.errstate(over="ignore"):
@@ -45,7 +48,24 @@ def test_scales_of_every_size_are_read_as_the_library_reads_them(kind: str) -> N
     assert not found.isnan().any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["Q2T", "Q3I", "Q3J", "Q4I", "Q4J"])
+def test_the_largest_sums_of_few_bits(form: str) -> None:
+    """Rows of one code each, of every code there is, with the largest scale."""
+    kind = next(kind for kind in FEW_BITS if FORMAT_OF[kind] == form)
+    columns, count = 512, 4 if form == "Q2T" else len(LEVELS[form])
+    codes = torch.arange(count, dtype=torch.uint8)[:, None].expand(count, columns).contiguous()
+    steps = torch.full((count, columns // (16 if form[:2] == "Q3" else 32)), 15, dtype=torch.uint8)
+    blocks = Blocks(form, codes, torch.ones(count, 2).half(), scale_steps=None if form == "Q2T" else steps)
+    held = held_of(kind, file_rows(kind, count, columns), columns)
+    held.bytes[:] = interleave(blocks).flatten()
+    x = torch.ones(9, columns)
+    x[1], x[2, ::2], x[3] = -1, -1, torch.arange(columns) % 2 * 2.0 - 1
+    expected = twin.product(blocks, x)
+    for rows in (1, 2, 4, 9):
+        assert torch.equal(held.product(x[:rows]), expected[:rows])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FEW_BITS])
 def test_the_largest_sums_are_exact(kind: str) -> None:
     """Codes of all zeros and all ones (and of each level, where they have some) against activations of one size: what is
     added up in 16 bits somewhere must fit there."""
@@ -103,9 +123,10 @@ def test_rows_of_a_tile_by_themselves(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", NEWER)
 def test_bytes_of_a_weight(kind: str) -> None:
-    """No more than 1.06 times the file's."""
+    """No more than 1.06 times the file's; of kinds that number entries of a list, and of TQ1_0, more (docs/models.md)."""
     block, columns = BLOCK_KINDS[kind], 512
-    assert FORMATS[FORMAT_OF[kind]].row_bytes(columns) <= 1.06 * (columns // block.values) * block.size
+    more = {"IQ1": 2.12, "IQ2": 1.61, "IQ3": 1.41, "TQ1": 1.23}.get(kind[:3], 1.06)
+    assert FORMATS[FORMAT_OF[kind]].row_bytes(columns) <= more * (columns // block.values) * block.size
 
 
 def test_levels_are_the_librarys() -> None:

@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Sequence[str]]] = {
     ),
     "norms after": ("gemma2", {"head_dim": 16}, ALL),
     "scaled": ("granite", {"num_attention_heads": 2}, ALL),
+    "norms within": ("bitnet", {}, ALL),
     "beside experts": ("qwen3_moe", {"head_dim": 16}, ALL[:4]),
 }
 TREE = torch.tensor([-1, 0, 0, 1, 1])

@@ -22,7 +22,7 @@ from foretell.model.llama.read import matrices, matrices as quantise
 from foretell.model.llama.read.matrices import FORMAT_OF, FORMATS, TILE
 from foretell.model.llama.run import native
 from foretell.model.llama.run.native import NativeModel
-from tests.checkpoints.gguf.make import SCALES
+from tests.checkpoints.gguf.make import FEW_BITS, SCALES, SIZES as SCALE_SIZES, put_scales
 from tests.model.llama import quantised as twin
 from tests.model.llama.family import BUSHY, chain, make_model, oracle_logits, prefill
 from tests.model.llama.quantised import Blocks
@@ -46,6 +46,9 @@ def file_rows(kind: str, rows: int = ROWS, columns: int | None = None, size: flo
     for at in SCALES[kind]:
         scale = (torch.rand(*shape, 1, generator=generator) * 2 - 1) * size
         raw[..., at : at + 2] = scale.half().view(torch.uint8)
+    if kind == "IQ1_M":
+        scale = (torch.rand(shape, generator=generator) * 2 - 1) * size
+        put_scales(kind, raw.view(-1, block.size).numpy(), scale.half().flatten().numpy())
     if kind == "MXFP4":
         raw[..., 0] = 126 + round(math.log2(size)) + raw[..., 0] % 4
     return raw.flatten(1)
@@ -204,7 +207,15 @@ class Requantised(ModuleWeights):
             rows, columns = self.shape(name)
             kind = kinds[index % len(kinds)]
             size = (
-                2e-4 if kind == "IQ4_XS" else 0.02 if kind[:2] == "Q8" else 0.04 if kind[-2:] in ("_0", "_1") else 0.003
+                SCALE_SIZES[kind]
+                if kind in FEW_BITS
+                else 2e-4
+                if kind == "IQ4_XS"
+                else 0.02
+                if kind[:2] == "Q8"
+                else 0.04
+                if kind[-2:] in ("_0", "_1")
+                else 0.003
             )
             data = file_rows(kind, rows, columns, size=size)
             self.blocks[name] = Packed(kind, (rows, columns), data)
@@ -318,7 +329,7 @@ def test_bf16_dequantises_and_int4_keeps_what_has_4_bits(monkeypatch: pytest.Mon
     assert label(("Q4_K",), "bf16", torch.bfloat16) == "bfloat16"
     assert label(("Q4_K",), "int4") == "Q4_K+int8"
     assert label(("Q6_K",), "int4") == "int4+int8"
-    fewer = ("IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K")
+    fewer = ("IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", *FEW_BITS)
     assert set(label(fewer, "int4").split("+")) == {*fewer, "int8"}
     assert label(fewer, "int8") == "int8"
     assert label(("Q8_0",), "int8") == "Q8_0"

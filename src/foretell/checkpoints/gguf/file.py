@@ -24,7 +24,7 @@ VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # where the file states none
 _REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
-_REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+_REMOVED |= {36: "IQ4_NL_4_4 (or I2_S of Microsoft's BitNet)", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 _OLDER = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # what began such files before August 2023
 _FORMATS = {  # of values of fixed size
     GGUFValueType.UINT8: "B",

@@ -19,11 +19,11 @@ enum {
   AMX_AHEAD = 4096 /* bytes ahead that each of the tiles is read */
 };
 
-/* Codes of 4 bits are unpacked for all rows at once, which pays from ten rows on; those of 8 bits are only copied, and
+/* Codes of 2 and 4 bits are unpacked for all rows at once, which pays from ten rows on; those of 8 bits are only copied, and
  * where scales stand by 16 there are twice as many sums to be scaled. */
 INLINE int amx_takes(int64_t format, int64_t rows) {
   if (amx_rows >= 0) return amx_rows && rows >= amx_rows;
-  return rows >= (bits_of(format) == 4 ? 10 : 32) && halves_of(format) == 1;
+  return rows >= (bits_of(format) <= 4 ? 10 : 32) && halves_of(format) == 1;
 }
 
 /* CHUNK_K values of k of one tile. */
@@ -40,7 +40,7 @@ INLINE void unpack_chunk(const int FORMAT, const char *w, int64_t units, Chunk *
   for (int64_t u = 0; u < units; u++) {
     const char *from = w + side_of(FORMAT);
     vec d = v_zero(), dmin = v_zero();
-    if (by_256(FORMAT)) d = v_half(w);
+    if (by_256(FORMAT)) d = unit_scale(FORMAT, w);
     if (by_256(FORMAT) && has_minimum(FORMAT)) dmin = v_sub(v_zero(), v_half(w + 32));
     UNROLL for (int i = 0; i < side_of(FORMAT); i += 64) prefetch(ahead + i);
     ahead += side_of(FORMAT);
@@ -52,7 +52,8 @@ INLINE void unpack_chunk(const int FORMAT, const char *w, int64_t units, Chunk *
       if (BITS < 4) {
         const ints third = BITS == 3 ? i_load(from + 128) : i_zero();
         UNROLL for (int i = 0; i < 8; i++) {
-          const ints low = i_two(i_load(from + i / 4 * 64), i % 4), c = BITS == 3 ? i_or(low, i_one(third, i)) : low;
+          const ints low = i_two(i_load(from + i / 4 * 64), i % 4), code = BITS == 3 ? i_or(low, i_one(third, i)) : low;
+          const ints c = has_levels(FORMAT) ? i_look(levels, code) : code;
           if (i < BITS) prefetch(ahead + 64 * i);
           _mm512_store_si512(codes + 64 * i, OFFSET ? _mm512_sub_epi8(c, shift) : c);
         }

@@ -386,7 +386,7 @@ static vec inverse_sum(const Model *m, const Layer *layer, const float *state, i
 static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const float *joined, int64_t ld) {
   const Model *m = p->model;
   const int64_t dim = m->dim;
-  const int to_bf16 = m->bf16 && !is_quantised(&layer->o); /* blocks are made of floats */
+  const int to_bf16 = m->bf16 && !is_quantised(&layer->o) && !layer->mixed_norm; /* blocks and norms are made of floats */
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
     const int64_t row = node_of(p, tile, i / tile->heads), head = tile->head + i % tile->heads;
     const float *state = joined + i * ld;

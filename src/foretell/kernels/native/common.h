@@ -39,8 +39,10 @@ typedef uint16_t bf16;
 
 /* How a matrix's weights are stored; activations of F32 are float, of BF16 bf16, of the others blocks of int8 (quant.h):
  * Q8 and Q4 have a scale for 32 codes, M a minimum too, K both in steps of two that 256 share, S a scale for 16 so. Q4N and
- * Q4X: codes of IQ4_NL's 16 levels, X with scales in such steps; Q4E: of E2M1's, with a power of two; Q2K: both for 16. */
-enum { F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S, NUM_FORMATS };
+ * Q4X: codes of IQ4_NL's 16 levels, X with scales in such steps; Q4E: of E2M1's, with a power of two; Q2K: both for 16.
+ * Q2T: ternary codes and one scale for 256; Q3I, Q3J, Q4I and Q4J: of the levels of IQ1, IQ2, IQ3_XXS and IQ3_S, with odd
+ * steps of the scale that 256 share, for 16 (Q3) or 32 (Q4). */
+enum { F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, Q4N, Q4X, Q4E, Q2K, Q3S, Q2T, Q3I, Q3J, Q4I, Q4J, NUM_FORMATS };
 enum { TILE = 16 }; /* rows of a quantised matrix that stand together */
 
 /* A matrix [rows, columns] whose rows lie row_bytes apart; of a quantised one, whose tiles lie TILE * row_bytes apart. */
@@ -153,6 +155,7 @@ typedef struct {
   const LowRank *loras;                     /* of each adapter, NUM_KINDS of lora.h, or NULL */
   const float *spread, *unspread;           /* [kv_heads * dim] or NULL: factors on queries, and on keys that are coded */
   const float *sink_logits;                 /* [heads] or NULL: a score beside those of keys, with no value */
+  const float *mixed_norm, *inner_norm;     /* norms of what attention mixed and of what `down` reads, or NULL */
 } Layer;
 
 typedef struct {
@@ -163,7 +166,7 @@ typedef struct {
   const float *final_norm;
   const Layer *layers;
   /* What other families have; 0: as Llama has it. */
-  int64_t gelu;  /* the activation is gelu's tanh form, not silu */
+  int64_t gelu;  /* 1: the activation of the gate is gelu's tanh form, 2: relu(gate)^2, not silu */
   int64_t flat;  /* q_norm [heads * dim] and k_norm are of all queries and all keys together, not of each head */
   double embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap;
   int64_t experts, chosen, expert_inner; /* the most of a layer, that a token reads there (shared ones too), their rows; or 0 */

@@ -11,7 +11,7 @@
  *  v_low4, v_high4              halves of 16 bytes; v_power: 2^(byte - 128), subnormal ones too
  *  v_largest_bits               the largest absolute value of both, compared as integers: NaN is larger than all
  *  i_dot_small, i_dot_byte      lane i of acc plus the products of bytes 4 i to 4 i + 3: c without sign, a with sign and not
- *                               -128. small: c is below 64. byte: of any c - 128, where acc began with i_back128
+ *                               -128. small: c is below 128. byte: of any c - 128, where acc began with i_back128
  *  i_begin4, i_dot4, i_end4     start plus eight such products, one after the other, of c below 16
  */
 #ifndef FORETELL_INTS_H

@@ -12,18 +12,21 @@ typedef struct {
   char *plain;            /* [rows, ld_plain] in the model's type, or (both where a row has an adapter) ... */
   int64_t ld_plain;
   Block *blocks;          /* ... as a quantised matrix reads it */
+  float *raw;             /* [rows, ld] floats, to be normed first, in place of both; may be `up`. NULL: they are not */
 } Gated;
 
-/* silu(gate) * up, gelu(gate) * up or relu(up)^2 for columns [a, b) of every row, as what comes next reads it: a is a multiple
+/* silu(gate) * up, gelu(gate) * up, relu(gate)^2 * up or relu(up)^2 for columns [a, b) of every row, as what comes next reads it: a is a multiple
  * of 32 for blocks. gpt-oss's with alpha and limit: gate is at most limit, up within it, and gate * sigmoid(alpha * gate) *
  * (up + 1). NaN stays: v_min and v_max return their second operand where one is. */
 static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t a, int64_t b, int t) {
   const Model *m = p->model;
-  const int as_blocks = is_quantised(reader), is_bf16 = m->bf16 && !as_blocks;
+  const int as_blocks = is_quantised(reader) && !x->raw, is_bf16 = m->bf16 && !as_blocks && !x->raw;
   const int64_t stride = block_stride(x->rows);
   for (int64_t i = 0; i < x->rows && a < b; i++) {
     const float *up = x->up + i * x->ld, *gate = x->gate ? x->gate + i * x->ld : up;
-    char *to = as_blocks ? (char *)(p->row + t * p->ld_row) : x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4);
+    char *to = x->raw      ? (char *)(x->raw + i * x->ld)
+               : as_blocks ? (char *)(p->row + t * p->ld_row)
+                           : x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4);
     for (int64_t j = a; j < b; j += 16) {
       const Lanes lanes = first_lanes(b - j);
       vec u = v_load_some(lanes, up + j);
@@ -41,10 +44,11 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
       }
       /* gelu's tanh form is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
       const vec wide = v_fma(v_mul(v_mul(g, g), g), v_all(0.044715f), g);
-      const vec e = exp16(m->gelu                  ? v_mul(wide, v_all(-1.5957691216f))
+      const vec e = exp16(m->gelu == 1             ? v_mul(wide, v_all(-1.5957691216f))
                           : m->swiglu_alpha != 0.0 ? v_mul(g, v_all(-(float)m->swiglu_alpha))
                                                    : v_sub(v_zero(), g));
-      const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
+      vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
+      if (m->gelu == 2) g = v_max(v_zero(), g), y = v_mul(v_mul(g, g), u);
       store_as(is_bf16, to, j, lanes, y);
       if (as_blocks && p->loras) store_as((int)m->bf16, x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4), j, lanes, y);
     }
@@ -54,10 +58,41 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
 }
 
 /* The same of the MLP of all rows. */
-static void activate(Pass *p, int gated, const Matrix *reader, int64_t a, int64_t b, int t) {
+static void activate(Pass *p, const Layer *l, int64_t a, int64_t b, int t) {
   const int64_t n = p->model->intermediate;
-  const Gated x = {gated ? p->gate : 0, p->up, p->rows, n, n, p->inner, p->ld_inner, p->inner_blocks};
-  activate_rows(p, &x, reader, a, b, t);
+  const Gated x = {l->gate.data ? p->gate : 0, p->up, p->rows, n, n, p->inner, p->ld_inner, p->inner_blocks,
+                   l->inner_norm ? p->up : 0};
+  activate_rows(p, &x, &l->down, a, b, t);
+}
+
+/* What it left in `up`, normed, as `down` reads it: this thread's rows. */
+static void norm_inner(Pass *p, const Layer *l, int t) {
+  const Model *m = p->model;
+  const int64_t n = m->intermediate, stride = block_stride(p->rows);
+  const float eps = (float)m->eps;
+  int64_t a, b;
+  share(p->rows, t, p->threads, &a, &b);
+  for (int64_t i = a; i < b; i++) {
+    const float *x = p->up + i * n;
+    if (!is_quantised(&l->down) || p->loras)
+      norm_row((int)m->bf16, x, l->inner_norm, n, eps, p->inner + i * p->ld_inner * (m->bf16 ? 2 : 4));
+    if (!is_quantised(&l->down)) continue;
+    float *row = p->row + t * p->ld_row;
+    norm_row(0, x, l->inner_norm, n, eps, row);
+    quantise_row(row, n, p->inner_blocks + i, stride);
+    quantise_padding(n, p->inner_blocks + i, stride);
+  }
+}
+
+/* What attention mixed, normed in its place: this thread's rows, which stay ld_mixed floats apart. */
+static void norm_mixed(Pass *p, const Layer *l, int t) {
+  const Model *m = p->model;
+  int64_t a, b;
+  share(p->rows, t, p->threads, &a, &b);
+  for (int64_t i = a; i < b; i++) {
+    float *row = (float *)p->mixed + i * p->ld_mixed;
+    norm_row(m->bf16 && !is_quantised(&l->o), row, l->mixed_norm, m->heads * m->dim, (float)m->eps, row);
+  }
 }
 
 /* Queries, keys and values of x [rows, ldx]: this thread's columns of them. */
@@ -119,13 +154,16 @@ static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *
   const int64_t H = p->model->hidden;
   int64_t h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
+  const int is_bf16 = p->model->bf16 && !is_quantised(&l->o);
+  const int64_t ld = p->ld_mixed * (is_bf16 && l->mixed_norm ? 2 : 1);
+  if (l->mixed_norm) norm_mixed(p, l, t), barrier(p, phase);
   const Input x = mixture(p, &l->o, t, phase);
   if (p->loras) {
-    reduce(p, l, OF_O, OF_O, p->model->bf16 && !is_quantised(&l->o), p->mixed, p->ld_mixed, t);
+    reduce(p, l, OF_O, OF_O, is_bf16, p->mixed, ld, t);
     fetch_raise(p, l, OF_O, h0, h1);
     barrier(p, phase);
   }
-  onto_residual(p, l, OF_O, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
+  onto_residual(p, l, OF_O, &l->o, h0, h1, &x, ld, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
   barrier(p, phase);
 }
 
@@ -163,8 +201,9 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   linear(&l->up, i0, i1, input_of(&x, &l->up), p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
   if (p->loras && gated) raise_onto(p, l, OF_GATE, 0, i0, i1, p->gate, I);
   if (p->loras) raise_onto(p, l, OF_UP, 1, i0, i1, p->up, I);
-  activate(p, gated, &l->down, i0, i1, t);
+  activate(p, l, i0, i1, t);
   barrier(p, phase);
+  if (l->inner_norm) norm_inner(p, l, t), barrier(p, phase);
   x = (Input){p->inner, p->inner_blocks};
   if (p->loras) {
     reduce(p, l, OF_DOWN, OF_DOWN, (int)m->bf16, x.plain, p->ld_inner, t);

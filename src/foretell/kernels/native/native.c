@@ -216,8 +216,8 @@ int64_t foretell_rows(const Matrix *w, const int64_t *rows, int64_t count, float
 
 /* See pack_rows. One thread's work: callers divide the rows. */
 int64_t foretell_pack(int64_t format, int64_t kind, const uint8_t *rows, int64_t count, int64_t columns,
-                       int64_t row_bytes, char *out) {
-  pack_rows(format, kind, rows, count, columns, row_bytes, out);
+                       int64_t row_bytes, const int8_t *grid, char *out) {
+  pack_rows(format, kind, rows, count, columns, row_bytes, grid, out);
   return 0;
 }
 

@@ -1,6 +1,7 @@
 /* From a file's rows to tiles of 16 rows (quant.h): blocks of GGUF keep their values, floats are rounded. */
 #ifndef FORETELL_PACK_H
 #define FORETELL_PACK_H
+#include "../codebook.h"
 #include "quant.h"
 
 /* What rows may hold, by GGUF's numbers (ggml.h). */
@@ -54,6 +55,20 @@ static void block_of(int64_t kind, const uint8_t *b, int i, Unit *u) {
 static void steps_of_16(const uint8_t *s, Unit *u) {
   for (int i = 0; i < 16; i++)
     u->scale_step[i] = (uint8_t)((s[i % 8] >> i / 8 * 4 & 15) + (s[8 + i % 4] >> i / 4 * 2 & 3) * 16 - 32);
+}
+
+/* A block of levels in their codes: ternary ones from 0 on, of others the highest bit is the sign. */
+static void levels_to_codes(int64_t format, int64_t kind, const uint8_t *b, const int8_t *grid, Unit *u) {
+  Levels of;
+  levels_of_block(kind, b, grid, &of);
+  const int apart = format == Q3I ? 4 : format == Q3J ? 17 : format == Q4I ? 8 : 2, sign = bits_of(format) - 1;
+  u->scale[0] = of.d;
+  for (int k = 0; k < 256; k++) {
+    const int level = of.levels[k];
+    u->codes[k] = (uint8_t)(format == Q2T ? level + 1 : abs(level) / apart | (level < 0) << sign);
+  }
+  for (int i = 0; i < 8; i++)
+    u->scale_step[i] = (uint8_t)(of.steps[2 * i] | (halves_of(format) == 2 ? of.steps[2 * i + 1] << 4 : 0));
 }
 
 static void super_block_of(int64_t kind, const uint8_t *b, Unit *u) {
@@ -131,14 +146,18 @@ static void round_block(int64_t format, const float *x, int i, Unit *u) {
   for (int k = 0; k < 32; k++) codes[k] = (uint8_t)(int)(c[k] + (format == Q8 ? 128.0f : 8.0f));
 }
 
-/* Unit number `index` of a row. */
-static void unit_from(int64_t format, int64_t kind, const uint8_t *row, int64_t columns, int64_t index, Unit *u) {
+/* Unit number `index` of a row. grid: see codebook.h. */
+static void unit_from(int64_t format, int64_t kind, const uint8_t *row, int64_t columns, int64_t index,
+                      const int8_t *grid, Unit *u) {
   static const int SIZE[] = {[FROM_Q4_0] = 18, [FROM_Q4_1] = 20, [FROM_Q5_0] = 22, [FROM_Q5_1] = 24, [FROM_Q8_0] = 34,
                              [FROM_Q2_K] = 84, [FROM_Q3_K] = 110, [FROM_Q4_K] = 144, [FROM_Q5_K] = 176, [FROM_Q6_K] = 210,
-                             [FROM_IQ4_NL] = 18, [FROM_IQ4_XS] = 136};
+                             [FROM_IQ4_NL] = 18, [FROM_IQ4_XS] = 136, [IQ2_XXS] = 66, [IQ2_XS] = 74, [IQ3_XXS] = 98,
+                             [IQ1_S] = 50, [IQ3_S] = 110, [IQ2_S] = 82, [IQ1_M] = 56, [TQ1_0] = 54, [TQ2_0] = 66};
   memset(u, 0, sizeof *u);
   if (by_256(format)) {
-    super_block_of(kind, row + index * SIZE[kind], u);
+    const uint8_t *block = row + index * SIZE[kind];
+    if (format == Q2T || has_odd_steps(format)) levels_to_codes(format, kind, block, grid, u);
+    else super_block_of(kind, block, u);
     return;
   }
   for (int i = 0; i < 2; i++) {
@@ -177,7 +196,10 @@ static void place_block(const int BITS, const uint8_t *codes, char *at) {
 
 /* Row r of a tile's unit. */
 static void place_unit(int64_t format, const Unit *u, int r, char *at) {
-  if (by_256(format)) {
+  if (format == Q2T || has_odd_steps(format)) {
+    memcpy(at + 2 * r, &u->scale[0], 2);
+    for (int i = 0; i < (side_of(format) - 32) / 16; i++) at[32 + 16 * i + r] = (char)u->scale_step[i];
+  } else if (by_256(format)) {
     const int steps = 8 * halves_of(format), minima = has_minimum(format) && steps == 8;
     memcpy(at + 2 * r, &u->scale[0], 2), memcpy(at + 32 + 2 * r, &u->minimum[0], 2);
     for (int i = 0; i < steps; i++) {
@@ -206,7 +228,7 @@ static void place_mxfp4(const uint8_t *row, int64_t columns, int r, char *tile) 
 
 /* `count` rows of `columns` values, row_bytes apart, as tiles from out on; rows behind the last stay as they are (zero). */
 static void pack_rows(int64_t format, int64_t kind, const uint8_t *rows, int64_t count, int64_t columns,
-                      int64_t row_bytes, char *out) {
+                      int64_t row_bytes, const int8_t *grid, char *out) {
   const int64_t units = (columns + unit_of(format) - 1) / unit_of(format);
   Unit unit;
   for (int64_t i = 0; i < count; i++) {
@@ -216,7 +238,7 @@ static void pack_rows(int64_t format, int64_t kind, const uint8_t *rows, int64_t
       continue;
     }
     for (int64_t u = 0; u < units; u++) {
-      unit_from(format, kind, rows + i * row_bytes, columns, u, &unit);
+      unit_from(format, kind, rows + i * row_bytes, columns, u, grid, &unit);
       place_unit(format, &unit, (int)(i % TILE), tile + u * unit_bytes(format));
     }
   }

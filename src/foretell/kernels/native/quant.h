@@ -31,30 +31,56 @@ typedef struct {
 enum { SIDE_K = 320 }; /* bytes of scales in front of the codes of 256 k: d, dmin, then 16 by 16 small integers */
 
 /* What formats have in common; i is a format, a constant wherever speed counts. */
-INLINE int has_levels(int64_t i) { return i == Q4N || i == Q4X || i == Q4E; }
+INLINE int has_odd_steps(int64_t i) { return i == Q3I || i == Q3J || i == Q4I || i == Q4J; }
+INLINE int has_levels(int64_t i) { return i == Q4N || i == Q4X || i == Q4E || has_odd_steps(i); }
 INLINE int bits_of(int64_t i) {
-  return i == Q2K ? 2 : i == Q3S ? 3 : i == Q4 || i == Q4M || i == Q4K || has_levels(i) ? 4 : 8;
+  if (i == Q3S || i == Q3I || i == Q3J) return 3;
+  return i == Q2K || i == Q2T ? 2 : i == Q4 || i == Q4M || i == Q4K || has_levels(i) ? 4 : 8;
 }
 INLINE int has_minimum(int64_t i) { return i == Q8M || i == Q4M || i == Q4K || i == Q8K || i == Q2K; }
-INLINE int halves_of(int64_t i) { return i == Q8S || i == Q2K || i == Q3S ? 2 : 1; } /* of a block, with a scale each */
-INLINE int by_256(int64_t i) { return i == Q4K || i == Q8K || i == Q4X || halves_of(i) == 2; } /* scales in steps */
+INLINE int halves_of(int64_t i) { return i == Q8S || i == Q2K || bits_of(i) == 3 ? 2 : 1; } /* of a block, with a scale each */
+INLINE int by_256(int64_t i) { /* scales in steps, or one for all */
+  return i == Q4K || i == Q8K || i == Q4X || i == Q2T || halves_of(i) == 2 || has_odd_steps(i);
+}
 INLINE int64_t side_of(int64_t i) {
-  return i == Q4E ? 32 : i == Q4X ? 192 : by_256(i) ? SIDE_K : has_minimum(i) ? 128 : 64;
+  if (has_odd_steps(i)) return 160;
+  return i == Q4E || i == Q2T ? 32 : i == Q4X ? 192 : by_256(i) ? SIDE_K : has_minimum(i) ? 128 : 64;
 }
 INLINE int64_t unit_of(int64_t i) { return by_256(i) ? 256 : 64; } /* k of a unit: scales, then codes */
 INLINE int64_t unit_bytes(int64_t i) { return side_of(i) + unit_of(i) * TILE * bits_of(i) / 8; }
 INLINE int offset_of(int64_t i) {
-  return has_minimum(i) ? 0 : bits_of(i) == 8 || i == Q4N || i == Q4X ? 128 : i == Q4E ? 16 : i == Q3S ? 4 : 8;
+  if (has_odd_steps(i)) return i == Q3I || i == Q4J ? 16 : 64;
+  return has_minimum(i) ? 0 : bits_of(i) == 8 || i == Q4N || i == Q4X ? 128 : i == Q4E ? 16 : i == Q3S ? 4 : i == Q2T ? 1 : 8;
 }
 
-/* What codes of formats with levels stand for, plus the format's offset: IQ4_NL's, and E2M1's doubled (-0 is 0). */
+/* What codes of formats with levels stand for, plus the format's offset: IQ4_NL's, and E2M1's doubled (-0 is 0); the others'
+ * highest bit is the sign of 1, 7, 9 (IQ1), 8, 25, 43 (IQ2), 4 to 62 (IQ3_XXS), or 1, 3 to 15 (IQ3_S). */
 static const uint8_t LEVELS_NL[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 static const uint8_t LEVELS_E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
-INLINE const uint8_t *levels_of(int64_t i) { return i == Q4E ? LEVELS_E2M1 : LEVELS_NL; }
+static const uint8_t LEVELS_IQ1[16] = {17, 23, 25, 16, 15, 9, 7, 16};
+static const uint8_t LEVELS_IQ2[16] = {72, 89, 107, 64, 56, 39, 21, 64};
+static const uint8_t LEVELS_IQ3_XXS[16] = {68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2};
+static const uint8_t LEVELS_IQ3_S[16] = {17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1};
+INLINE const uint8_t *levels_of(int64_t i) {
+  return i == Q4E ? LEVELS_E2M1 : i == Q3I ? LEVELS_IQ1 : i == Q3J ? LEVELS_IQ2 : i == Q4I ? LEVELS_IQ3_XXS
+         : i == Q4J ? LEVELS_IQ3_S : LEVELS_NL;
+}
+/* What a unit's float16 is multiplied by. */
+INLINE float factor_of(int64_t i) { return i == Q3I || i == Q3J ? 0.125f : i == Q4I ? 0.25f : 1.0f; }
+INLINE vec unit_scale(const int FORMAT, const char *side) {
+  return has_odd_steps(FORMAT) ? v_mul(v_half(side), v_all(factor_of(FORMAT))) : v_half(side);
+}
 
 /* Scale (and minimum) of block or half block number i of a unit, for 16 rows. */
 INLINE vec scale_at(const int FORMAT, const char *side, int64_t i, vec d) {
   if (FORMAT == Q4E) return v_power(side + 16 * i);
+  if (FORMAT == Q2T) return d;
+  if (has_odd_steps(FORMAT)) { /* a byte has those of both halves of a block */
+    const int halves = halves_of(FORMAT);
+    const char *at = side + 32 + 16 * (i / halves);
+    const vec step = i % halves ? v_high4(at) : v_low4(at);
+    return v_mul(d, v_add(v_add(step, step), v_all(1.0f)));
+  }
   if (FORMAT == Q2K) return v_mul(d, v_low4(side + 64 + 16 * i));
   if (FORMAT == Q8S || FORMAT == Q3S || FORMAT == Q4X) return v_mul(d, v_int8(side + 64 + 16 * i));
   if (by_256(FORMAT)) return v_mul(d, v_uint8(side + 64 + 32 * i));
@@ -128,9 +154,12 @@ static void read_row_quant(const Matrix *w, int64_t row, float *out) {
     const char *codes = at + side_of(format);
     for (int64_t k = 0; k < MIN(unit, w->columns - k0); k++) {
       const int64_t i = k / (32 / halves);
-      const uint8_t step = by_256(format) && (halves == 2 || format == Q4X) ? (uint8_t)at[64 + 16 * i + r] : 0;
+      const int odd = has_odd_steps(format);
+      const uint8_t step = odd || halves == 2 || format == Q4X ? (uint8_t)at[odd ? 32 + k / 32 * 16 + r : 64 + 16 * i + r] : 0;
       float scale, minimum = 0.0f;
-      if (format == Q4E) scale = power_at((uint8_t)at[16 * i + r]);
+      if (format == Q2T) scale = half_at(at + 2 * r);
+      else if (odd) scale = half_at(at + 2 * r) * factor_of(format) * (float)(2 * (step >> i % halves * 4 & 15) + 1);
+      else if (format == Q4E) scale = power_at((uint8_t)at[16 * i + r]);
       else if (format == Q2K) scale = half_at(at + 2 * r) * (float)(step & 15);
       else if (halves == 2 || format == Q4X) scale = half_at(at + 2 * r) * (float)(int8_t)step;
       else if (by_256(format)) scale = half_at(at + 2 * r) * (float)*(const uint8_t *)(at + 64 + 32 * i + r);

@@ -16,9 +16,10 @@ enum {
 
 /* What sums of codes of less than 8 bits begin with: the offset's part of the products, taken away. */
 INLINE ints start_of(const int FORMAT, const Block *x, int half) {
-  if (FORMAT == Q3S) return i_right(i_all(&x->half128[half]), 5);
-  if (FORMAT == Q4E) return i_right(i_all(&x->back128), 3);
-  return has_minimum(FORMAT) ? i_zero() : i_all(&x->back8);
+  const int OFFSET = offset_of(FORMAT);
+  if (has_minimum(FORMAT)) return i_zero();
+  if (OFFSET == 8) return i_all(&x->back8);
+  return i_right(i_all(halves_of(FORMAT) == 2 ? &x->half128[half] : &x->back128), OFFSET == 64 ? 1 : OFFSET == 16 ? 3 : OFFSET == 4 ? 5 : 7);
 }
 
 /* out[m, r] (+)= bias[r] + the product of x[m] with row r of a tile, for `units` units of k from w and x on. parked holds
@@ -33,7 +34,7 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
   for (int64_t u = 0; u < units; u++) {
     const char *codes = w + side_of(FORMAT);
     vec d = v_zero(), dmin = v_zero();
-    if (by_256(FORMAT)) d = v_half(w);
+    if (by_256(FORMAT)) d = unit_scale(FORMAT, w);
     if (by_256(FORMAT) && has_minimum(FORMAT)) dmin = v_sub(v_zero(), v_half(w + 32));
     UNROLL for (int i = 0; i < side_of(FORMAT); i += 64) prefetch_weights(M, ahead + i);
     ahead += side_of(FORMAT);
@@ -41,19 +42,27 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
       UNROLL for (int half = 0; half < HALVES; half++) {
         ints sum[8], whole[8];
         UNROLL for (int m = 0; m < M; m++)
-            sum[m] = BITS < 8 && OFFSET < 128 ? i_begin4(start_of(FORMAT, x + m, half))
+            sum[m] = OFFSET == 64              ? start_of(FORMAT, x + m, half)
+                     : BITS < 8 && OFFSET < 128 ? i_begin4(start_of(FORMAT, x + m, half))
                      : has_minimum(FORMAT)    ? i_zero()
                      : HALVES == 2            ? i_back128(&x[m].half128[half])
                                               : i_back128(&x[m].back128);
         if (BITS < 4) {
-          const ints c = i_load(codes + 64 * half), third = BITS == 3 ? i_load(codes + 128) : i_zero();
-          prefetch_weights(M, ahead + 64 * half);
-          if (BITS == 3 && half) prefetch_weights(M, ahead + 128);
-          UNROLL for (int i = 0; i < 4; i++) {
-            const ints low = i_two(c, i), code = BITS == 3 ? i_or(low, i_one(third, 4 * half + i)) : low;
-            UNROLL for (int m = 0; m < M; m++) sum[m] = i_dot4(sum[m], code, i_all(x[m].codes + 16 * half + 4 * i));
+          UNROLL for (int part = half; part < (HALVES == 1 ? 2 : half + 1); part++) {
+            const ints c = i_load(codes + 64 * part), third = BITS == 3 ? i_load(codes + 128) : i_zero();
+            prefetch_weights(M, ahead + 64 * part);
+            if (BITS == 3 && part) prefetch_weights(M, ahead + 128);
+            UNROLL for (int i = 0; i < 4; i++) {
+              const ints low = i_two(c, i), code = BITS == 3 ? i_or(low, i_one(third, 4 * half + i)) : low;
+              const ints value = has_levels(FORMAT) ? i_look(levels, code) : code;
+              UNROLL for (int m = 0; m < M; m++) {
+                const ints a = i_all(x[m].codes + 16 * part + 4 * i);
+                sum[m] = OFFSET == 64 ? i_dot_small(sum[m], value, a) : i_dot4(sum[m], value, a);
+              }
+            }
           }
-          UNROLL for (int m = 0; m < M; m++) sum[m] = i_end4(sum[m], start_of(FORMAT, x + m, half));
+          if (OFFSET < 64)
+            UNROLL for (int m = 0; m < M; m++) sum[m] = i_end4(sum[m], start_of(FORMAT, x + m, half));
         } else if (has_levels(FORMAT)) {
           UNROLL for (int part = 0; part < 2; part++) {
             UNROLL for (int i = 0; i < 4; i++) {
@@ -61,10 +70,12 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
               if (!part) prefetch_weights(M, ahead + 64 * i);
               UNROLL for (int m = 0; m < M; m++) {
                 const ints a = i_all(x[m].codes + 16 * part + 4 * i);
-                sum[m] = OFFSET == 128 ? i_dot_byte(sum[m], code, a) : i_dot4(sum[m], code, a);
+                sum[m] = OFFSET == 128  ? i_dot_byte(sum[m], code, a)
+                         : OFFSET == 64 ? i_dot_small(sum[m], code, a)
+                                        : i_dot4(sum[m], code, a);
               }
             }
-            if (OFFSET == 128) continue;
+            if (OFFSET >= 64) continue;
             UNROLL for (int m = 0; m < M; m++) { /* 16 bits hold four vectors of levels, not eight */
               if (part) sum[m] = i_end4(sum[m], whole[m]);
               else whole[m] = i_end4(sum[m], start_of(FORMAT, x + m, half)), sum[m] = i_begin4(whole[m]);

@@ -94,9 +94,10 @@ class LlamaShape:
         has_branch, has_mlp = self.attends(layer) or self.mixer(layer) is not None, self.has_mlp(layer)
         before, after = self.traits.norms_before, self.traits.norms_after
         heads = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
+        within = ("mixed_norm", "inner_norm") if self.traits.sub_norms else ()
         first = ("input_norm",) if before and has_branch else ()
         second = ("mlp_norm",) if before and has_mlp else ()
-        return (*heads, *first, *second, *(("attention_after", "mlp_after") if after else ()))
+        return (*heads, *within, *first, *second, *(("attention_after", "mlp_after") if after else ()))
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
@@ -207,6 +208,8 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
         "o": f"{attention}.o_proj.weight",
         "q_norm": f"{attention}.q_norm.weight",
         "k_norm": f"{attention}.k_norm.weight",
+        "mixed_norm": f"{attention}.attn_sub_norm.weight",
+        "inner_norm": f"{mlp}.ffn_sub_norm.weight",
         "sinks": f"{attention}.sinks",
         "gates": f"{attention}.gates_proj.weight",
         "gate": f"{mlp}.gate_proj.weight",

@@ -41,7 +41,8 @@ _GLM4_SANDWICH = ("post_self_attn_layernorm", "post_attention_layernorm", "post_
 class Traits:
     """Differences from Llama; the default is Llama."""
 
-    activation: str = "silu"  # "gelu": its tanh form; "relu2": relu(up)^2, and no gate
+    # "gelu": its tanh form; "relu2": relu(up)^2, and no gate; "gated_relu2": relu(gate)^2 * up
+    activation: str = "silu"
     swiglu: tuple[float, float] | None = None  # (alpha, limit) of gpt-oss's activation: see ``clamped_swiglu``
     has_sinks: bool = False  # each head has a score beside those of keys, with no value
     norm_offset: float = 0.0  # added to the weights of norms
@@ -61,6 +62,10 @@ class Traits:
     gate_scale: float = 1.0  # on the MLP's gate
     mlp_scale: float = 1.0  # on what the MLP returns
 
+    sub_norms: bool = False  # what attention mixed, and what the MLP's output matrix reads, is normed
+    ternary: str = (
+        ""  # "times", "over" or "online": how linears' weights are -1, 0, 1 with a scale (``read/ternary.py``)
+    )
     interleaved: bool = False  # values (2i, 2i + 1) of a head are a pair, and not (i, i + half)
     norm_names: tuple[str, str, str] = _SANDWICH  # after attention, before and after the MLP, where ``norms_after``
 
@@ -101,10 +106,15 @@ def unsupported(config: Any) -> str | None:
     named = getattr(config, "architectures", None) or [architecture]
     if architecture is None or architecture not in named:
         return f"architecture {named[0] or kind!r}; known: {', '.join(ARCHITECTURES.values())}"
-    if activation_of(config) not in _ACTIVATIONS or (activation_of(config) == "relu2" and kind != "nemotron_h"):
+    if activation_of(config) not in _ACTIVATIONS or (
+        activation_of(config) == "relu2" and kind not in ("nemotron_h", "bitnet")
+    ):
         return f"activation {activation_of(config)!r}; implemented: {', '.join(_ACTIVATIONS)}"
-    stored = getattr(config, "quantization_config", None)
-    if stored is not None and not (kind == "gpt_oss" and _method(stored) == "mxfp4"):
+    method = _stored(config, "quant_method")
+    if method == "bitnet" and kind in ("bitnet", "llama"):
+        if _stored(config, "use_rms_norm"):
+            return "norms of their own in front of linears (use_rms_norm of quantization_config)"
+    elif getattr(config, "quantization_config", None) is not None and not (kind == "gpt_oss" and method == "mxfp4"):
         return "the checkpoint is quantised"
     if getattr(config, "use_bidirectional_attention", None):
         return "attention in both directions"
@@ -123,14 +133,26 @@ def unsupported(config: Any) -> str | None:
     return reason or mixtures.unsupported(config)
 
 
-def _method(stored: Any) -> Any:
-    """How a checkpoint is quantised, of its quantization_config: an object of JSON, or transformers'."""
-    return stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+def _stored(config: Any, key: str) -> Any:
+    """A value of its quantization_config, an object of JSON or transformers'; None where there is none."""
+    stored = getattr(config, "quantization_config", None)
+    return stored.get(key) if isinstance(stored, dict) else getattr(stored, key, None)
+
+
+def _ternary(config: Any) -> str:
+    if _stored(config, "quant_method") != "bitnet":
+        return ""
+    if _stored(config, "linear_class") != "autobitlinear":  # transformers' default is the other
+        return "over"
+    return "online" if _stored(config, "quantization_mode") == "online" else "times"
 
 
 def traits_of(config: Any) -> Traits:
     """The traits of a supported configuration."""
     kind, activation = config.model_type, _ACTIVATIONS[activation_of(config)]
+    if kind == "bitnet":
+        activation = "gated_relu2" if activation == "relu2" else activation
+        return Traits(activation=activation, sub_norms=True, ternary=_ternary(config))
     if kind.startswith("gemma"):
         newer = kind != "gemma"
         scalar = getattr(config, "query_pre_attn_scalar", None)
@@ -191,6 +213,7 @@ def traits_of(config: Any) -> Traits:
         is_fused=kind == "phi3",
         rotated=_rotated(config),
         is_gated=is_qwen,
+        ternary=_ternary(config),
     )
 
 

@@ -1,5 +1,6 @@
 """Dense architectures: the Llama family and its kin."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -167,6 +168,10 @@ def _mistral3(file: GGUFFile) -> dict[str, Any]:
     return {**found, "rope_parameters": found["rope_parameters"] | growth}
 
 
+def _bitnet(activation: str) -> Callable[[GGUFFile], dict[str, Any]]:
+    return lambda file: {**dense(file), "hidden_act": activation}
+
+
 def _glm4(file: GGUFFile) -> dict[str, Any]:
     of_text_alone(file)
     return {**dense(file, partial=True), "attention_bias": "blk.0.attn_q.bias" in file.tensors}
@@ -217,6 +222,11 @@ _GLM4 = {
     "ffn_down.weight": "mlp.down_proj.weight",
     "post_ffw_norm.weight": "post_mlp_layernorm.weight",
 }
+_BITNET = {
+    **LLAMA,
+    "attn_sub_norm.weight": "self_attn.attn_sub_norm.weight",
+    "ffn_sub_norm.weight": "mlp.ffn_sub_norm.weight",
+}
 _OLMO2 = {theirs: ours for theirs, ours in SANDWICH.items() if theirs not in ("attn_norm.weight", "ffn_norm.weight")}
 
 DECODERS = {
@@ -229,4 +239,7 @@ DECODERS = {
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", {**_OLMO2, **QK_NORMS}, _olmo2, may={}),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, _phi3, may={}),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, _glm4, may=QKV_BIASES),
+    # llama.cpp's has the activation of the first models, Microsoft's that of bitnet-b1.58-2B-4T.
+    "bitnet": Architecture("bitnet", "BitNetForCausalLM", _BITNET, _bitnet("silu"), may={}),
+    "bitnet-b1.58": Architecture("bitnet", "BitNetForCausalLM", _BITNET, _bitnet("relu2"), may={}),
 }

@@ -106,6 +106,7 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
         yield names["sinks"], (shape.num_heads,)
     of_all = traits.qk_norm == "all"
     norm_sizes = {"q_norm": queries if of_all else shape.head_dim, "k_norm": keys if of_all else shape.head_dim}
+    norm_sizes |= {"mixed_norm": queries, "inner_norm": shape.intermediate_size}
     for key in shape.norms(index):
         yield names[key], (norm_sizes.get(key, hidden),)
     mixer = shape.mixer(index)

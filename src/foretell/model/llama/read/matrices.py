@@ -23,6 +23,7 @@ from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError
 from foretell.core.progress import tell
 from foretell.kernels import structures
+from foretell.kernels.dequantise import grid_of
 from foretell.kernels.native import library, need
 from foretell.model.llama import shape as llama
 
@@ -34,7 +35,8 @@ class Format(NamedTuple):
 
     Formats have scales, some a minimum or levels: ``tests/model/llama/quantised.py`` is the twin in plain torch.
     Every block kind of ``BLOCK_KINDS`` becomes a format without a change of its values: kinds of 2, 3 and 4 bits keep
-    theirs, those of 5 and 6 are held in 8.
+    theirs, those of 5 and 6 are held in 8. TQ1_0 has 2 bits a weight here; of IQ1 to IQ3, whose files number the entries
+    of a list of 4 or 8 weights, each weight has its own code, 3 bits of IQ1 and IQ2 and 4 of IQ3.
     """
 
     number: int  # in common.h
@@ -65,10 +67,17 @@ FORMATS = {
     "Q4E": Format(11, 4, 64, 32),  # a scale is a power of two
     "Q2K": Format(12, 2, 256, 320),  # as Q4K, but for 16 values
     "Q3S": Format(13, 3, 256, 320),  # as Q8S
+    "Q2T": Format(14, 2, 256, 32),  # one scale for all 256
+    "Q3I": Format(15, 3, 256, 160),  # a scale for 16 values, in odd steps of one that 256 share; so the next
+    "Q3J": Format(16, 3, 256, 160),
+    "Q4I": Format(17, 4, 256, 160),  # ... for 32 values
+    "Q4J": Format(18, 4, 256, 160),
 }
 FORMAT_OF = {
     "Q8_0": "Q8", "Q5_0": "Q8", "Q5_1": "Q8M", "Q4_0": "Q4", "Q4_1": "Q4M", "Q4_K": "Q4K", "Q5_K": "Q8K", "Q6_K": "Q8S",
     "IQ4_NL": "Q4N", "IQ4_XS": "Q4X", "Q2_K": "Q2K", "Q3_K": "Q3S", "MXFP4": "Q4E",
+    "TQ1_0": "Q2T", "TQ2_0": "Q2T", "IQ1_S": "Q3I", "IQ1_M": "Q3I", "IQ2_XXS": "Q3J", "IQ2_XS": "Q3J", "IQ2_S": "Q3J",
+    "IQ3_XXS": "Q4I", "IQ3_S": "Q4J",
 }  # fmt: skip
 
 
@@ -76,6 +85,8 @@ _KINDS: dict[str | torch.dtype, int] = {
     torch.float32: 0, torch.float16: 1, torch.bfloat16: 30,
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
     "Q2_K": 10, "Q3_K": 11, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
+    "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ3_S": 21, "IQ2_S": 22, "IQ1_M": 29,
+    "TQ1_0": 34, "TQ2_0": 35,
 }  # fmt: skip
 """GGUF's numbers, of ggml."""
 
@@ -90,9 +101,10 @@ def pack_into(out: Tensor, form: str, kind: str | torch.dtype, rows: Tensor, col
     assert rows.device.type == "cpu"
     assert (form in ("Q8", "Q4")) if isinstance(kind, torch.dtype) else form == FORMAT_OF[kind]
     assert out.numel() >= -(-len(rows) // TILE) * TILE * FORMATS[form].row_bytes(columns)
+    grid = grid_of(kind) if isinstance(kind, str) else None
     pack_function()(
         FORMATS[form].number, _KINDS[kind], rows.data_ptr(), len(rows), columns, rows.stride(0) * rows.itemsize,
-        out.data_ptr(),
+        None if grid is None else grid.ctypes.data, out.data_ptr(),
     )  # fmt: skip
 
 
@@ -103,7 +115,7 @@ def pack_function() -> Callable[..., int]:
         raise ModelError(f"quantised weights need the native decoder, which is not available: {reason}")
     pack: Callable[..., int] = lib.foretell_pack
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    lib.foretell_pack.argtypes = [number, number, pointer, number, number, number, pointer]
+    lib.foretell_pack.argtypes = [number, number, pointer, number, number, number, pointer, pointer]
     return pack
 
 

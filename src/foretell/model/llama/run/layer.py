@@ -1,6 +1,6 @@
 """The weights of one layer of the lean decoder, read as its products want them: fused and packed."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from foretell.checkpoints.weights import WeightSource
 from foretell.model.cache import spread_of
 from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import bias_name, expert_names, read_biases, router_names
-from foretell.model.llama.run.pack import Experts, GatedMLP, Linear, make_linear
+from foretell.model.llama.run.pack import Activated, Experts, GatedMLP, Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits, clamped_swiglu
 from foretell.model.windows import DraftWindow
@@ -34,6 +34,7 @@ class Layer:
     spread: Tensor | None = None  # [kv heads, head_dim] of keys that are rounded: see ``codes.spread_of``
     limit: DraftWindow | None = None  # of a draft
     sinks: Tensor | None = None  # [heads] float32: see ``Traits.has_sinks``
+    mixed_norm: Tensor | None = None  # [heads * head_dim]: see ``Traits.sub_norms``
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,17 @@ class LayerReader:
         if shape.is_sparse(index):
             mlp: GatedMLP | Experts = self._experts(index)
         else:
-            mlp = GatedMLP(linear("gate", "up"), linear("down"), _activated(traits))
+            activated = _activated(traits)
+            if (inner := norm("inner_norm", traits.sub_norms)) is not None:
+                activated = _normed(activated, inner, shape.norm_eps)
+            mlp = GatedMLP(linear("gate", "up"), linear("down"), activated)
         return Layer(
             norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
             norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
             self._spread(names), shape.limits(index),
             self.source.read(names["sinks"], torch.float32, device) if traits.has_sinks else None,
+            norm("mixed_norm", traits.sub_norms),
         )  # fmt: skip
 
     def _spread(self, names: Mapping[str, str]) -> Tensor | None:
@@ -133,12 +138,18 @@ class LayerReader:
         return Experts(mixture, router, each, bias, shared, gate, biases[0] if biases else None)
 
 
-def _activated(traits: Traits) -> Callable[[Tensor, Tensor], Tensor]:
+def _activated(traits: Traits) -> Activated:
     if (swiglu := traits.swiglu) is not None:
         return lambda gate, up: clamped_swiglu(gate, up, *swiglu)
     if traits.activation == "silu":
         return lambda gate, up: F.silu(gate).mul_(up)
+    if traits.activation == "gated_relu2":
+        return lambda gate, up: F.relu(gate).square_().mul_(up)
     return lambda gate, up: F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def _normed(activated: Activated, weight: Tensor, eps: float) -> Activated:
+    return lambda gate, up: F.rms_norm(activated(gate, up), weight.shape, weight, eps)
 
 
 def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -32,6 +32,7 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.read.contents import check_contents, linear_sizes
 from foretell.model.llama.read.split import split_weights
+from foretell.model.llama.read.ternary import ternary_weights
 from foretell.model.llama.run.layer import Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
 from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, bucket, make_linear, packing_unsupported
@@ -108,7 +109,7 @@ class LeanModel(CausalModel):
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._growths = [rope.growth for rope in ropes]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
-        source = split_weights(source, shape, name=name)
+        source = split_weights(ternary_weights(source, shape), shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
@@ -386,7 +387,7 @@ class LeanModel(CausalModel):
 
     def _after(self, layer: Layer, x: Tensor, mixed: Tensor, shared: _Pass) -> Tensor:
         """The stream after a layer: what attention has mixed is added, and then the MLP's part."""
-        x = self._add(x, layer.out(mixed), layer.attention_after)
+        x = self._add(x, layer.out(self._norm(mixed, layer.mixed_norm)), layer.attention_after)
         normed = self._norm(x, layer.mlp_norm)
         if isinstance(layer.mlp, Experts):  # padding would read experts of its own
             part = F.pad(layer.mlp(normed[:, : shared.width]), (0, 0, 0, x.shape[1] - shared.width))

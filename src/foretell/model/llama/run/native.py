@@ -42,6 +42,7 @@ from foretell.model.llama.read.disk import DiskExperts, experts_on_disk
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
 from foretell.model.llama.read.matrices import Matrices, read_matrices
 from foretell.model.llama.read.split import split_weights
+from foretell.model.llama.read.ternary import ternary_weights
 from foretell.model.llama.run import tuning as ahead
 from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_of
 from foretell.model.llama.run.states import HybridCache, NativeCache
@@ -493,7 +494,7 @@ class NativeModel(CausalModel):
         shape, cpu = self.shape, torch.device("cpu")
         if shape.hybrid:
             source = hybrid_weights(source, shape, name=name)
-        source = split_weights(source, shape, name=name)
+        source = split_weights(ternary_weights(source, shape), shape, name=name)
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
@@ -574,7 +575,7 @@ class NativeModel(CausalModel):
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
             read[llama.EMBEDDING], read[contents.head], final_norm, layers,
-            traits.activation == "gelu", traits.qk_norm == "all",
+            {"gelu": 1, "gated_relu2": 2}.get(traits.activation, 0), traits.qk_norm == "all",
             # The factor is rounded to the weights' type first, as the modules do.
             0.0 if traits.embedding_scale == 1.0 else torch.tensor(traits.embedding_scale, dtype=dtype).item(),
             traits.score_scale or 0.0, traits.score_cap or 0.0,

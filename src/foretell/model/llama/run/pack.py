@@ -79,6 +79,8 @@ def make_linear(weight: Tensor, bias: Tensor | None, *, packed: bool) -> Linear:
     return PackedLinear(weight, bias) if packed else PlainLinear(weight, bias)
 
 
+Activated = Callable[[Tensor, Tensor], Tensor]
+"""What an MLP makes of gate, which it may overwrite, and up."""
 MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4
 
 
@@ -88,7 +90,7 @@ class GatedMLP:
 
     gate_up: Linear  # H -> 2 * inner
     down: Linear  # inner -> H
-    activated: Callable[[Tensor, Tensor], Tensor]  # of gate, which it may overwrite, and up
+    activated: Activated
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] of x [..., H]."""
