@@ -40,6 +40,11 @@ ARCHITECTURES = {
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "youtu": "YoutuForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
     **HYBRIDS,
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.weights import WeightSource, expect_shape
+from foretell.model.llama.read.latent import LatentWeights
 from foretell.model.llama.read.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import rotation_order
@@ -18,6 +19,9 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
+    latent = shape.traits.latent
+    if latent is not None:
+        return LatentWeights(source, latent, shape.num_heads, interleaved=shape.traits.interleaved, name=name)
     order, parts = _order(shape), dict[str, Part]()
     if order is None and not shape.traits.is_fused:
         return source

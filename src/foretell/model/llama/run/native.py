@@ -49,7 +49,9 @@ from foretell.model.llama.shape import LlamaShape
 from foretell.model.target import WHOLE, CausalModel, Decoded, Output, PassOptions
 from foretell.model.windows import DraftWindow
 
+MOST_LATENT = 640  # MAX_DIM of ``native/common.h``
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+_LATENT_SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
 NO_ROOM = 7  # what foretell_forward returns where there is no room for the terms of a hybrid's nodes
 MOST_PASSES = 4
 """Passes of plain decoding in one call at most: so many tokens come at once."""
@@ -85,6 +87,15 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
 
 
 def _other_heads(shape: LlamaShape) -> str | None:
+    if (latent := shape.traits.latent) is not None:
+        parts = latent.rank, latent.rope, latent.nope, latent.value, latent.query_rank
+        if latent.key <= MOST_LATENT and not any(part % 16 for part in parts):
+            return None
+        named = ", ".join(f"{name} {size}" for name, size in zip(_LATENT_SIZES, parts, strict=True))
+        return (
+            f"latent attention of {named}; implemented: multiples of 16, of which the first two are at most {MOST_LATENT} "
+            "together"
+        )
     if shape.head_dim in HEAD_DIMS:
         return None
     return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
@@ -546,7 +557,8 @@ class NativeModel(CausalModel):
             *(shape.mixture.sizes if shape.mixture is not None else (0, 0, 0)),
             traits.is_gated, *mixers.sizes_of(shape.mixers),
             *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
-            0, *(traits.swiglu or ()),
+            0, *(traits.swiglu or (0.0, 0.0)),
+            *((x.rank, x.rope, x.nope, x.value, x.query_rank, x.eps) if (x := traits.latent) is not None else ()),
         )  # fmt: skip
 
 
