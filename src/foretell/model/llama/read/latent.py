@@ -1,7 +1,7 @@
 """The tensors of latent attention as the decoders want them: what makes keys and what makes values of a latent vector apart,
 and rotated numbers in halves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,8 +12,19 @@ from foretell.model.llama.latent import Latent
 from foretell.model.llama.read.parts import Part, PartWeights, in_heads
 from foretell.model.llama.traits import rotation_order
 
+_CPU, _TINY = torch.device("cpu"), 1e-30
 _BOTH = "kv_b_proj.weight"
 KEYS, VALUES = "k_b_proj.weight", "v_b_proj.weight"
+
+
+def latent_spread(source: WeightSource, names: Mapping[str, str], latent: Latent) -> Tensor:
+    """[rank + rope] float32: what queries are multiplied by, and keys divided, before the latter are rounded (see
+    ``cache.spread_of``): of the vector, which is the value too, 1; of what is rotated what its root mean square is, of a normed
+    stream, to the vector's. names: those of ``layer_names``."""
+    rotated = source.reader(names["k"])(latent.rank, latent.key).double()
+    stream, vector = (source.read(names[key], torch.float32, _CPU).double() for key in ("input_norm", "k_norm"))
+    squares = (rotated * stream).square().sum(1).view(2, -1).mean(0).repeat(2) / vector.square().mean()
+    return torch.cat((torch.ones(latent.rank), squares.clamp(min=_TINY).sqrt().bfloat16().float()))
 
 
 class LatentWeights(PartWeights):
@@ -64,7 +75,7 @@ class LatentWeights(PartWeights):
         if name not in self._joined:
             super().read_into(name, out)
             return
-        both = self._source.read(self._joined[name], torch.promote_types(out.dtype, torch.float32), torch.device("cpu"))
+        both = self._source.read(self._joined[name], torch.promote_types(out.dtype, torch.float32), _CPU)
         keys = both.view(self._heads, -1, self._latent.rank)[:, : self._latent.nope]
         out.copy_(keys.mT.reshape(out.shape))
 

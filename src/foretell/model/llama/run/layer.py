@@ -11,6 +11,7 @@ from foretell.checkpoints.weights import WeightSource
 from foretell.model.cache import spread_of
 from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import bias_name, expert_names, read_biases, router_names
+from foretell.model.llama.read.latent import latent_spread
 from foretell.model.llama.run.pack import Experts, GatedMLP, Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits, clamped_swiglu
@@ -116,6 +117,9 @@ class LayerReader:
         )  # fmt: skip
 
     def _spread(self, names: Mapping[str, str]) -> Tensor | None:
+        latent = self.shape.traits.latent
+        if self.kv == "int8" and latent is not None:
+            return latent_spread(self.source, names, latent).to(self.device)[None]
         if self.kv != "int8" or "k" not in self.biases:
             return None
         bias = self.source.read(llama.bias_name(names["k"]), torch.float32, self.device)

@@ -39,7 +39,7 @@ class MergedWeights(PartWeights):
     def apart(self) -> Collection[str]:
         """See ``WeightSource.apart``: not of what an adapter changes as a whole, such as ``kv_b_proj``."""
         changed = {name.removesuffix("kv_b_proj.weight") for name in self._terms if name.endswith("kv_b_proj.weight")}
-        return [name for name in self._source.apart if name.rpartition("_b_proj")[0][:-1] not in changed]
+        return tuple(name for name in self._source.apart if name.rpartition("_b_proj")[0][:-1] not in changed)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""

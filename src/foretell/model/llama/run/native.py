@@ -39,6 +39,7 @@ from foretell.model.llama import mixers, shape as llama
 from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names, read_biases, router_names, view_of
 from foretell.model.llama.read.contents import check_contents
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
+from foretell.model.llama.read.latent import latent_spread
 from foretell.model.llama.read.matrices import Matrices, read_matrices
 from foretell.model.llama.read.split import split_weights
 from foretell.model.llama.run import tuning as ahead
@@ -526,9 +527,12 @@ class NativeModel(CausalModel):
                     self._tensors += each
                 self._experts.append(view_of(shape.mixture, index, read, bias, each))
                 layer.experts = ctypes.pointer(self._experts[-1])
-            if kv == "int8" and "k" in contents.biases and shape.attends(index):
-                biases = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
-                self._tensors += [spread := spread_of(biases, shape.num_kv_heads), unspread := 1.0 / spread]
+            if kv == "int8" and (traits.latent or ("k" in contents.biases and shape.attends(index))):
+                if traits.latent is not None:
+                    spread = latent_spread(source, names, traits.latent)
+                else:
+                    spread = spread_of(source.read(llama.bias_name(names["k"]), torch.float32, cpu), shape.num_kv_heads)
+                self._tensors += [spread, unspread := 1.0 / spread]
                 layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
