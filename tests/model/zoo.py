@@ -53,7 +53,8 @@ _SIZES: tuple[tuple[int, str], ...] = (
 SMALL = {key: size for size, keys in _SIZES for key in keys.split()}
 
 _LATENT = {"num_key_value_heads": 4, "head_dim": 8}
-_NATIVE_LATENT = {"num_key_value_heads": 4, "head_dim": 16, **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16)}
+_NATIVE_LATENT = dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16)
+_NATIVE_LATENT |= {"num_key_value_heads": 4}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "axk1": _LATENT,

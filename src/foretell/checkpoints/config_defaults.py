@@ -98,10 +98,8 @@ _DELTA = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }  # fmt: skip
-_LATENT = {
-    **_COMMON, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "attention_bias": False, "num_experts_per_tok": None, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+_LATENT = {**_COMMON, "kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128, "attention_bias": False}
+_LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_experts_per_tok": None}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "mlp_bias": False},
     "mistral": _MISTRAL,
@@ -155,7 +153,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **_LATENT, "vocab_size": 102400, "intermediate_size": 11008, "num_key_value_heads": None,
         "max_position_embeddings": 2048, "mlp_bias": False, "first_k_dense_replace": 0, "n_group": None, "topk_group": None,
         "n_routed_experts": 64, "n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "greedy",
-        "norm_topk_prob": False, "moe_intermediate_size": 1407,
+        "norm_topk_prob": False, "moe_intermediate_size": 1407, "bos_token_id": 1, "eos_token_id": 2,
     },
     "deepseek_v3": {
         **_LATENT, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,

@@ -301,8 +301,8 @@ class BoundCache(KVCache):
         rope: tuple[Tensor, Tensor],
         value_dims: Sequence[int] | None = None,
     ) -> None:
-        """shapes: (kv heads, head dimension) of each layer; rope: float32 cosines and sines [capacity, d / 2]; value_dims: as
-        ``KVCache``."""
+        """shapes: (kv heads, head dimension) of each layer; rope: float32 cosines and sines [capacity, d / 2];
+        value_dims: as ``KVCache``."""
         super().__init__(num_rows, capacity, shapes, dtype, [torch.device("cpu")] * len(shapes), value_dims)
         self._rope = rope
         self._bind()

@@ -35,7 +35,13 @@ _SCALED = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7, "logits_scaling": 5.0,
 }  # fmt: skip
 _SPARSE = {"num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-_LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 16}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
 _DEEPSEEK = {
     **_SPARSE, **_LATENT, "n_routed_experts": 8, "moe_intermediate_size": 40, "n_shared_experts": 2, "n_group": 4,
     "topk_group": 2, "num_experts_per_tok": 3, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1,
@@ -117,7 +123,8 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
     "deepseek3": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": 32, "attention_bias": True}),
     "minicpm3": (
-        "MiniCPM3", {**_LATENT, "q_lora_rank": 32, "scale_emb": 3.0, "scale_depth": 2.4, "dim_model_base": 16, "pad_token_id": 0},
+        "MiniCPM3",
+        {**_LATENT, "q_lora_rank": 32, "scale_emb": 3.0, "scale_depth": 2.4, "dim_model_base": 16, "pad_token_id": 0},
     ),
 }  # fmt: skip
 FAMILY = tuple(_KINDS)

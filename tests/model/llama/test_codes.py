@@ -135,11 +135,20 @@ def test_every_variant_gives_the_same_bits(variant: str, dtype: torch.dtype, mon
     plain_tests.test_every_variant_gives_the_same_bits_at_every_head_dimension(variant, dtype, monkeypatch)
 
 
-def test_all_that_moves_slots_carries_their_scales() -> None:
-    """Kept and joined rows, prefixes and views go on as rows that were read so."""
-    model = NativeModel.from_hf(make_model("llama"), kv="int8")
-    assert model.new_cache(1, 8).bytes_per_slot == sum(2 * 2 * (16 + SCALE_BYTES) for _ in range(3))
-    assert model.spec.described != NativeModel.from_hf(make_model("llama")).spec.described  # measured costs are its own
+@pytest.mark.parametrize(
+    ("kind", "kv", "size"),
+    [
+        ("llama", "int8", 2 * 2 * (16 + SCALE_BYTES)),
+        ("minicpm3", "int8", 48 + SCALE_BYTES),
+        ("deepseek3", "auto", 4 * 48),
+    ],
+)
+def test_all_that_moves_slots_carries_their_scales(kind: str, kv: str, size: int) -> None:
+    """Kept and joined rows, prefixes and views go on as rows that were read so. size: bytes of a slot in a layer."""
+    model = NativeModel.from_hf(make_model(kind), kv=kv)
+    assert model.new_cache(1, 8).bytes_per_slot == 3 * size
+    other = NativeModel.from_hf(make_model(kind), kv="auto" if kv == "int8" else "int8")
+    assert model.spec.described != other.spec.described  # measured costs are its own
     prompts, tokens = prompts_of((20, 17, 9)), tokens_of(3, 4, seed=8)
     whole = model.new_cache(3, CAPACITY)
     length = prefill(model, whole, prompts, chunk=8)

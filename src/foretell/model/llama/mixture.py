@@ -19,12 +19,13 @@ from foretell.model.llama.read.interleaved import InterleavedExperts
 from foretell.model.llama.read.parts import Part, PartWeights
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
-_FURTHER = ("glm4_moe", "dots1", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # n_shared_experts beside each other make one
-_SIGMOID = ("lfm2_moe", "nemotron_h", *(kind for kind in _FURTHER if kind != "deepseek_v2"))
+_DEEPSEEK = ("glm4_moe", "dots1", "solar_open", "deepseek_v3", "glm4_moe_lite")
+_SIGMOID = ("lfm2_moe", "nemotron_h", *_DEEPSEEK)
+_FURTHER = ("deepseek_v2", *_DEEPSEEK)  # n_shared_experts beside each other make one
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
 TYPES = (
-    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss", "deepseek_v2",
-    *_SIGMOID,
+    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss",
+    "deepseek_v2", *_SIGMOID,
 )  # fmt: skip
 """The types with experts that are covered."""
 _ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss")  # of all their MLPs
@@ -86,8 +87,8 @@ def unsupported(config: Any) -> str | None:
         return None
     if found.num_experts > MAX_EXPERTS:
         return f"{found.num_experts} experts a layer; at most {MAX_EXPERTS}"
-    if (method := getattr(config, "topk_method", None) or "greedy") not in _METHODS and config.model_type == "deepseek_v2":
-        return f"experts are chosen by {method!r}; implemented: {', '.join(_METHODS)}"
+    if config.model_type == "deepseek_v2" and config.topk_method not in _METHODS:
+        return f"experts are chosen by {config.topk_method!r}; implemented: {', '.join(_METHODS)}"
     groups, chosen, best = found.groups
     is_divided = 0 < chosen <= groups and found.num_experts % groups == 0
     if not is_divided or (groups > 1 and found.num_experts < best * groups):  # too few rank a group

@@ -96,7 +96,7 @@ class LlamaShape:
         """Keys of ``layer_names``: the norms of a layer."""
         has_branch, has_mlp = self.attends(layer) or self.mixer(layer) is not None, self.has_mlp(layer)
         before, after = self.traits.norms_before, self.traits.norms_after
-        heads = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
+        heads: tuple[str, ...] = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
         if (latent := self.traits.latent) is not None:
             heads = ("q_norm", "k_norm") if latent.query_rank else ("k_norm",)
         first = ("input_norm",) if before and has_branch else ()

@@ -88,6 +88,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
 _PARTLY_TURNED = ("phi3", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
 _WITHOUT_O = ("glm4", "glm4_moe", "solar_open")  # whose attention_bias is of queries, keys and values
+_MLP_BIASED = ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba", "minicpm3")  # where they say so
 _WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the window
 _TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
 _WINDOWLESS = (
@@ -231,7 +232,7 @@ def biases_of(config: Any) -> frozenset[str]:
     attention = ("q", "k", "v", *(("o", "gates") if kind not in _WITHOUT_O else ())) if biased else ()
     if biased and kind in latents.TYPES:
         attention = (*(("q",) if config.q_lora_rank else ()), "k", "o")
-    has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba", "minicpm3") and config.mlp_bias
+    has_biases = kind in _MLP_BIASED and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
 

@@ -1,6 +1,7 @@
-"""The tensors of latent attention as the decoders want them: what makes keys and what makes values of a latent vector apart,
+"""Tensors of latent attention as the decoders want them: what makes keys and what makes values of a vector by themselves,
 and rotated numbers in halves."""
 
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,9 +19,12 @@ KEYS, VALUES = "k_b_proj.weight", "v_b_proj.weight"
 
 
 def latent_spread(source: WeightSource, names: Mapping[str, str], latent: Latent) -> Tensor:
-    """[rank + rope] float32: what queries are multiplied by, and keys divided, before the latter are rounded (see
-    ``cache.spread_of``): of the vector, which is the value too, 1; of what is rotated what its root mean square is, of a normed
-    stream, to the vector's. names: those of ``layer_names``."""
+    """[rank + rope] float32: what queries are multiplied by, and keys divided, before the latter are rounded, as
+    ``cache.spread_of`` says.
+
+    The vector, which is the value too, has 1; a rotated pair has its root mean square, of a normed stream, in parts of the
+    vector's. names: those of ``layer_names``.
+    """
     rotated = source.reader(names["k"])(latent.rank, latent.key).double()
     stream, vector = (source.read(names[key], torch.float32, _CPU).double() for key in ("input_norm", "k_norm"))
     squares = (rotated * stream).square().sum(1).view(2, -1).mean(0).repeat(2) / vector.square().mean()
@@ -28,14 +32,16 @@ def latent_spread(source: WeightSource, names: Mapping[str, str], latent: Latent
 
 
 class LatentWeights(PartWeights):
-    """Another source's tensors: ``kv_b_proj`` as KEYS [heads * rank, nope], of each head the transposed, and VALUES [heads *
-    value, rank]; of ``q_proj``, ``q_b_proj`` and ``kv_a_proj_with_mqa`` the rotated rows in halves.
+    """Another source's tensors: ``kv_b_proj`` as KEYS [heads * rank, nope], each head's transposed, and VALUES
+    [heads * value, rank]; of ``q_proj``, ``q_b_proj`` and ``kv_a_proj_with_mqa`` the rotated rows in halves.
 
-    Files that hold KEYS and VALUES by themselves are read as they are, and may be quantised. Of others KEYS has the values
-    of the transposed matrix, which no block of the file has: it is a plain one, or rounded anew.
+    KEYS and VALUES of files that hold them by themselves stay as they are, quantised too. Blocks of a ``kv_b_proj`` cannot
+    be transposed: KEYS are then plain numbers, or rounded anew.
     """
 
-    def __init__(self, source: WeightSource, latent: Latent, heads: int, *, interleaved: bool, name: str) -> None:
+    def __init__(
+        self, source: WeightSource, latent: Latent, heads: int, *, interleaved: bool, name: str, any_width: bool = False
+    ) -> None:
         """Raises ShapeError, which names the model, for a ``kv_b_proj`` of another size."""
         self._latent, self._heads, self._joined = latent, heads, dict[str, str]()
         turned = torch.arange(latent.rope)
@@ -50,6 +56,8 @@ class LatentWeights(PartWeights):
         parts = dict[str, Part]()
         for theirs in source.names:
             module = theirs.rpartition(".")[0].rpartition(".")[2]
+            if module in ("k_b_proj", "v_b_proj"):  # parts that the source names too
+                continue
             if not theirs.endswith(_BOTH):
                 parts[theirs] = Part(theirs, orders.get(module) if interleaved else None)
                 continue
@@ -58,11 +66,11 @@ class LatentWeights(PartWeights):
                 parts[prefix + KEYS] = Part(prefix + KEYS, (0, heads * latent.rank))
                 parts[prefix + VALUES] = Part(prefix + VALUES, (0, heads * latent.value))
                 continue
-            expect_shape(source, theirs, (heads * each, latent.rank), name)
+            expect_shape(source, theirs, (heads * each, None if any_width else latent.rank), name)
             self._joined[prefix + KEYS] = theirs
             parts[prefix + KEYS] = Part(theirs)
             parts[prefix + VALUES] = Part(theirs, values)
-        super().__init__(source, parts, lambda ours: ours.replace(KEYS, _BOTH).replace(VALUES, _BOTH))
+        super().__init__(source, parts, lambda ours: re.sub(r"\.[kv]_b_proj\.", ".kv_b_proj.", ours))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource.shape``."""

@@ -21,7 +21,8 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
     """
     latent = shape.traits.latent
     if latent is not None:
-        return LatentWeights(source, latent, shape.num_heads, interleaved=shape.traits.interleaved, name=name)
+        interleaved = shape.traits.interleaved
+        return LatentWeights(source, latent, shape.num_heads, interleaved=interleaved, name=name, any_width=any_width)
     order, parts = _order(shape), dict[str, Part]()
     if order is None and not shape.traits.is_fused:
         return source

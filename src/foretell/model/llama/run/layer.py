@@ -107,14 +107,12 @@ class LayerReader:
         if latent is None:
             return None
         keys, values = (self.source.read(names[key], self.dtype, self.device) for key in ("k_b", "v_b"))
+        keys, values = keys.view(heads, latent.rank, -1), values.view(heads, latent.value, -1)
         query, query_norm = None, None
         if latent.query_rank:
             weight = self.source.read(names["q_b"], self.dtype, self.device)
             query, query_norm = make_linear(weight, None, packed=self.packed), self.norm(names["q_norm"])
-        return LatentParts(
-            query, query_norm, self.norm(names["k_norm"]), keys.view(heads, latent.rank, -1),
-            values.view(heads, latent.value, -1),
-        )  # fmt: skip
+        return LatentParts(query, query_norm, self.norm(names["k_norm"]), keys, values)
 
     def _spread(self, names: Mapping[str, str]) -> Tensor | None:
         latent = self.shape.traits.latent

@@ -376,18 +376,19 @@ class LeanModel(CausalModel):
         mixed = self._mix(index, qk, value, shared, cache)
         if layer.latent is not None:
             values = layer.latent.values
-            mixed = torch.einsum("bnhr,hvr->bnhv", mixed.unflatten(-1, (heads, -1)), values).flatten(2)
+            mixed = torch.einsum("bnhr,hvr->bnhv", mixed.view(*mixed.shape[:2], heads, -1), values).flatten(2)
         return self._after(layer, x, mixed, shared)
 
     def _absorbed(self, parts: LatentParts, made: Tensor) -> Tensor:
-        """Queries as latent keys meet them, and keys [B, n, heads + 1, head_dim], before rotation, of what the first product
-        made."""
+        """[B, n, heads + 1, head_dim] of what the first product made: queries as latent keys meet them and the key, before
+        they are rotated."""
         latent, heads = self.shape.traits.latent, self.shape.num_heads
         assert latent is not None
-        query, vector, key = made.split([made.shape[-1] - latent.key, latent.rank, latent.rope], -1)
+        query, vector, key = torch.split(made, [made.shape[-1] - latent.key, latent.rank, latent.rope], -1)
         if parts.query is not None and parts.query_norm is not None:
             query = parts.query(F.rms_norm(query, (latent.query_rank,), parts.query_norm, latent.eps))
-        still, turned = query.unflatten(-1, (heads, -1)).split([latent.nope, latent.rope], -1)
+        query = query.reshape(*query.shape[:2], heads, -1)
+        still, turned = query[..., : latent.nope], query[..., latent.nope :]
         query = torch.cat((torch.einsum("bnhd,hrd->bnhr", still, parts.keys), turned), -1)
         vector = F.rms_norm(vector, (latent.rank,), parts.key_norm, latent.eps)
         return torch.cat((query, torch.cat((vector, key), -1)[:, :, None]), 2)

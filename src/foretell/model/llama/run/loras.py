@@ -98,7 +98,11 @@ def terms_of(lora: Lora, shape: LlamaShape, *, name: str) -> list[dict[str, LowR
             terms[key] = term
             used.add(module)
         found.append(terms)
-    for module in lora.modules.keys() - used:
+    for module in sorted(lora.modules.keys() - used):
+        if shape.traits.latent is not None and module.endswith("_b_proj"):
+            raise LoraError(
+                f"{lora.file}: it changes {module}, which can have no adapter of its own: merge it into the model"
+            )
         _check_fits(lora, module, lora.modules[module], None)
     return found
 
