@@ -99,7 +99,7 @@ _DELTA = {
     "linear_num_value_heads": 32,
 }  # fmt: skip
 _LATENT = {**_COMMON, "kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128, "attention_bias": False}
-_LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_experts_per_tok": None}
+_LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_experts_per_tok": None, "head_dim": None}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "mlp_bias": False},
     "mistral": _MISTRAL,

@@ -37,6 +37,7 @@ _UNREAD = frozenset((
     "full_attn_idxs", "mamba_chunk_size", "chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype",
     "hidden_dropout", "moe_shared_expert_overlap", "rescale_prenorm_residual", "residual_in_fp32", "num_logits_to_keep",
     "time_step_floor", "time_step_max", "mamba_proj_bias", "experts_per_token", "initial_context_length",
+    "qk_head_dim",
 ))  # fmt: skip
 """Keys that are read otherwise, or that no pass depends on."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -47,8 +47,8 @@ class Mixture:
     layers: frozenset[int]  # those that have experts
     is_sigmoid: bool = False  # scores are each logit's sigmoid; else the softmax of all
     has_bias: bool = False  # what is added to scores for the choice alone
-    # How many of one size experts stand in, in how many of them one can be chosen, and how many of its best rank a group.
-    groups: tuple[int, int, int] = (1, 1, 2)
+    groups: tuple[int, int] = (1, 1)  # how many of one size experts stand in, and in how many of them one can be chosen
+    group_best: int = 2  # of its experts that rank a group
     epsilon: float = 0.0  # added to the sum of the chosen's scores
     scale: float = 1.0  # on the weights of the chosen
     is_shared_gated: bool = True  # the shared one's weight is a sigmoid; else 1
@@ -89,9 +89,9 @@ def unsupported(config: Any) -> str | None:
         return f"{found.num_experts} experts a layer; at most {MAX_EXPERTS}"
     if config.model_type == "deepseek_v2" and config.topk_method not in _METHODS:
         return f"experts are chosen by {config.topk_method!r}; implemented: {', '.join(_METHODS)}"
-    groups, chosen, best = found.groups
+    groups, chosen = found.groups
     is_divided = 0 < chosen <= groups and found.num_experts % groups == 0
-    if not is_divided or (groups > 1 and found.num_experts < best * groups):  # too few rank a group
+    if not is_divided or (groups > 1 and found.num_experts < found.group_best * groups):  # too few rank a group
         return f"{found.num_experts} experts in {groups} groups, of which {chosen} can be chosen from"
     if not 0 < found.num_chosen <= found.num_experts // groups * chosen:
         return f"a token reads {found.num_chosen} of {found.num_experts // groups * chosen} experts"
@@ -112,14 +112,15 @@ def mixture_of(config: Any) -> Mixture | None:
     if kind == "deepseek_v2":  # its norm_topk_prob is read by nothing
         limited = config.topk_method == "group_limited_greedy"
         router = {
-            "groups": (config.n_group or 1, config.topk_group or 1, 1) if limited else (1, 1, 1),
+            "groups": (config.n_group or 1, config.topk_group or 1) if limited else (1, 1),
+            "group_best": 1,
             "scale": float(config.routed_scaling_factor),
         }
     if kind in _SIGMOID:
         router = {
             "is_sigmoid": True,
             "has_bias": bool(getattr(config, "use_expert_bias", True)),
-            "groups": (_first(config, ("n_group",), 1), _first(config, ("topk_group",), 1), 2),
+            "groups": (_first(config, ("n_group",), 1), _first(config, ("topk_group",), 1)),
             "epsilon": 1e-6 if kind == "lfm2_moe" else 1e-20,
             "scale": float(config.routed_scaling_factor),
         }
@@ -209,7 +210,7 @@ def view_of(
             setattr(view, f"{key}_bias", rows[expert].data_ptr())
     return structures.Experts(
         mixture.num_experts, mixture.num_chosen, bool(mixture.shared_inner), mixture.sums_over_chosen, mixture.is_sigmoid,
-        *mixture.groups, mixture.epsilon, mixture.scale, bias,
+        *mixture.groups, mixture.group_best, mixture.epsilon, mixture.scale, bias,
         biases[0].data_ptr() if biases else None, held[router],
         held[gate[0]] if gate else structures.Matrix(), each,
     )  # fmt: skip
@@ -284,9 +285,9 @@ def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple
     scores = wide.sigmoid() if mixture.is_sigmoid else torch.softmax(wide, -1)
     ranks = scores if mixture.is_sigmoid else wide  # of equal order, and softmax would round
     ranks = ranks if bias is None else ranks + bias
-    groups, num_left, num_best = mixture.groups
+    groups, num_left = mixture.groups
     if groups > 1:  # those of the groups whose best have the largest sums
-        best = ranks.view(len(ranks), groups, -1).topk(num_best).values.sum(-1)
+        best = ranks.view(len(ranks), groups, -1).topk(mixture.group_best).values.sum(-1)
         left = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, num_left:]
         out = torch.zeros_like(best, dtype=torch.bool).scatter(-1, left, value=True)
         ranks = ranks.masked_fill(out.repeat_interleave(mixture.num_experts // groups, -1), float("-inf"))
