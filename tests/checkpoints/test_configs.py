@@ -46,6 +46,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "glm4": {"pad_token_id": 0},
     "glm4_moe": {"head_dim": 32},
     "gpt_oss": {"rope_scaling": {**YARN, "truncate": False}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
 }
 """What a type must state, or its defaults contradict each other."""
 
@@ -67,6 +68,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                  "rope_scaling": {**YARN, "truncate": False}, "rope_theta": 150000,
                  "quantization_config": {"quant_method": "mxfp4"}}),
     ("bitnet", {**SMALL, "hidden_act": "silu", "quantization_config": {"quant_method": "bitnet"}}),
+    ("deepseek_v2", {**SMALL, "num_experts_per_tok": 2, "q_lora_rank": None, "topk_method": "group_limited_greedy",
+                     "n_group": 4, "topk_group": 2, "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4}}),
+    ("deepseek_v3", {**SMALL, "kv_lora_rank": 32, "rope_interleave": False, "attention_bias": True, "n_group": 2,
+                     "topk_group": 1}),
     ("granite", {**SMALL, "embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22}),
     ("granitemoehybrid", {**SMALL, **MAMBA, **NEEDED["granitemoehybrid"], "num_local_experts": 0, "num_experts_per_tok": 0,
                           "mamba_d_head": 16, "position_embedding_type": "rope", "rope_theta": 10000}),

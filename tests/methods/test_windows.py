@@ -80,10 +80,13 @@ def test_sinks_of_texts_of_several_segments_are_the_twins(kind: str, limit: Draf
     assert not torch.allclose(whole[:, -1], found[:, -1])
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "mistral", "gpt_oss", "deepseek_v3"])
 def test_a_draft_model_is_its_twin(kind: str) -> None:
     """Gemma's own windows are narrower in one layer and none in the other; sinks behind segments, and within one."""
-    module = tiny_module(kind, head_dim=16, **({} if kind == "llama" else {"sliding_window": 30}))
+    more = {} if kind == "llama" else {"sliding_window": 30}
+    if kind == "deepseek_v3":
+        more = dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16)
+    module = tiny_module(kind, head_dim=16, **more)
     ids = torch.randint(0, VOCAB, (1, 60), generator=torch.Generator().manual_seed(1))
     whole = NativeModel.from_hf(module)
     limit = DraftWindow(20, 3)

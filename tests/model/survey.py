@@ -32,7 +32,11 @@ CHAINS = [[-1, 0, 1, 2, 3, 4, 5], [-1, 0, 1, 2, -1, -1, -1], [-1, 0, 1, 2, 3, -1
 KEPT = [[[0, 1, 2], [0, 1, 2, 3], [0]], [[0], [0, 1], [0, 1, 2, 3]], [[0, 1, 2, 3, 4], [0], [0, 1]]]
 """Lines of guesses, and of each row's how many are kept with the root, in each of three steps: the ragged commits."""
 FAST: dict[str, Any] = {"native": NativeModel, "lean": LeanModel}
-GGUF_TYPES = frozenset(architecture.model_type for architecture in ARCHITECTURES.values())
+GGUF_TYPES = frozenset(architecture.model_type for architecture in ARCHITECTURES.values()) | {
+    "deepseek_v2",
+    "glm4_moe_lite",
+}
+"""Files of the last two are deepseek2's."""
 
 
 @dataclass(frozen=True)

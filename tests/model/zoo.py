@@ -53,19 +53,21 @@ _SIZES: tuple[tuple[int, str], ...] = (
 SMALL = {key: size for size, keys in _SIZES for key in keys.split()}
 
 _LATENT = {"num_key_value_heads": 4, "head_dim": 8}
+_NATIVE_LATENT = dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16)
+_NATIVE_LATENT |= {"num_key_value_heads": 4}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "axk1": _LATENT,
     "axk2": _LATENT,
     "bailing_hybrid": _LATENT,
-    "deepseek_v3": _LATENT,
+    "deepseek_v3": _NATIVE_LATENT,
     "deepseek_v32": _LATENT,
-    "glm4_moe_lite": _LATENT,
+    "glm4_moe_lite": _NATIVE_LATENT,
     "glm_moe_dsa": _LATENT,
     "kimi_linear": _LATENT,
     "longcat_flash": _LATENT,
-    "minicpm3": _LATENT,
-    "youtu": _LATENT,
+    "minicpm3": _NATIVE_LATENT,
+    "youtu": _NATIVE_LATENT,
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "ministral": {"head_dim": 16},
@@ -78,7 +80,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bert-generation": {"is_decoder": True},
     "xmod": {"default_language": "en_XX"},
     "big_bird": {"attention_type": "original_full"},
-    "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
+    "deepseek_v2": _NATIVE_LATENT | {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "nemotron_h": {"n_groups": 2},
     "mamba2": {"head_dim": 32, "n_groups": 2},

@@ -41,6 +41,11 @@ ARCHITECTURES = {
     "solar_open": "SolarOpenForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "bitnet": "BitNetForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "youtu": "YoutuForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
     **HYBRIDS,
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""
@@ -94,6 +99,8 @@ _DELTA = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }  # fmt: skip
+_LATENT = {**_COMMON, "kv_lora_rank": 512, "q_lora_rank": 1536, "v_head_dim": 128, "attention_bias": False}
+_LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_experts_per_tok": None, "head_dim": None}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "mlp_bias": False},
     "mistral": _MISTRAL,
@@ -148,6 +155,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 20, "num_key_value_heads": 5, "hidden_act": "relu2", "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5, "attention_bias": False, "quantization_config": None, "bos_token_id": 128000,
         "eos_token_id": 128001,
+    },
+    "deepseek_v2": {
+        **_LATENT, "vocab_size": 102400, "intermediate_size": 11008, "num_key_value_heads": None,
+        "max_position_embeddings": 2048, "mlp_bias": False, "first_k_dense_replace": 0, "n_group": None, "topk_group": None,
+        "n_routed_experts": 64, "n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "greedy",
+        "norm_topk_prob": False, "moe_intermediate_size": 1407, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "deepseek_v3": {
+        **_LATENT, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "max_position_embeddings": 4096, "rope_interleave": True,
+        "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "n_routed_experts": 256,
+        "n_shared_experts": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "moe_intermediate_size": 2048,
+        "num_nextn_predict_layers": 1, "bos_token_id": 0, "eos_token_id": 1,
     },
     "lfm2": {
         **_LFM2, "hidden_size": 2560, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True,

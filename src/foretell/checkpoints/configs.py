@@ -18,7 +18,8 @@ from foretell.core.jsontext import parse_json
 _OPTIONAL = {
     "num_key_value_heads": int, "head_dim": int, "sliding_window": int, "final_logit_softcapping": float,
     "attn_logit_softcapping": float, "clip_qkv": float, "moe_latent_size": int, "mamba_d_head": int,
-    "position_embedding_type": str, "num_hidden_layers": int,
+    "position_embedding_type": str, "num_hidden_layers": int, "n_group": int, "topk_group": int,
+    "num_experts_per_tok": int,
 }  # fmt: skip
 _MAY_BE_0 = (
     "sliding_window", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "num_dense_layers",
@@ -36,6 +37,7 @@ _UNREAD = frozenset((
     "full_attn_idxs", "mamba_chunk_size", "chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype",
     "hidden_dropout", "moe_shared_expert_overlap", "rescale_prenorm_residual", "residual_in_fp32", "num_logits_to_keep",
     "time_step_floor", "time_step_max", "mamba_proj_bias", "experts_per_token", "initial_context_length",
+    "qk_head_dim",
 ))  # fmt: skip
 """Keys that are read otherwise, or that no pass depends on."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -132,7 +134,7 @@ def _fits(key: str, value: Any, default: Any) -> bool:
     if key == "quantization_config":
         return value is None or isinstance(value, dict)
     if value is None:
-        return default is None or key == "sliding_window"
+        return default is None or key in ("sliding_window", "q_lora_rank")
     is_whole = type(value) is int and key in _MAY_BE_WHOLE
     if not is_whole and type(value) is not _OPTIONAL.get(key, type(default)):
         return False

@@ -83,7 +83,7 @@ class Experts(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("count", "top", "shared", "over_chosen", "sigmoid")),
-        *((name, ctypes.c_int64) for name in ("groups", "groups_chosen")),
+        *((name, ctypes.c_int64) for name in ("groups", "groups_chosen", "groups_best")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale")),
         *((name, ctypes.c_void_p) for name in ("bias", "router_bias")),
         ("router", Matrix),
@@ -158,6 +158,7 @@ class Layer(ctypes.Structure):
         ("sink_logits", ctypes.c_void_p),
         ("mixed_norm", ctypes.c_void_p),
         ("inner_norm", ctypes.c_void_p),
+        *((name, Matrix) for name in ("q_b", "k_b", "v_b")),
     ]
 
 
@@ -181,6 +182,8 @@ class Model(ctypes.Structure):
         ("low_rank", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("swiglu_alpha", "swiglu_limit")),
         ("disk", ctypes.POINTER(Disk)),
+        *((name, ctypes.c_int64) for name in ("rank", "rope", "nope", "value", "query_rank")),
+        ("latent_eps", ctypes.c_double),
     ]
 
 

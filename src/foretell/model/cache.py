@@ -91,7 +91,7 @@ class KVCache:
     ) -> None:
         """shapes holds (kv heads, head_dim) of each layer, devices where each layer lives.
 
-        value_dims is given where values have another head_dim than keys (multi-head latent attention). reserve: how many
+        value_dims is given where values have another head_dim than keys; 0: they are a part of these. reserve: how many
         rows there is room for (at least num_rows). dtype int8: slots hold codes and their scale (``codes``).
         """
         self.num_rows = num_rows
@@ -101,7 +101,7 @@ class KVCache:
         dims = [dim for _, dim in shapes] if value_dims is None else value_dims
         more = SCALE_BYTES if dtype == torch.int8 else 0
         self._layouts = [
-            (heads, key_dim + more, value_dim + more, device)
+            (heads, key_dim + more, value_dim + more if value_dim else 0, device)
             for (heads, key_dim), value_dim, device in zip(shapes, dims, devices, strict=True)
         ]
         self._dtype = dtype
@@ -162,7 +162,9 @@ class KVCache:
     def seen(self, layer: int, span: int, sight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values [B, heads, span, head_dim] of a layer's first span slots: views; of codes copies, in dtype."""
         keys, values = self.keys[layer][:, :, :span], self.values[layer][:, :, :span]
-        return (from_codes(keys, dtype), from_codes(values, dtype)) if self._dtype == torch.int8 else (keys, values)
+        if self._dtype != torch.int8:
+            return keys, values
+        return from_codes(keys, dtype), from_codes(values, dtype) if values.numel() else values
 
     def saved(self, stop: int, start: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of each layer's keys and values [heads, n, head_dim], slots [start, stop) of a cache of one row."""
@@ -194,7 +196,7 @@ class KVCache:
 
     def _held(self, x: Tensor) -> Tensor:
         """Keys or values as slots hold them."""
-        return to_codes(x) if self._dtype == torch.int8 else x.to(self._dtype)
+        return to_codes(x) if self._dtype == torch.int8 and x.numel() else x.to(self._dtype)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [B, D] onto dst [B, D] in every layer; all are read before any is written."""
@@ -297,9 +299,11 @@ class BoundCache(KVCache):
         shapes: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         rope: tuple[Tensor, Tensor],
+        value_dims: Sequence[int] | None = None,
     ) -> None:
-        """shapes: (kv heads, head dimension) of each layer; rope: float32 cosines and sines [capacity, d / 2]."""
-        super().__init__(num_rows, capacity, shapes, dtype, [torch.device("cpu")] * len(shapes))
+        """shapes: (kv heads, head dimension) of each layer; rope: float32 cosines and sines [capacity, d / 2];
+        value_dims: as ``KVCache``."""
+        super().__init__(num_rows, capacity, shapes, dtype, [torch.device("cpu")] * len(shapes), value_dims)
         self._rope = rope
         self._bind()
 

@@ -20,7 +20,8 @@ def change(
     kind: str | None = None,
 ) -> Path:
     """metadata: values of keys that are there, None leaves one out. renamed, replaced: tensors by their old names, replaced
-    ones by float32 arrays. kind: of the blocks of all matrices but the embedding and those of too few columns."""
+    ones by float32 arrays, or by (blocks, their kind). kind: of the blocks of all matrices but the embedding and those
+    of too few columns."""
     reader, asked = GGUFReader(path), metadata or {}
     name = asked.get("general.architecture", reader.fields["general.architecture"].contents())
     writer = GGUFWriter(out, name)
@@ -35,6 +36,9 @@ def change(
         if tensor.name in dropped:
             continue
         data: Any = (replaced or {}).get(tensor.name, tensor.data)
+        if isinstance(data, tuple):
+            writer.add_tensor(tensor.name, data[0], raw_dtype=GGMLQuantizationType[data[1]])
+            continue
         blocks = kind is not None and data.ndim > 1 and data.shape[-1] % 32 == 0 and tensor.name != "token_embd.weight"
         if blocks and "ffn_gate_inp" not in tensor.name:
             number = GGMLQuantizationType[str(kind)]

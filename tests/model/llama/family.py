@@ -35,6 +35,18 @@ _SCALED = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7, "logits_scaling": 5.0,
 }  # fmt: skip
 _SPARSE = {"num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
+_DEEPSEEK = {
+    **_SPARSE, **_LATENT, "n_routed_experts": 8, "moe_intermediate_size": 40, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 2, "num_experts_per_tok": 3, "routed_scaling_factor": 1.7, "first_k_dense_replace": 1,
+    "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.4},
+}  # fmt: skip
 _QWEN = {**_SPARSE, "num_experts": 6, "moe_intermediate_size": 40}  # sizes that no block of 16 or 32 divides
 
 # kind -> how transformers names its classes, and in what its configuration differs from _COMMON: no trait is neutral
@@ -109,6 +121,12 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
          "swiglu_limit": 0.5, "rope_parameters": {**_YARN, "truncate": False}},
     ),
     "bitnet": ("BitNet", {**_WIDE, "bos_token_id": 0, "eos_token_id": 0}),
+    "deepseek2": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
+    "deepseek3": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": 32, "attention_bias": True}),
+    "minicpm3": (
+        "MiniCPM3",
+        {**_LATENT, "q_lora_rank": 32, "scale_emb": 3.0, "scale_depth": 2.4, "dim_model_base": 16, "pad_token_id": 0},
+    ),
 }  # fmt: skip
 FAMILY = tuple(_KINDS)
 SPARSE = tuple(kind for kind, (_, traits) in _KINDS.items() if "num_experts_per_tok" in traits)

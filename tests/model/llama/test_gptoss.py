@@ -161,7 +161,11 @@ def test_texts_of_packed_experts_with_guesses_are_those_without(kv: str, tempera
     """Every method that needs no head, lines and trees, alone and in a batch."""
     saved(tmp_path, 1)
     model = load_model(str(tmp_path), dtype="float32", kv=kv)
-    draft = NativeModel.from_hf(make_model("gptoss", **SIZES))
+    check_texts(model, NativeModel.from_hf(make_model("gptoss", **SIZES)), temperature)
+
+
+def check_texts(model: CausalModel, draft: CausalModel, temperature: float) -> None:
+    """Texts of every method that needs no head are those of plain decoding."""
     prompts = [tokens_of(5, seed=1).tolist() * 3, tokens_of(9, seed=2).tolist(), tokens_of(21, seed=3).tolist()]
     requests = [
         Request(prompt, SamplingParams(max_new_tokens=14, temperature=temperature, seed=number, ignore_eos=True))

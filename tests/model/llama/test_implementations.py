@@ -89,9 +89,9 @@ def test_control_a_wrong_plan_is_seen(implementation: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("implementation", "kind"),
     [
-        *(("lean", kind) for kind in ("llama", "mistral-window", "qwen3-tied")),
+        *(("lean", kind) for kind in ("llama", "mistral-window", "qwen3-tied", "minicpm3")),
         *(("native", kind) for kind in ("llama", "mistral-window", "qwen3-tied", "qwen2", "gemma", "gemma2", "gemma3",
-                                        "granite", "olmo2", "smollm3", "qwen3moe")),
+                                        "granite", "olmo2", "smollm3", "qwen3moe", "minicpm3")),
     ],
 )  # fmt: skip
 def test_bfloat16_is_near_the_float32_module(implementation: str, kind: str) -> None:

@@ -36,6 +36,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Sequence[str]]] = {
     "scaled": ("granite", {"num_attention_heads": 2}, ALL),
     "norms within": ("bitnet", {}, ALL),
     "beside experts": ("qwen3_moe", {"head_dim": 16}, ALL[:4]),
+    "of latent vectors": (
+        "deepseek_v3",
+        {"q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16},
+        ("q_proj", "kv_a_proj_with_mqa", "o_proj"),
+    ),
 }
 TREE = torch.tensor([-1, 0, 0, 1, 1])
 

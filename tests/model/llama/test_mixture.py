@@ -138,6 +138,7 @@ def test_route_with_a_bias_and_groups_by_example() -> None:
     "change",
     [
         {"epsilon": 0.5}, {"scale": 1.0}, {"sums_over_chosen": False}, {"groups": (2, 1)}, {"groups": (1, 1)},
+        {"group_best": 1},
         {"has_bias": False}, {"is_sigmoid": False, "has_bias": False},
         {"is_sigmoid": False, "has_bias": False, "sums_over_chosen": False}, {"num_chosen": 1},
     ],

@@ -84,7 +84,7 @@ def test_move_and_keep_do_what_the_plain_cache_does() -> None:
     "kind",
     [
         "qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite",
-        "qwen3moe", "qwen2moe", "gptoss",
+        "qwen3moe", "qwen2moe", "gptoss", "deepseek3",
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3moe-dense-between", "granitemoe")),
     ],
 )  # fmt: skip
@@ -142,6 +142,7 @@ def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, 
         ("llama", {"num_attention_heads": 6}),
         ("mistral-window", {"sliding_window": 131, "head_dim": 80}),
         ("gptoss", {"sliding_window": 131}),
+        ("deepseek2", {}),
         pytest.param("gemma2", {"head_dim": 96}, marks=pytest.mark.slow),
         pytest.param("llama-mha-bias", {"head_dim": 128}, marks=pytest.mark.slow),
     ],
@@ -311,6 +312,7 @@ def test_every_variant_gives_the_same_bits_at_any_width(
         ("granite", {}),
         ("qwen2moe", {}),
         ("gptoss", wide),
+        ("deepseek3", wide),
     )
     for kind, sizes in kinds:
         module, best = native_of(kind, dtype, **sizes)

@@ -22,11 +22,11 @@ def filled(model: NativeModel, groups: Shared, seed: int) -> KVCache:
     cache = model.new_cache(ROWS, CAPACITY)
     generator = torch.Generator().manual_seed(seed)
     for memory in (*cache.keys, *cache.values):
-        size = (*memory.shape[:-1], model.shape.head_dim)
+        size = (*memory.shape[:-1], model.shape.head_dim if memory.shape[-1] else 0)
         numbers = torch.randn(size, generator=generator)
         for rows, slots in groups:
             numbers[list(rows), :, :slots] = numbers[rows[0], :, :slots].clone()
-        memory[:] = to_codes(numbers) if memory.dtype == torch.int8 else numbers.to(memory.dtype)
+        memory[:] = to_codes(numbers) if memory.dtype == torch.int8 and memory.numel() else numbers.to(memory.dtype)
     return cache
 
 
@@ -51,6 +51,7 @@ def read(model: NativeModel, cache: KVCache, tokens: Tensor, parent: Tensor, len
         ("mistral-window", "auto", {"sliding_window": 170, "head_dim": 80}),
         ("gemma2", "int8", {"sliding_window": 131}),
         ("gptoss", "auto", {"sliding_window": 170}),
+        ("minicpm3", "int8", {}),
     ],
 )
 def test_the_bits_are_those_of_rows_alone(kind: str, kv: str, sizes: dict[str, Any], dtype: torch.dtype) -> None:

@@ -70,7 +70,10 @@ class GGUFWeights(WeightSource):
         self._enter(known, architecture.adjust)
         for layer in range(num_layers):
             for theirs, ours in architecture.apart.items():
-                self._entries[f"{architecture.prefix}.{layer}.{ours}"] = _Entry((f"blk.{layer}.{theirs}",), Change())
+                if f"blk.{layer}.{theirs}" in file.tensors:
+                    self._entries[f"{architecture.prefix}.{layer}.{ours}"] = _Entry(
+                        (f"blk.{layer}.{theirs}",), Change()
+                    )
 
     def _enter(
         self, known: Mapping[str, str], adjust: Callable[[GGUFFile, str, tuple[str, ...]], Change | None] | None

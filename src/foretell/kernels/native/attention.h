@@ -71,10 +71,11 @@ static void look_at(const Pass *p, const Layer *layer, const int64_t *seen, Tile
 
 static Slots slots_of(const Pass *p, int64_t b, int64_t kv_head, int index) {
   const Model *m = p->model;
-  Slots s = {.capacity = p->cache->capacity, .dim = m->dim, .is_bf16 = (int)m->bf16, .bytes = slot_bytes(m, p->cache)};
+  Slots s = {.capacity = p->cache->capacity, .dim = m->dim, .value_dim = value_dim(m), .is_bf16 = (int)m->bf16, .bytes = slot_bytes(m, p->cache)};
   s.coded = (int)p->cache->coded;
   const int64_t at = (b * m->kv_heads + kv_head) * s.capacity * s.bytes;
-  s.keys = (const char *)p->cache->keys[index] + at, s.values = (const char *)p->cache->values[index] + at;
+  s.keys = (const char *)p->cache->keys[index] + at;
+  s.values = m->rank ? s.keys : (const char *)p->cache->values[index] + at;
   return s;
 }
 
@@ -83,7 +84,7 @@ static void scale_row(float *x, const float *by, int64_t dim) {
   for (int64_t d = 0; d < dim; d += 16) v_store(x + d, v_mul(v_load(x + d), v_load(by + d)));
 }
 
-/* Put a key, rotated for its position, and a value into a slot. */
+/* Put a key, rotated for its position, and a value into a slot; of latent attention the key alone. */
 static void remember(Pass *p, const Layer *layer, int index, int64_t b, int64_t kv_head, int64_t slot, int64_t position,
                      const float *k, const float *v) {
   const Slots s = slots_of(p, b, kv_head, index);
@@ -91,12 +92,13 @@ static void remember(Pass *p, const Layer *layer, int index, int64_t b, int64_t 
   rotate(p, layer->rope, k, layer->k_norm, position, turned);
   if (s.coded) {
     if (layer->unspread) scale_row(turned, layer->unspread + kv_head * s.dim, s.dim);
-    code_slot(turned, s.dim, (char *)s.keys + slot * s.bytes), code_slot(v, s.dim, (char *)s.values + slot * s.bytes);
+    code_slot(turned, s.dim, (char *)s.keys + slot * s.bytes);
+    if (s.values != s.keys) code_slot(v, s.dim, (char *)s.values + slot * s.bytes);
     return;
   }
   for (int64_t d = 0; d < s.dim; d += 16) {
     store_as(s.is_bf16, (char *)s.keys + slot * s.bytes, d, 0xffff, v_load(turned + d));
-    store_as(s.is_bf16, (char *)s.values + slot * s.bytes, d, 0xffff, v_load(v + d));
+    if (s.values != s.keys) store_as(s.is_bf16, (char *)s.values + slot * s.bytes, d, 0xffff, v_load(v + d));
   }
 }
 
@@ -215,7 +217,8 @@ static void score_runs(const Slots *s, const Work *w, int64_t count, int64_t sta
 /* Weights of a node's queries in a segment that begins at `start`, after scores of its ancestors there. */
 static void weigh_node(Pass *p, const Slots *s, const Work *w, const Tile *tile, const Seen *seen, int64_t node, int64_t start) {
   const Seen *one = &seen[node];
-  const int64_t low = MAX(start, one->low), behind = MAX(low, one->high), total = MIN(start + SEGMENT, one->total), dim = s->dim;
+  const int64_t low = MAX(start, one->low), behind = MAX(low, one->high), total = MIN(start + SEGMENT, one->total);
+  const int64_t dim = s->value_dim;
   int64_t slots[SEGMENT];
   float scales[LD_SCORES]; /* of values, by position */
   Slots opened = *s;
@@ -274,8 +277,8 @@ static void mix_runs(const Slots *s, const Work *w, const Tile *tile, const Seen
         const Seen *one = &seen[(i + r) / tile->heads];
         mix_one(&run, weights + r * LD_SCORES, run.values, MAX(j0, one->low) - j0, MIN(from, MIN(j1, end_of_run(one))) - j0, mixed + r * w->ld);
       }
-      if (made) mix_whole((int)R, 1, MADE, weights, (const char *)w->values, made_bytes, from - j0, to - j0, s->dim, mixed, w->ld);
-      else mix_whole((int)R, s->is_bf16, TWO, weights, run.values, run.bytes, from - j0, to - j0, s->dim, mixed, w->ld);
+      if (made) mix_whole((int)R, 1, MADE, weights, (const char *)w->values, made_bytes, from - j0, to - j0, s->value_dim, mixed, w->ld);
+      else mix_whole((int)R, s->is_bf16, TWO, weights, run.values, run.bytes, from - j0, to - j0, s->value_dim, mixed, w->ld);
       for (int64_t r = 0; r < R; r++) {
         const Seen *one = &seen[(i + r) / tile->heads];
         mix_one(&run, weights + r * LD_SCORES, run.values, MAX(to, MAX(j0, one->low)) - j0, MIN(j1, end_of_run(one)) - j0, mixed + r * w->ld);
@@ -306,9 +309,9 @@ static void mix_ancestors(Pass *p, const Slots *s, const Work *w, const Tile *ti
         row = w->opened;
       }
       if (alone) {
-        mix_whole((int)R, s->is_bf16, ONE, weights, row, 0, j % 2, j % 2 + 1, s->dim, mixed, w->ld);
+        mix_whole((int)R, s->is_bf16, ONE, weights, row, 0, j % 2, j % 2 + 1, s->value_dim, mixed, w->ld);
       } else {
-        mix_whole((int)R, s->is_bf16, TWO, weights, row, apart, 0, 2, s->dim, mixed, w->ld);
+        mix_whole((int)R, s->is_bf16, TWO, weights, row, apart, 0, 2, s->value_dim, mixed, w->ld);
       }
     }
   }
@@ -341,7 +344,7 @@ static void attend_sinks(Pass *p, const Layer *layer, const Slots *s, const Work
 
 /* The state of a segment after those before it; joined[dim + 1], the sum, is 0 where there is none. */
 static void join_states(const Model *m, const float *state, float *joined) {
-  const int64_t dim = m->dim;
+  const int64_t dim = value_dim(m);
   if (state[dim + 1] == 0.0f) return;
   if (joined[dim + 1] == 0.0f) {
     memcpy(joined, state, (dim + 2) * sizeof(float));
@@ -362,7 +365,7 @@ INLINE float *begun_of(const Pass *p, int64_t row, int64_t head) {
 
 /* States from which those of a tile's queries go on. */
 static void begin_tile(const Pass *p, const Layer *layer, const Tile *tile, float *joined, int64_t ld) {
-  const int64_t dim = p->model->dim;
+  const int64_t dim = value_dim(p->model);
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
     joined[i * ld + dim + 1] = 0.0f;
     if (tile->members || !p->num_groups) continue;
@@ -375,9 +378,9 @@ static void begin_tile(const Pass *p, const Layer *layer, const Tile *tile, floa
 /* 1 / the sum of a query's weights, in every lane, with the weight of its head's sink: by the larger of both, so that neither
  * overflows. */
 static vec inverse_sum(const Model *m, const Layer *layer, const float *state, int64_t head) {
-  const float sum = state[m->dim + 1];
+  const float sum = state[value_dim(m) + 1];
   if (!layer->sink_logits) return v_all(1.0f / sum);
-  const float by = m->score_cap != 0.0 ? 1.0f : score_scale(m), above = layer->sink_logits[head] - state[m->dim] * by;
+  const float by = m->score_cap != 0.0 ? 1.0f : score_scale(m), above = layer->sink_logits[head] - state[value_dim(m)] * by;
   const vec e = exp_below(v_all(above > 0.0f ? -above : above));
   return above > 0.0f ? v_div(e, v_fma(v_all(sum), e, v_all(1.0f))) : v_div(v_all(1.0f), v_add(v_all(sum), e));
 }
@@ -385,8 +388,9 @@ static vec inverse_sum(const Model *m, const Layer *layer, const float *state, i
 /* What a tile's queries mixed, to where the output matrix reads it, or tiles of its rows. */
 static void finish_tile(Pass *p, const Layer *layer, const Tile *tile, const float *joined, int64_t ld) {
   const Model *m = p->model;
-  const int64_t dim = m->dim;
-  const int to_bf16 = m->bf16 && !is_quantised(&layer->o) && !layer->mixed_norm; /* blocks and norms are made of floats */
+  const int64_t dim = value_dim(m);
+  /* blocks and norms are made of floats */
+  const int to_bf16 = m->bf16 && !m->rank && !is_quantised(&layer->o) && !layer->mixed_norm;
   for (int64_t i = 0; i < tile->nodes * tile->heads; i++) {
     const int64_t row = node_of(p, tile, i / tile->heads), head = tile->head + i % tile->heads;
     const float *state = joined + i * ld;
@@ -411,7 +415,8 @@ static void put_queries(Pass *p, const Layer *layer, const Slots *s, const Work 
     const int64_t row = node_of(p, tile, q / tile->heads), head = tile->head + q % tile->heads;
     const int64_t position = MIN(most, p->positions[row]);
     float turned[MAX_DIM];
-    rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s->dim, layer->q_norm, position, turned);
+    const float *norm = p->model->rank ? 0 : layer->q_norm; /* of latent attention that is of what queries are made of */
+    rotate(p, layer->query_rope, p->qkv + row * p->qkv_width + head * s->dim, norm, position, turned);
     if (s->coded && layer->spread) scale_row(turned, layer->spread + tile->kv_head * s->dim, s->dim);
     put_query(s, turned, w->turned + q * w->ld_queries, w->queries + q * w->ld_queries);
   }

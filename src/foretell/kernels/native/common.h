@@ -27,7 +27,7 @@ enum {
   SEGMENT = 256,        /* positions that make one state of a query: bits depend on it */
   PANEL = 64,           /* slots whose keys, or values, stay near as floats */
   SCALE = 4,            /* bytes behind a slot's codes: their scale, a float */
-  MAX_DIM = 256,        /* largest head dimension */
+  MAX_DIM = 640,        /* largest head dimension, and what a slot of latent attention keeps */
   MAX_EXPERTS = 1024,   /* of a layer */
   GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
   AHEAD_ROWS = 32,      /* up to here the experts of the next layer are guessed: see store.h */
@@ -91,7 +91,8 @@ typedef struct {
   int64_t shared;      /* 1: one more, behind the others, that every token reads */
   int64_t over_chosen; /* weights of the chosen sum to 1, else those of all */
   int64_t sigmoid;     /* scores are the sigmoid of each logit, else the softmax of all */
-  int64_t groups, groups_chosen; /* experts stand in `groups` of one size; those of the `groups_chosen` best can be chosen */
+  /* Experts stand in `groups` of one size; those of the `groups_chosen` best, by the `groups_best` best of each, can be chosen. */
+  int64_t groups, groups_chosen, groups_best;
   double epsilon, scale; /* added to the sum of the chosen scores; on the weights */
   const float *bias;     /* [count] or NULL: added to a sigmoid's scores for the choice alone */
   const float *router_bias; /* [count] or NULL: of the router's product */
@@ -156,6 +157,7 @@ typedef struct {
   const float *spread, *unspread;           /* [kv_heads * dim] or NULL: factors on queries, and on keys that are coded */
   const float *sink_logits;                 /* [heads] or NULL: a score beside those of keys, with no value */
   const float *mixed_norm, *inner_norm;     /* norms of what attention mixed and of what `down` reads, or NULL */
+  Matrix q_b, k_b, v_b;                     /* of latent attention: see latent.h */
 } Layer;
 
 typedef struct {
@@ -176,15 +178,21 @@ typedef struct {
   int64_t low_rank; /* the greatest rank of an adapter, or 0 */
   double swiglu_alpha, swiglu_limit; /* the activation is of gpt-oss: see activate_rows; 0: it is not */
   Disk *disk; /* of experts that stay in files, or NULL: none does */
+  int64_t rank, rope, nope, value, query_rank; /* of latent attention (latent.h), or 0 */
+  double latent_eps;
 } Model;
 
 typedef struct {
-  void **keys, **values; /* per layer, [rows, kv heads, capacity, dim]; where they are coded dim + SCALE bytes: see slots.h */
+  void **keys, **values; /* per layer, [rows, kv heads, capacity, dim]; where they are coded dim + SCALE bytes: see slots.h. Of
+                            latent attention there are keys alone. */
   int64_t rows, capacity;
   const float *cos, *sin; /* [rotations, capacity, dim / 2] */
   const MixerState *states; /* per layer, or NULL: no layer has a mixer */
   int64_t coded;            /* keys and values are int8, else in the model's type */
 } Cache;
+
+/* Numbers of a head's value: of latent attention the first of its key. */
+INLINE int64_t value_dim(const Model *m) { return m->rank ? m->rank : m->dim; }
 
 /* Bytes of a key, or of a value, in its slot. */
 INLINE int64_t slot_bytes(const Model *m, const Cache *c) { return c->coded ? m->dim + SCALE : m->dim * (m->bf16 ? 2 : 4); }

@@ -52,7 +52,7 @@ INLINE int64_t take(const float *x, int64_t n, uint64_t *taken) {
   return best;
 }
 
-/* Set the bits of all experts but those of the groups whose two best experts have the largest sums. */
+/* Set the bits of all experts but those of the groups whose best experts have the largest sums. */
 static void leave_groups(const Experts *x, const float *ranks, uint64_t *taken) {
   const int64_t size = x->count / x->groups;
   float sums[MAX_EXPERTS];
@@ -61,7 +61,7 @@ static void leave_groups(const Experts *x, const float *ranks, uint64_t *taken) 
     uint64_t seen[MAX_EXPERTS / 64] = {0};
     const float *of = ranks + g * size;
     sums[g] = of[take(of, size, seen)];
-    sums[g] += of[take(of, size, seen)];
+    for (int64_t k = 1; k < x->groups_best; k++) sums[g] += of[take(of, size, seen)];
   }
   for (int64_t g = 0; g < x->groups_chosen; g++) take(sums, x->groups, in);
   for (int64_t e = 0; e < x->count; e++)

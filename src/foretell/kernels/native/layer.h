@@ -2,7 +2,7 @@
 #ifndef FORETELL_LAYER_H
 #define FORETELL_LAYER_H
 #include "attention.h"
-#include "linear.h"
+#include "latent.h"
 #include "lora.h"
 
 /* Where gate and up stand, and where their product goes: all of `rows` rows. */
@@ -98,22 +98,25 @@ static void norm_mixed(Pass *p, const Layer *l, int t) {
 /* Queries, keys and values of x [rows, ldx]: this thread's columns of them. */
 static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
   const Model *m = p->model;
-  const int64_t H = m->hidden, Q = m->heads * m->dim, KV = m->kv_heads * m->dim;
+  const int64_t H = m->hidden, Q = query_width(m), KV = m->kv_heads * m->dim;
   int64_t a, b, h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
-  const int num_parts = m->gated ? 4 : 3;
-  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, p->qkv_width, t, p->threads, &a, &b);
-  const void *o = row_of(&l->o, h0);
-  const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[4] = {
-      {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV},
-      {&l->gates, l->gates_bias, Q + 2 * KV, Q}};
+  const int num_parts = m->rank ? 2 : m->gated ? 4 : 3;
+  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, m->rank ? first_width(m) : p->qkv_width, t,
+             p->threads, &a, &b);
+  const void *last = m->rank ? (l->q_b.data ? l->q_b.data : l->k_b.data) : row_of(&l->o, h0);
+  float *const queries = !m->rank ? p->qkv : l->q_b.data ? p->made : p->queries;
+  const int64_t ld = p->qkv_width, ldq = !m->rank ? ld : l->q_b.data ? m->query_rank : p->ld_queries;
+  const struct { const Matrix *w; const float *bias; int64_t from, size; float *to; int64_t ld; } parts[4] = {
+      {&l->q, l->q_bias, 0, Q, queries, ldq}, {&l->k, l->k_bias, Q, KV, p->qkv + m->heads * m->dim, ld},
+      {&l->v, l->v_bias, Q + KV, KV, p->qkv + Q + KV, ld}, {&l->gates, l->gates_bias, Q + 2 * KV, Q, p->qkv + Q + 2 * KV, ld}};
   for (int i = 0; i < num_parts; i++) {
     const int64_t from = MAX(a - parts[i].from, 0), to = MIN(b - parts[i].from, parts[i].size);
     const int ends = b <= parts[i].from + parts[i].size;
     if (from < to)
       linear(parts[i].w, from, to, input_of(&x, parts[i].w), ldx, p->rows, parts[i].bias,
-             p->qkv + parts[i].from, p->qkv_width, 0, ends ? o : parts[i + 1].w->data);
-    if (p->loras && i < 3) raise_onto(p, l, OF_Q + i, i, from, to, p->qkv + parts[i].from, p->qkv_width);
+             parts[i].to, parts[i].ld, 0, ends ? last : parts[i + 1].w->data);
+    if (p->loras && i < 3) raise_onto(p, l, OF_Q + i, i, from, to, parts[i].to, parts[i].ld);
   }
 }
 
@@ -152,18 +155,20 @@ static void onto_residual(Pass *p, const Layer *l, int kind, const Matrix *w, in
 /* What attention mixed, onto the residual. */
 static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *next) {
   const int64_t H = p->model->hidden;
+  const int is_latent = p->model->rank != 0;
   int64_t h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
-  const int is_bf16 = p->model->bf16 && !is_quantised(&l->o);
+  const int is_bf16 = p->model->bf16 && !is_latent && !is_quantised(&l->o);
   const int64_t ld = p->ld_mixed * (is_bf16 && l->mixed_norm ? 2 : 1);
   if (l->mixed_norm) norm_mixed(p, l, t), barrier(p, phase);
-  const Input x = mixture(p, &l->o, t, phase);
+  const Input x = is_latent ? raise_values(p, l, t, phase) : mixture(p, &l->o, t, phase);
   if (p->loras) {
-    reduce(p, l, OF_O, OF_O, is_bf16, p->mixed, ld, t);
+    reduce(p, l, OF_O, OF_O, is_bf16, is_latent ? p->qkv : p->mixed, is_latent ? p->qkv_width : ld, t);
     fetch_raise(p, l, OF_O, h0, h1);
     barrier(p, phase);
   }
-  onto_residual(p, l, OF_O, &l->o, h0, h1, &x, ld, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
+  const int64_t ldx = is_latent ? p->raised_rows.ld : ld;
+  onto_residual(p, l, OF_O, &l->o, h0, h1, &x, ldx, l->o_bias, l->attention_after, p->model->attention_scale, phase, next);
   barrier(p, phase);
 }
 
@@ -176,6 +181,7 @@ static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, 
   }
   project(p, l, t, x, ldx);
   barrier(p, phase);
+  if (p->model->rank) absorb(p, l, t, phase);
   if (p->model->flat) norm_flat(p, l, t), barrier(p, phase);
   attend(p, l, index, 0, put_nodes, p, t, phase);
   barrier(p, phase);

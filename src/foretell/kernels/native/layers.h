@@ -7,8 +7,8 @@
 /* What thread t reads first of a layer's attention, and of its MLP or mixture. */
 INLINE const void *attention_start(const Model *m, const Layer *l, int t, int threads) {
   int64_t a, b;
-  share_rows(&l->q, (m->heads + 2 * m->kv_heads) * m->dim, t, threads, &a, &b);
-  return row_of(&l->q, MIN(a, m->heads * m->dim)); /* near enough where a thread starts inside k or v */
+  share_rows(&l->q, first_width(m), t, threads, &a, &b);
+  return row_of(&l->q, MIN(a, query_width(m))); /* near enough where a thread starts inside k or v */
 }
 INLINE const void *mlp_start(const Model *m, const Layer *l, int t, int threads) {
   int64_t a, b;

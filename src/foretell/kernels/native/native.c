@@ -237,7 +237,7 @@ int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const i
     if (!memcmp(from, to, count * sizeof(int64_t))) continue;
     for (int64_t l = 0; l < 2 * m->num_layers; l++) {
       char *memory = l % 2 ? cache->values[l / 2] : cache->keys[l / 2];
-      if (!m->layers[l / 2].q.data) continue;
+      if (!m->layers[l / 2].q.data || (m->rank && l % 2)) continue;
       for (int64_t h = 0; h < m->kv_heads; h++) {
         char *base = memory + (b * m->kv_heads + h) * cache->capacity * bytes;
         for (int64_t i = 0; i < count; i++) memcpy(held + i * bytes, base + from[i] * bytes, bytes);

@@ -66,6 +66,11 @@ typedef struct {
   Group *groups;
   int64_t num_groups, *members, *common;
   float *begun;
+  /* Of latent attention (latent.h). */
+  float *made, *queries; /* [rows, query_rank] what queries are made of; [rows, ld_queries] queries of all heads */
+  Rows made_rows, raised_rows; /* what queries are made of, normed; values of all heads */
+  char *by_head;         /* of each thread: what one head's part of a matrix reads */
+  int64_t ld_queries, head_bytes;
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   const int64_t *loras;   /* [batch] each row's adapter, counted from 1, or 0; NULL: no row has one */
   float *reduced;         /* [rows, 3, low_rank]: see lora.h */
@@ -95,7 +100,7 @@ static int64_t number_rows(Pass *p, const int64_t *real) {
 
 /* What attention makes of a segment of a row for a query, and for how many queries at most: see attention.h. */
 enum { LD_SCORES = SEGMENT + 16 };
-INLINE int64_t state_size(const Pass *p) { return p->model->dim + 16; }
+INLINE int64_t state_size(const Pass *p) { return value_dim(p->model) + 16; }
 INLINE int64_t padded_dim(const Pass *p) { return (p->model->dim + 31) / 32 * 32; }
 INLINE int64_t most_queries(const Pass *p) { return MIN(QUERIES, p->rows * (p->model->heads / MAX(1, p->model->kv_heads))); }
 INLINE int64_t num_segments(const Pass *p) { return ((p->cache ? p->cache->capacity : 0) + SEGMENT - 1) / SEGMENT; }
@@ -145,7 +150,7 @@ typedef struct {
 enum { PLAIN = 1, BLOCKS = 2 };
 INLINE int reads(const Matrix *w) { return is_quantised(w) ? BLOCKS : PLAIN; }
 INLINE int attention_reads(const Model *m, const Layer *l) {
-  return reads(&l->q) | reads(&l->k) | reads(&l->v) | (m->gated ? reads(&l->gates) : 0);
+  return reads(&l->q) | reads(&l->k) | (m->rank ? 0 : reads(&l->v)) | (m->gated ? reads(&l->gates) : 0);
 }
 INLINE const void *input_of(const Input *x, const Matrix *w) { return is_quantised(w) ? (const void *)x->blocks : x->plain; }
 
@@ -242,14 +247,19 @@ static void norm_flat(Pass *p, const Layer *l, int t) {
   }
 }
 
-/* Optional norm, then rotation by position, of one head's vector; x may be y. */
+/* Optional norm, then rotation by position, of one head's vector; x may be y. Of latent attention the norm is of the first
+ * `rank` numbers, and the rotation of those behind. */
 static void rotate(const Pass *p, int64_t rope, const float *x, const float *weight, int64_t position, float *y) {
-  const int64_t dim = p->model->dim, half = dim / 2;
+  const Model *m = p->model;
+  const int64_t still = m->rank, half = (m->dim - still) / 2;
   float normed[MAX_DIM];
-  if (weight && !p->model->flat) {
-    norm_row(0, x, weight, dim, (float)p->model->eps, normed);
+  if (weight && !m->flat) {
+    norm_row(0, x, weight, still ? still : m->dim, (float)(still ? m->latent_eps : m->eps), normed);
+    memcpy(normed + still, x + still, still ? (m->dim - still) * sizeof(float) : 0);
     x = normed;
   }
+  if (still && x != y) memcpy(y, x, still * sizeof(float));
+  x += still, y += still;
   const int64_t at = (rope * p->cache->capacity + position) * half;
   const float *cos = p->cache->cos + at, *sin = p->cache->sin + at;
   for (int64_t i = 0; i < half; i += 16) {

@@ -16,8 +16,8 @@ static int64_t place(Pass *p, char *base) {
   const Model *m = p->model;
   const int64_t bytes = m->bf16 ? 2 : 4, rows = p->rows;
   int64_t at = 0;
-  p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
-  p->qkv_width = ((m->gated ? 2 : 1) * m->heads + 2 * m->kv_heads) * m->dim;
+  p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * value_dim(m)), p->ld_inner = padded(m->intermediate);
+  p->qkv_width = MAX(((m->gated ? 2 : 1) * m->heads + 2 * m->kv_heads) * m->dim, m->heads * m->value);
 #define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
   PLACE(branch, rows * m->hidden * 4);
   PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
@@ -29,7 +29,7 @@ static int64_t place(Pass *p, char *base) {
   PLACE(attending, p->threads * attending_bytes(p));
   PLACE(states, p->threads * num_segments(p) * most_queries(p) * state_size(p) * 4);
   const int64_t widest = MAX(m->hidden, m->heads * m->dim);
-  p->ld_row = padded(MAX(widest, MAX(m->intermediate, m->expert_inner)));
+  p->ld_row = padded(MAX(MAX(widest, m->query_rank), MAX(m->intermediate, m->expert_inner)));
   PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
   PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
   PLACE(row, p->ld_row * 4 * p->threads);
@@ -71,6 +71,15 @@ static int64_t place(Pass *p, char *base) {
     PLACE(counts, p->batch * 8);
     PLACE(ends, p->batch * 8);
     at += place_rows(&p->mixer_rows, rows, m->scanned, p->threads, base + at);
+  }
+  if (m->rank) {
+    Rows one;
+    p->ld_queries = padded(m->heads * (m->nope + m->rope)), p->head_bytes = place_rows(&one, rows, MAX(m->nope, m->rank), 1, 0);
+    PLACE(made, rows * m->query_rank * 4);
+    PLACE(queries, rows * p->ld_queries * 4);
+    PLACE(by_head, p->threads * p->head_bytes);
+    at += place_rows(&p->made_rows, rows, m->query_rank, p->threads, base + at);
+    at += place_rows(&p->raised_rows, rows, m->heads * m->value, p->threads, base + at);
   }
   PLACE(reduced, rows * 3 * m->low_rank * 4);
   PLACE(groups, p->batch * (int64_t)sizeof(Group));

@@ -15,7 +15,7 @@
 /* Keys and values of one head, `bytes` from slot to slot. */
 typedef struct {
   const char *keys, *values;
-  int64_t bytes, capacity, dim;
+  int64_t bytes, capacity, dim, value_dim;
   int is_bf16, coded;
 } Slots;
 
@@ -295,9 +295,9 @@ static void mix_whole(int R, int is_bf16, int how, const float *weights, const c
 static void mix_one(const Slots *s, const float *weights, const char *values, int64_t from, int64_t to, float *mixed) {
   if (from >= to) return;
   const int64_t even = MIN((from + 1) / 2 * 2, to), odd = MAX(even, to / 2 * 2);
-  if (from < even) mix_whole(1, s->is_bf16, ONE, weights, values, s->bytes, from, even, s->dim, mixed, 0);
-  if (even < odd) mix_whole(1, s->is_bf16, TWO, weights, values, s->bytes, even, odd, s->dim, mixed, 0);
-  if (odd < to) mix_whole(1, s->is_bf16, ONE, weights, values, s->bytes, odd, to, s->dim, mixed, 0);
+  if (from < even) mix_whole(1, s->is_bf16, ONE, weights, values, s->bytes, from, even, s->value_dim, mixed, 0);
+  if (even < odd) mix_whole(1, s->is_bf16, TWO, weights, values, s->bytes, even, odd, s->value_dim, mixed, 0);
+  if (odd < to) mix_whole(1, s->is_bf16, ONE, weights, values, s->bytes, odd, to, s->value_dim, mixed, 0);
 }
 
 /* Weights from an even position `at` on. */
@@ -307,9 +307,10 @@ INLINE const float *weights_at(const Slots *s, const float *weights, int64_t at)
 static int64_t make_panel(const Slots *s, const char *values, int64_t n, float *to) {
   for (int64_t i = 0; i < n; i++) {
     fetch_ahead(values + i * s->bytes, s->bytes);
-    for (int64_t d = 0; d < s->dim; d += LANES) p_store(to + i * s->dim + d, p_of_bf16((const bf16 *)(values + i * s->bytes) + d));
+    for (int64_t d = 0; d < s->value_dim; d += LANES)
+      p_store(to + i * s->value_dim + d, p_of_bf16((const bf16 *)(values + i * s->bytes) + d));
   }
-  return s->dim * 4;
+  return s->value_dim * 4;
 }
 
 #endif

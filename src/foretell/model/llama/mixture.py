@@ -19,14 +19,17 @@ from foretell.model.llama.read.interleaved import InterleavedExperts
 from foretell.model.llama.read.parts import Part, PartWeights
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
-_FURTHER = ("glm4_moe", "dots1", "solar_open")  # n_shared_experts beside each other make one
-_SIGMOID = ("lfm2_moe", "nemotron_h", *_FURTHER)
+_DEEPSEEK = ("glm4_moe", "dots1", "solar_open", "deepseek_v3", "glm4_moe_lite")
+_SIGMOID = ("lfm2_moe", "nemotron_h", *_DEEPSEEK)
+_FURTHER = ("deepseek_v2", *_DEEPSEEK)  # n_shared_experts beside each other make one
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
 TYPES = (
-    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss", *_SIGMOID,
+    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss",
+    "deepseek_v2", *_SIGMOID,
 )  # fmt: skip
 """The types with experts that are covered."""
 _ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss")  # of all their MLPs
+_METHODS = ("greedy", "group_limited_greedy")  # DeepSeek-V2's topk_method: groups are ranked by their best expert
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _FIRST = ("num_dense_layers", "first_k_dense_replace")  # the first layer that may have experts
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
@@ -45,6 +48,7 @@ class Mixture:
     is_sigmoid: bool = False  # scores are each logit's sigmoid; else the softmax of all
     has_bias: bool = False  # what is added to scores for the choice alone
     groups: tuple[int, int] = (1, 1)  # how many of one size experts stand in, and in how many of them one can be chosen
+    group_best: int = 2  # of its experts that rank a group
     epsilon: float = 0.0  # added to the sum of the chosen's scores
     scale: float = 1.0  # on the weights of the chosen
     is_shared_gated: bool = True  # the shared one's weight is a sigmoid; else 1
@@ -83,9 +87,11 @@ def unsupported(config: Any) -> str | None:
         return None
     if found.num_experts > MAX_EXPERTS:
         return f"{found.num_experts} experts a layer; at most {MAX_EXPERTS}"
+    if config.model_type == "deepseek_v2" and config.topk_method not in _METHODS:
+        return f"experts are chosen by {config.topk_method!r}; implemented: {', '.join(_METHODS)}"
     groups, chosen = found.groups
     is_divided = 0 < chosen <= groups and found.num_experts % groups == 0
-    if not is_divided or (groups > 1 and found.num_experts < 2 * groups):  # groups are ranked by two experts
+    if not is_divided or (groups > 1 and found.num_experts < found.group_best * groups):  # too few rank a group
         return f"{found.num_experts} experts in {groups} groups, of which {chosen} can be chosen from"
     if not 0 < found.num_chosen <= found.num_experts // groups * chosen:
         return f"a token reads {found.num_chosen} of {found.num_experts // groups * chosen} experts"
@@ -103,6 +109,13 @@ def mixture_of(config: Any) -> Mixture | None:
     inner = config.intermediate_size if kind in _ONE_SIZE else config.moe_intermediate_size
     num_shared = _first(config, ("n_shared_experts",), 0) if kind in _FURTHER else 0
     router: dict[str, Any] = {}
+    if kind == "deepseek_v2":  # its norm_topk_prob is read by nothing
+        limited = config.topk_method == "group_limited_greedy"
+        router = {
+            "groups": (config.n_group or 1, config.topk_group or 1) if limited else (1, 1),
+            "group_best": 1,
+            "scale": float(config.routed_scaling_factor),
+        }
     if kind in _SIGMOID:
         router = {
             "is_sigmoid": True,
@@ -116,7 +129,7 @@ def mixture_of(config: Any) -> Mixture | None:
         num_chosen=_first(config, ("num_experts_per_tok",), 0),
         inner=inner,
         shared_inner=inner * num_shared or _first(config, _SHARED, 0),
-        sums_over_chosen=bool(getattr(config, "norm_topk_prob", True)),
+        sums_over_chosen=kind != "deepseek_v2" and bool(getattr(config, "norm_topk_prob", True)),
         layers=layers,
         is_shared_gated=kind in _GATED,
         is_gated=kind != "nemotron_h",
@@ -134,6 +147,8 @@ def _layers(config: Any) -> frozenset[int]:
     """Those that have experts."""
     if config.model_type == "nemotron_h":
         return frozenset(layer for layer, kind in enumerate(config.layers_block_type) if kind == "moe")
+    if config.model_type == "glm4_moe_lite":
+        return frozenset(layer for layer, kind in enumerate(config.mlp_layer_types) if kind == "sparse")
     first, step = _first(config, _FIRST, 0), _first(config, ("decoder_sparse_step",), 1)
     dense = getattr(config, "mlp_only_layers", None) or ()
     layers = range(first, config.num_hidden_layers)
@@ -195,7 +210,7 @@ def view_of(
             setattr(view, f"{key}_bias", rows[expert].data_ptr())
     return structures.Experts(
         mixture.num_experts, mixture.num_chosen, bool(mixture.shared_inner), mixture.sums_over_chosen, mixture.is_sigmoid,
-        *mixture.groups, mixture.epsilon, mixture.scale, bias,
+        *mixture.groups, mixture.group_best, mixture.epsilon, mixture.scale, bias,
         biases[0].data_ptr() if biases else None, held[router],
         held[gate[0]] if gate else structures.Matrix(), each,
     )  # fmt: skip
@@ -271,8 +286,8 @@ def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple
     ranks = scores if mixture.is_sigmoid else wide  # of equal order, and softmax would round
     ranks = ranks if bias is None else ranks + bias
     groups, num_left = mixture.groups
-    if groups > 1:  # those of the groups whose two best have the largest sums
-        best = ranks.view(len(ranks), groups, -1).topk(2).values.sum(-1)
+    if groups > 1:  # those of the groups whose best have the largest sums
+        best = ranks.view(len(ranks), groups, -1).topk(mixture.group_best).values.sum(-1)
         left = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, num_left:]
         out = torch.zeros_like(best, dtype=torch.bool).scatter(-1, left, value=True)
         ranks = ranks.masked_fill(out.repeat_interleave(mixture.num_experts // groups, -1), float("-inf"))

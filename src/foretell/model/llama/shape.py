@@ -7,6 +7,7 @@ activations than silu and gelu, other mixtures of experts than those of ``mixtur
 """
 
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ class LlamaShape:
         found: tuple[str, ...] = ()
         if self.attends(layer):
             found = ("q", "k", "v", "o", *(("gates",) if self.traits.is_gated else ()))
+            if self.traits.latent is not None:
+                found = tuple(self.traits.latent.sizes(self.hidden_size, self.num_heads))
         if self.has_mlp(layer) and not self.is_sparse(layer):
             found += ("up", "down") if self.traits.activation == "relu2" else ("gate", "up", "down")
         return found
@@ -93,11 +96,18 @@ class LlamaShape:
         """Keys of ``layer_names``: the norms of a layer."""
         has_branch, has_mlp = self.attends(layer) or self.mixer(layer) is not None, self.has_mlp(layer)
         before, after = self.traits.norms_before, self.traits.norms_after
-        heads = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
+        heads: tuple[str, ...] = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
+        if (latent := self.traits.latent) is not None:
+            heads = ("q_norm", "k_norm") if latent.query_rank else ("k_norm",)
         within = ("mixed_norm", "inner_norm") if self.traits.sub_norms else ()
         first = ("input_norm",) if before and has_branch else ()
         second = ("mlp_norm",) if before and has_mlp else ()
         return (*heads, *within, *first, *second, *(("attention_after", "mlp_after") if after else ()))
+
+    @property
+    def value_dims(self) -> list[int] | None:
+        """As ``KVCache`` takes it: of latent attention a value is a part of its key."""
+        return None if self.traits.latent is None else [0] * self.num_layers
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
@@ -118,6 +128,8 @@ class LlamaShape:
         those of one token; by default in dtype."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
+        if (latent := self.traits.latent) is not None:
+            attention = sum(prod(size) for size in latent.sizes(self.hidden_size, self.num_heads).values())
         sparse = len(self.mixture.layers) if self.mixture else 0
         mlps = (self.num_layers - sparse) * 3 * self.hidden_size * self.intermediate_size
         mlps += sparse * self.mixture.weights_of(self.hidden_size) if self.mixture else 0
@@ -153,7 +165,7 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
     reason = unsupported(config)
     if reason is not None:
         raise ModelError(f"not of the Llama family: {reason}")
-    is_hybrid = config.model_type in HYBRIDS
+    is_hybrid, traits = config.model_type in HYBRIDS, families.traits_of(config)
     most, cut = families.longrope_positions(config, config.max_position_embeddings)
     return LlamaShape(
         architecture=ARCHITECTURES[config.model_type],
@@ -162,8 +174,8 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         hidden_size=config.hidden_size,
         intermediate_size=hybrids.intermediate_size(config),
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=families.head_dim(config),
+        num_kv_heads=1 if traits.latent else config.num_key_value_heads or config.num_attention_heads,
+        head_dim=traits.latent.key if traits.latent else families.head_dim(config),
         norm_eps=hybrids.norm_eps(config),
         tied=bool(config.tie_word_embeddings),
         windows=families.windows_of(config),
@@ -171,7 +183,7 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         cut=cut,
         ropes=families.ropes_of(config),
         eos_token_ids=ends.of_configs(generation, config),
-        traits=families.traits_of(config),
+        traits=traits,
         mixture=mixture_of(config),
         biases=families.biases_of(config),
         hybrid=config.model_type if is_hybrid else "",
@@ -200,8 +212,12 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
     if traits.norms_after:  # the name that Llama uses in front of the MLP is in most of them what it says
         keys = ("attention_after", "mlp_norm", "mlp_after")
         norms |= {key: f"{prefix}.{name}.weight" for key, name in zip(keys, traits.norm_names, strict=True)}
+    if (latent := traits.latent) is not None:
+        query = "q_a_proj" if latent.query_rank else "q_proj"
+        ours = {"q": query, "k": "kv_a_proj_with_mqa", "q_norm": "q_a_layernorm", "k_norm": "kv_a_layernorm"}
+        ours |= {key: f"{key}_proj" for key in ("q_b", "k_b", "v_b")}
+        norms |= {key: f"{attention}.{name}.weight" for key, name in ours.items()}
     return {
-        **norms,
         "q": f"{attention}.q_proj.weight",
         "k": f"{attention}.k_proj.weight",
         "v": f"{attention}.v_proj.weight",
@@ -215,6 +231,7 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
         "gate": f"{mlp}.gate_proj.weight",
         "up": f"{mlp}.up_proj.weight",
         "down": f"{mlp}.down_proj.weight",
+        **norms,
     }
 
 

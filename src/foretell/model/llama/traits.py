@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.config_defaults import ARCHITECTURES, HYBRIDS
-from foretell.model.llama import hybrids, mixture as mixtures
+from foretell.model.llama import hybrids, latent as latents, mixture as mixtures
+from foretell.model.llama.latent import Latent
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Traits:
         ""  # "times", "over" or "online": how linears' weights are -1, 0, 1 with a scale (``read/ternary.py``)
     )
     interleaved: bool = False  # values (2i, 2i + 1) of a head are a pair, and not (i, i + half)
+    latent: Latent | None = None  # keys and values are made of one vector, which is what is kept
     norm_names: tuple[str, str, str] = _SANDWICH  # after attention, before and after the MLP, where ``norms_after``
 
     def finished(self, products: Tensor) -> Tensor:
@@ -91,6 +93,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
 _PARTLY_TURNED = ("phi3", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
 _WITHOUT_O = ("glm4", "glm4_moe", "solar_open")  # whose attention_bias is of queries, keys and values
+_MLP_BIASED = ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba", "minicpm3")  # where they say so
 _WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the window
 _TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
 _WINDOWLESS = (
@@ -130,6 +133,7 @@ def unsupported(config: Any) -> str | None:
     if (_rotated(config) or 0) % 2:
         return f"{_rotated(config)} of {head_dim(config)} values of a head are rotated, an odd number"
     reason = hybrids.unsupported(config) if kind in HYBRIDS else None
+    reason = latents.unsupported(config) if kind in latents.TYPES else reason
     return reason or mixtures.unsupported(config)
 
 
@@ -199,6 +203,20 @@ def traits_of(config: Any) -> Traits:
             rotated=_rotated(config),
             interleaved=True,
         )
+    latent = latents.latent_of(config)
+    if latent is not None:
+        rope, small = config.rope_parameters, kind == "minicpm3"
+        stretched = rope.get("rope_type", "default") != "default" and rope.get("mscale_all_dim")
+        scale = default_attention_factor(rope["factor"], rope["mscale_all_dim"]) ** 2 if stretched else 1.0
+        return Traits(
+            activation=activation,
+            latent=latent,
+            interleaved=kind == "deepseek_v2" or bool(getattr(config, "rope_interleave", False)),
+            score_scale=(latent.nope + latent.rope) ** -0.5 * scale,
+            embedding_scale=float(config.scale_emb) if small else 1.0,
+            residual_scale=config.scale_depth / config.num_hidden_layers**0.5 if small else 1.0,
+            logit_scale=1.0 / config.logits_scaling if small else 1.0,
+        )
     is_qwen = kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
     by_heads = (
         is_qwen
@@ -235,7 +253,9 @@ def biases_of(config: Any) -> frozenset[str]:
     # GLM-4 has none at the output, and transformers gives Nemotron-H's attention none at all.
     biased = kind != "nemotron_h" and getattr(config, "attention_bias", False)
     attention = ("q", "k", "v", *(("o", "gates") if kind not in _WITHOUT_O else ())) if biased else ()
-    has_biases = kind in ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba") and config.mlp_bias
+    if biased and kind in latents.TYPES:
+        attention = (*(("q",) if config.q_lora_rank else ()), "k", "o")
+    has_biases = kind in _MLP_BIASED and config.mlp_bias
     mlp = ("gate", "up", "down") if has_biases else ()
     return frozenset((*attention, *mlp))
 
@@ -295,7 +315,9 @@ def rotation_order(dim: int, rotated: int, *, interleaved: bool = False) -> Tens
 
 
 def head_dim(config: Any) -> int:
-    """Values of one head."""
+    """Values of one head; of latent attention those that are rotated."""
+    if config.model_type in latents.TYPES:
+        return int(config.qk_rope_head_dim)
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 

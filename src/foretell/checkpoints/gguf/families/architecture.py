@@ -51,7 +51,8 @@ class Architecture:
     whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)  # of no layer
     whole_may: Mapping[str, str] = field(default_factory=lambda: HEAD)
     adjust: Callable[[GGUFFile, str, tuple[str, ...]], Change | None] | None = None  # (file, ours, theirs)
-    apart: Mapping[str, str] = field(default_factory=dict)  # of each layer: further names (``WeightSource.apart``)
+    # Of each layer that has them: further names (``WeightSource.apart``)
+    apart: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = (FREQS, SHORT, LONG)  # tensors that are read as part of the configuration
     prefix: str = "model.layers"
 

@@ -35,6 +35,7 @@ _SPLIT = {
     "attn_k_b.weight": "self_attn.kv_b_proj.weight",
     "attn_v_b.weight": "self_attn.kv_b_proj.weight",
 }
+_APART = {"attn_k_b.weight": "self_attn.k_b_proj.weight", "attn_v_b.weight": "self_attn.v_b_proj.weight"}
 _WHOLE = {"attn_kv_b.weight": "self_attn.kv_b_proj.weight"}  # of files of before April 2025
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's kinds of gates
 _LOG_FACTOR = 0.1  # llama.cpp's converter multiplies mscale_all_dim by it, of this architecture alone
@@ -123,6 +124,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 LATENT = {
     "deepseek2": Architecture(
-        "deepseek_v3", "DeepseekV3ForCausalLM", _LAYER, _config, some=_layer, may={}, adjust=_adjust
+        "deepseek_v3", "DeepseekV3ForCausalLM", _LAYER, _config, some=_layer, may={}, adjust=_adjust, apart=_APART
     )
 }

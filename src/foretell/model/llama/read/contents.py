@@ -85,11 +85,12 @@ def _outer(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of a layer's linears, by the keys of ``LlamaShape.linears``."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    hidden, inner, latent = shape.hidden_size, shape.intermediate_size, shape.traits.latent
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
         "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries),
         "gates": (queries, hidden), "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+        **(latent.sizes(hidden, shape.num_heads) if latent is not None else {}),
     }  # fmt: skip
 
 
@@ -107,6 +108,8 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
     of_all = traits.qk_norm == "all"
     norm_sizes = {"q_norm": queries if of_all else shape.head_dim, "k_norm": keys if of_all else shape.head_dim}
     norm_sizes |= {"mixed_norm": queries, "inner_norm": shape.intermediate_size}
+    if (latent := traits.latent) is not None:
+        norm_sizes = {"q_norm": latent.query_rank, "k_norm": latent.rank}
     for key in shape.norms(index):
         yield names[key], (norm_sizes.get(key, hidden),)
     mixer = shape.mixer(index)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.checkpoints.weights import WeightSource, expect_shape
+from foretell.model.llama.read.latent import LatentWeights
 from foretell.model.llama.read.parts import Part, PartWeights, in_heads
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import rotation_order
@@ -18,6 +19,10 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
 
     Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts.
     """
+    latent = shape.traits.latent
+    if latent is not None:
+        interleaved = shape.traits.interleaved
+        return LatentWeights(source, latent, shape.num_heads, interleaved=interleaved, name=name, any_width=any_width)
     order, parts = _order(shape), dict[str, Part]()
     if order is None and not shape.traits.is_fused:
         return source

@@ -11,6 +11,7 @@ from foretell.checkpoints.weights import WeightSource
 from foretell.model.cache import spread_of
 from foretell.model.llama import shape as llama
 from foretell.model.llama.mixture import bias_name, expert_names, read_biases, router_names
+from foretell.model.llama.read.latent import latent_spread
 from foretell.model.llama.run.pack import Activated, Experts, GatedMLP, Linear, make_linear
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import Traits, clamped_swiglu
@@ -18,11 +19,22 @@ from foretell.model.windows import DraftWindow
 
 
 @dataclass(frozen=True)
+class LatentParts:
+    """What latent attention has beside a layer's matrices of the stream: see ``Latent``."""
+
+    query: Linear | None  # query_rank -> heads * (nope + rope)
+    query_norm: Tensor | None  # [query_rank]
+    key_norm: Tensor  # [rank]
+    keys: Tensor  # [heads, rank, nope]
+    values: Tensor  # [heads, value, rank]
+
+
+@dataclass(frozen=True)
 class Layer:
     """The weights of one layer; H is the width of the stream."""
 
     input_norm: Tensor | None  # [H]
-    qkv: Linear  # H -> (heads + 2 kv heads) * head_dim
+    qkv: Linear  # H -> (heads + 2 kv heads) * head_dim; of latent attention what queries are made of, and key
     qk_norm: Tensor | None  # [heads + kv heads, head_dim]; of all heads together the same, flat
     out: Linear  # heads * head_dim -> H
     attention_after: Tensor | None  # [H]
@@ -35,6 +47,7 @@ class Layer:
     limit: DraftWindow | None = None  # of a draft
     sinks: Tensor | None = None  # [heads] float32: see ``Traits.has_sinks``
     mixed_norm: Tensor | None = None  # [heads * head_dim]: see ``Traits.sub_norms``
+    latent: LatentParts | None = None
 
 
 @dataclass(frozen=True)
@@ -84,15 +97,32 @@ class LayerReader:
                 activated = _normed(activated, inner, shape.norm_eps)
             mlp = GatedMLP(linear("gate", "up"), linear("down"), activated)
         return Layer(
-            norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
+            norm("input_norm", traits.norms_before), linear(*("q", "k", "v")[: 2 if traits.latent else 3]), qk_norm,
+            linear("o"),
             norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
             self._spread(names), shape.limits(index),
             self.source.read(names["sinks"], torch.float32, device) if traits.has_sinks else None,
             norm("mixed_norm", traits.sub_norms),
+            self._latent(names),
         )  # fmt: skip
 
+    def _latent(self, names: Mapping[str, str]) -> LatentParts | None:
+        latent, heads = self.shape.traits.latent, self.shape.num_heads
+        if latent is None:
+            return None
+        keys, values = (self.source.read(names[key], self.dtype, self.device) for key in ("k_b", "v_b"))
+        keys, values = keys.view(heads, latent.rank, -1), values.view(heads, latent.value, -1)
+        query, query_norm = None, None
+        if latent.query_rank:
+            weight = self.source.read(names["q_b"], self.dtype, self.device)
+            query, query_norm = make_linear(weight, None, packed=self.packed), self.norm(names["q_norm"])
+        return LatentParts(query, query_norm, self.norm(names["k_norm"]), keys, values)
+
     def _spread(self, names: Mapping[str, str]) -> Tensor | None:
+        latent = self.shape.traits.latent
+        if self.kv == "int8" and latent is not None:
+            return latent_spread(self.source, names, latent).to(self.device)[None]
         if self.kv != "int8" or "k" not in self.biases:
             return None
         bias = self.source.read(llama.bias_name(names["k"]), torch.float32, self.device)

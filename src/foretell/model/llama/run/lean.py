@@ -28,12 +28,12 @@ from foretell.core.tree import Plan
 from foretell.kernels.gpu.ops import MOST_NODES, ops
 from foretell.model.blocks import BlockCache
 from foretell.model.cache import KVCache
-from foretell.model.llama import shape as llama
+from foretell.model.llama import latent as latents, shape as llama
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.llama.read.contents import check_contents, linear_sizes
 from foretell.model.llama.read.split import split_weights
 from foretell.model.llama.read.ternary import ternary_weights
-from foretell.model.llama.run.layer import Layer, LayerReader
+from foretell.model.llama.run.layer import LatentParts, Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
 from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
@@ -53,6 +53,8 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     reason = llama.unsupported(config)
     if reason is None and config.model_type in HYBRIDS:
         return "layers with recurrent states"
+    if reason is None and device.type != "cpu" and config.model_type in latents.TYPES:
+        return "attention over latent vectors is implemented for the CPU alone"
     if reason is None and device.type != "cpu" and mixture_of(config) is not None:
         return "experts are grouped on the host: transformers' kernels are faster on an accelerator"
     return reason
@@ -191,7 +193,7 @@ class LeanModel(CausalModel):
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache on the model's device."""
         devices = [self.spec.device] * self.shape.num_layers
-        return KVCache(num_rows, capacity, self._heads, self.spec.kv_dtype, devices)
+        return KVCache(num_rows, capacity, self._heads, self.spec.kv_dtype, devices, self.shape.value_dims)
 
     def new_pool(self, num_rows: int, capacity: int, slots: int | None) -> KVCache:
         """See ``CausalModel.new_pool``."""
@@ -310,7 +312,7 @@ class LeanModel(CausalModel):
             positions = F.pad(plan.positions.flatten(), (0, more))[None]
         else:
             positions = F.pad(plan.positions, (0, padding))
-        dtype, half = self.spec.dtype, self.shape.head_dim // 2
+        dtype, half = self.spec.dtype, len(self._frequencies[0]) // 2
         turns: dict[int, tuple[Tensor, Tensor]] = {}
         for rope in {layer.rope for layer in self._layers[first:stop]}:
             angles = positions[..., None, None].float() * self._frequencies[rope]  # [B, n, 1, head_dim]
@@ -358,18 +360,39 @@ class LeanModel(CausalModel):
                 cache.table, cache.keys[index], cache.values[index],
             )  # fmt: skip
             return self._after(layer, x, self._seen(index, query, shared, cache), shared)
-        qkv = qkv.view(*x.shape[:2], heads + 2 * kv_heads, dim)
-        qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
+        if layer.latent is not None:
+            qk = self._absorbed(layer.latent, qkv)
+            value = qk[:, :, heads:, :0]
+        else:
+            qkv = qkv.view(*x.shape[:2], heads + 2 * kv_heads, dim)
+            qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         if layer.qk_norm is not None:
             qk = self._norm_heads(qk, layer.qk_norm)
-        swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
-        qk = torch.addcmul(qk * cos, swapped, sin)
+        qk = _turned(qk, cos, sin)
         if layer.rope in shared.growths:
             qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
         if layer.spread is not None:
             spread = torch.cat((layer.spread.repeat_interleave(self._group, 0), 1.0 / layer.spread))
             qk = (qk * spread).to(qk.dtype)
-        return self._after(layer, x, self._mix(index, qk, value, shared, cache), shared)
+        mixed = self._mix(index, qk, value, shared, cache)
+        if layer.latent is not None:
+            values = layer.latent.values
+            mixed = torch.einsum("bnhr,hvr->bnhv", mixed.view(*mixed.shape[:2], heads, -1), values).flatten(2)
+        return self._after(layer, x, mixed, shared)
+
+    def _absorbed(self, parts: LatentParts, made: Tensor) -> Tensor:
+        """[B, n, heads + 1, head_dim] of what the first product made: queries as latent keys meet them and the key, before
+        they are rotated."""
+        latent, heads = self.shape.traits.latent, self.shape.num_heads
+        assert latent is not None
+        query, vector, key = torch.split(made, [made.shape[-1] - latent.key, latent.rank, latent.rope], -1)
+        if parts.query is not None and parts.query_norm is not None:
+            query = parts.query(F.rms_norm(query, (latent.query_rank,), parts.query_norm, latent.eps))
+        query = query.reshape(*query.shape[:2], heads, -1)
+        still, turned = query[..., : latent.nope], query[..., latent.nope :]
+        query = torch.cat((torch.einsum("bnhd,hrd->bnhr", still, parts.keys), turned), -1)
+        vector = F.rms_norm(vector, (latent.rank,), parts.key_norm, latent.eps)
+        return torch.cat((query, torch.cat((vector, key), -1)[:, :, None]), 2)
 
     def _seen(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         """[B, n, heads * head_dim] of queries [B, heads, n, head_dim]: attention on an accelerator."""
@@ -431,6 +454,8 @@ class LeanModel(CausalModel):
         num_nodes = length // self._group
         keys, values = cache.seen(index, shared.span, shared.sight, query.dtype)
         layer, traits = self._layers[index], self.shape.traits
+        if traits.latent is not None:
+            values = keys[..., : traits.latent.rank]
         mask = shared.masks[_sight_of(layer)]
         if layer.limit is not None:
             mixed = self._sink(layer, layer.limit, query, keys, values, mask, shared)
@@ -440,7 +465,7 @@ class LeanModel(CausalModel):
             scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
             scores = (scores if traits.score_cap is None else capped(scores, traits.score_cap)) + mask
             mixed = weights_of(scores.float(), self._sink_scores(layer, length)).to(query.dtype) @ values
-        mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
+        mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, values.shape[-1]).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, -1)
 
     def _sink(
@@ -449,9 +474,11 @@ class LeanModel(CausalModel):
         assert shared.back is not None
         # [B, 1, G * n, d]
         angles = shared.back.repeat(1, self._group)[:, None, :, None] * self._frequencies[layer.rope]
-        half = query.shape[-1] // 2
-        swapped = torch.cat((-query[..., half:], query[..., :half]), -1)
-        sunk = (query * angles.cos() + swapped * angles.sin()).to(query.dtype)
+        still = query.shape[-1] - angles.shape[-1]
+        turned, half = query[..., still:], angles.shape[-1] // 2
+        swapped = torch.cat((-turned[..., half:], turned[..., :half]), -1)
+        turned = (turned * angles.cos() + swapped * angles.sin()).to(query.dtype)
+        sunk = torch.cat((query[..., :still], turned), -1) if still else turned
         traits = self.shape.traits
         scale = traits.score_scale or query.shape[-1] ** -0.5
         learned = self._sink_scores(layer, query.shape[2])
@@ -469,6 +496,15 @@ class LeanModel(CausalModel):
         num_rows, num_nodes, _, dim = query.shape
         query = query.reshape(num_rows, num_nodes, self.shape.num_kv_heads, self._group, dim)
         return query.permute(0, 2, 3, 1, 4).reshape(num_rows, self.shape.num_kv_heads, -1, dim)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., d] with its last numbers, as many as cos has, rotated."""
+    still, half = x.shape[-1] - cos.shape[-1], cos.shape[-1] // 2
+    if still:
+        return torch.cat((x[..., :still], _turned(x[..., still:], cos, sin)), -1)
+    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
+    return torch.addcmul(x * cos, swapped, sin)
 
 
 def _sight_of(layer: Layer) -> int | DraftWindow | None:

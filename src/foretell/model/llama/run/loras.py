@@ -37,8 +37,9 @@ class MergedWeights(PartWeights):
 
     @property
     def apart(self) -> Collection[str]:
-        """See ``WeightSource.apart``."""
-        return self._source.apart
+        """See ``WeightSource.apart``: not of what an adapter changes as a whole, such as ``kv_b_proj``."""
+        changed = {name.removesuffix("kv_b_proj.weight") for name in self._terms if name.endswith("kv_b_proj.weight")}
+        return tuple(name for name in self._source.apart if name.rpartition("_b_proj")[0][:-1] not in changed)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""
@@ -101,7 +102,11 @@ def terms_of(lora: Lora, shape: LlamaShape, *, name: str) -> list[dict[str, LowR
             terms[key] = term
             used.add(module)
         found.append(terms)
-    for module in lora.modules.keys() - used:
+    for module in sorted(lora.modules.keys() - used):
+        if shape.traits.latent is not None and module.endswith("_b_proj"):
+            raise LoraError(
+                f"{lora.file}: it changes {module}, which can have no adapter of its own: merge it into the model"
+            )
         _check_fits(lora, module, lora.modules[module], None)
     return found
 

@@ -40,6 +40,7 @@ from foretell.model.llama.mixture import ExpertWeights, bias_name, expert_names,
 from foretell.model.llama.read.contents import check_contents
 from foretell.model.llama.read.disk import DiskExperts, experts_on_disk
 from foretell.model.llama.read.hybrid_weights import hybrid_weights
+from foretell.model.llama.read.latent import latent_spread
 from foretell.model.llama.read.matrices import Matrices, read_matrices
 from foretell.model.llama.read.split import split_weights
 from foretell.model.llama.read.ternary import ternary_weights
@@ -51,7 +52,9 @@ from foretell.model.llama.shape import LlamaShape
 from foretell.model.target import WHOLE, CausalModel, Decoded, DiskFigures, Output, PassOptions
 from foretell.model.windows import DraftWindow
 
+MOST_LATENT = 640  # MAX_DIM of ``native/common.h``
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+_LATENT_SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
 NO_ROOM = 7  # what foretell_forward returns where there is no room for the terms of a hybrid's nodes
 MOST_PASSES = 4
 """Passes of plain decoding in one call at most: so many tokens come at once."""
@@ -87,6 +90,15 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
 
 
 def _other_heads(shape: LlamaShape) -> str | None:
+    if (latent := shape.traits.latent) is not None:
+        parts = latent.rank, latent.rope, latent.nope, latent.value, latent.query_rank
+        if latent.key <= MOST_LATENT and not any(part % 16 for part in parts):
+            return None
+        named = ", ".join(f"{name} {size}" for name, size in zip(_LATENT_SIZES, parts, strict=True))
+        return (
+            f"latent attention of {named}; implemented: multiples of 16, of which the first two are at most {MOST_LATENT} "
+            "together"
+        )
     if shape.head_dim in HEAD_DIMS:
         return None
     return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
@@ -553,9 +565,12 @@ class NativeModel(CausalModel):
                 if disk is not None:
                     disk.enter(self._experts[-1], index)
                 layer.experts = ctypes.pointer(self._experts[-1])
-            if kv == "int8" and "k" in contents.biases and shape.attends(index):
-                biases = source.read(llama.bias_name(names["k"]), torch.float32, cpu)
-                self._tensors += [spread := spread_of(biases, shape.num_kv_heads), unspread := 1.0 / spread]
+            if kv == "int8" and (traits.latent or ("k" in contents.biases and shape.attends(index))):
+                if traits.latent is not None:
+                    spread = latent_spread(source, names, traits.latent)
+                else:
+                    spread = spread_of(source.read(llama.bias_name(names["k"]), torch.float32, cpu), shape.num_kv_heads)
+                self._tensors += [spread, unspread := 1.0 / spread]
                 layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
                 setattr(layer, key, vector(names[key], traits.norm_offset))
@@ -585,6 +600,7 @@ class NativeModel(CausalModel):
             traits.is_gated, *mixers.sizes_of(shape.mixers),
             *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
             0, *(traits.swiglu or (0.0, 0.0)), None if disk is None else disk.view,
+            *((x.rank, x.rope, x.nope, x.value, x.query_rank, x.eps) if (x := traits.latent) is not None else ()),
         )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class NativeCache(BoundCache):
         the slots from which and to which), to what ``check`` takes."""
         shapes = [(shape.num_kv_heads * shape.attends(layer), shape.head_dim) for layer in range(shape.num_layers)]
         self._move = move
-        super().__init__(num_rows, capacity, shapes, dtype, rope)
+        super().__init__(num_rows, capacity, shapes, dtype, rope, shape.value_dims)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """See ``KVCache.move``."""
