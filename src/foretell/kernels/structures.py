@@ -140,6 +140,7 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("attention_scale", "gate_scale", "mlp_scale")),
         ("low_rank", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("swiglu_alpha", "swiglu_limit")),
+        *((name, ctypes.c_int64) for name in ("centred", "parallel", "norms_last")),
     ]
 
 

@@ -143,6 +143,9 @@ typedef struct {
   double attention_scale, gate_scale, mlp_scale;  /* on what attention returns, on the MLP's gate, on what the MLP returns */
   int64_t low_rank; /* the greatest rank of an adapter, or 0 */
   double swiglu_alpha, swiglu_limit; /* the activation is of gpt-oss: see activate_rows; 0: it is not */
+  int64_t centred;    /* norms of the stream are layer norms, whose biases [hidden] stand behind their weights */
+  int64_t parallel;   /* the MLP reads what attention reads */
+  int64_t norms_last; /* heads are normed behind their rotation */
 } Model;
 
 typedef struct {

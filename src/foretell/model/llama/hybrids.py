@@ -66,7 +66,7 @@ def norm_eps(config: Any) -> float:
     return float(next(getattr(config, key) for key in _EPS if getattr(config, key, None) is not None))
 
 
-_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 
 
 def _delta_net(config: Any) -> Mixer:

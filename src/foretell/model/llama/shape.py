@@ -86,7 +86,7 @@ class LlamaShape:
         if self.attends(layer):
             found = ("q", "k", "v", "o", *(("gates",) if self.traits.is_gated else ()))
         if self.has_mlp(layer) and not self.is_sparse(layer):
-            found += ("up", "down") if self.traits.activation == "relu2" else ("gate", "up", "down")
+            found += ("gate", "up", "down") if self.traits.has_gate else ("up", "down")
         return found
 
     def norms(self, layer: int) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class LlamaShape:
         before, after = self.traits.norms_before, self.traits.norms_after
         heads = ("q_norm", "k_norm") if self.traits.qk_norm and self.attends(layer) else ()
         first = ("input_norm",) if before and has_branch else ()
-        second = ("mlp_norm",) if before and has_mlp else ()
+        second = ("mlp_norm",) if before and has_mlp and not self.traits.is_parallel else ()
         return (*heads, *first, *second, *(("attention_after", "mlp_after") if after else ()))
 
     def is_sparse(self, layer: int) -> bool:
