@@ -38,7 +38,7 @@ def read_rope(file: GGUFFile, rotated: int, context: int) -> dict[str, Any]:
     if len(tensors) == 1:
         lacks = LONG if tensors == [SHORT] else SHORT
         raise ModelError(
-            f"{file.name}: {file.path.name} lacks tensor {lacks}; expected both tensors of LongRoPE's factors"
+            f"{file.where} lacks tensor {lacks}; expected both tensors of LongRoPE's factors"
         )
     if tensors:
         return base | _longrope(file, rotated, context, factor, attention)

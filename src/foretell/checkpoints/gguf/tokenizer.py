@@ -111,12 +111,12 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     """The tokenizer. Raises ModelError where the file has none, or one of a kind that is not known."""
     tokens = listed(file, "tokens", str)
     if not tokens:
-        raise ModelError(f"{file.name}: {file.path.name} holds no tokenizer (tokenizer.ggml.tokens)")
+        raise ModelError(f"{file.where} holds no tokenizer (tokenizer.ggml.tokens)")
     types = listed(file, "token_type", int) or [1] * len(tokens)
     rows = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else len(tokens)
     if len(types) != len(tokens) or len(tokens) > rows:
         counts = f"{len(tokens)} tokens, {len(types)} token types and {rows} rows of the embedding"
-        raise ModelError(f"{file.name}: {file.path.name} is damaged: it has {counts}")
+        raise ModelError(f"{file.where} is damaged: it has {counts}")
     ends = set(end_ids(file) or ())  # special whatever their type: they are no part of a text
     types = [CONTROL if index in ends else type_ for index, type_ in enumerate(types)]
     kind = file.get("tokenizer.ggml.model")
@@ -143,11 +143,11 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     first = named["bos"] if begins else None
     if begins and first is None:
         say(
-            f"{file.name}: {file.path.name} wants a BOS before every text, and names none (bos_token_id): there is none"
+            f"{file.where} wants a BOS before every text, and names none (bos_token_id): there is none"
         )
     if suppressed := file.get("tokenizer.ggml.suppress_tokens"):
         say(
-            f"{file.name}: {file.path.name} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here"
+            f"{file.where} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here"
         )
     last = named["eos"] if file.get("tokenizer.ggml.add_eos_token", False) else None
     if first is not None or last is not None:
@@ -201,7 +201,7 @@ def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[To
     if pre is None:  # files of before May 2024
         pre = "default"
         say(
-            f"{file.name}: {file.path.name} does not say how its tokenizer splits text (tokenizer.ggml.pre): llama.cpp's "
+            f"{file.where} does not say how its tokenizer splits text (tokenizer.ggml.pre): llama.cpp's "
             "rule for such files is taken, which few models were trained with; convert the model again for its own"
         )
     splitting = SPLITTINGS.get(str(pre))
