@@ -431,7 +431,9 @@ def test_without_a_sum_of_its_own_the_hubs_is_taken(
     assert not root.exists()
 
 
-@pytest.mark.parametrize(("found", "free", "fits"), [((HUB,), 1.2, True), ((HUB,), 1.0, False), ((HUB, INDEX), 1.9, False)])
+@pytest.mark.parametrize(
+    ("found", "free", "fits"), [((HUB,), 1.2, True), ((HUB,), 1.0, False), ((HUB, INDEX), 1.9, False)]
+)
 def test_room_for_one_file_or_two(
     root: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch, found: Any, free: float, fits: bool
 ) -> None:

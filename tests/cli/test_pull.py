@@ -51,7 +51,7 @@ def test_pull_list_and_remove(invoke: Invoke, root: Path) -> None:
     assert done.exit_code == 0
     assert done.stdout == f"tiny is here: {file}\n"
     first, second = done.stderr.splitlines()
-    assert re.fullmatch(r"tiny \(MIT\): 1 MB to fetch, 1 MB of memory to load it \(.* are free\)", first)
+    assert re.fullmatch(r"tiny \(MIT\): 1 MB to fetch, about 1 MB of memory \(.* are free\)", first)
     assert second == "fetching tiny from the Hugging Face hub (1 MB)"
     assert invoke("pull", "tiny").stdout == f"tiny was here already: {file}\n"
     found = json.loads(invoke("pull", "tiny", "--json").stdout)
@@ -132,7 +132,7 @@ def test_what_a_model_takes_and_reaches_is_said_before(
     result = invoke("pull", "tiny:20b")
     assert result.exit_code == 0
     assert result.stderr.splitlines()[0] == (
-        "tiny-20b (MIT): 12.0 GB to fetch, 26.4 GB of memory to load it (8.0 GB are free, too little); a token reads about "
+        "tiny-20b (MIT): 12.0 GB to fetch, about 13.2 GB of memory (8.0 GB are free, too little); a token reads about "
         "3.0 GB, at 12.0 GB/s at most 4 tokens/s without guesses"
     )
     assert invoke("rm", "tiny:20b").stdout == "tiny-20b is removed, 1 MB\n"

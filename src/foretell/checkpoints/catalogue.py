@@ -6,7 +6,6 @@ of its weights (``trained.entry_of``). ``catalogue.json`` lists models with whic
 """
 
 import json
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

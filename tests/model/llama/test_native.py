@@ -85,7 +85,9 @@ def test_move_and_keep_do_what_the_plain_cache_does() -> None:
     [
         "qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite",
         "qwen3moe", "qwen2moe", "gptoss", "hunyuan_v1_dense",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3moe-dense-between", "granitemoe", "cohere", "stablelm", "starcoder2-window", "ernie4_5_moe")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
+            "qwen3moe-dense-between", "granitemoe", "cohere", "stablelm", "starcoder2-window", "ernie4_5_moe",
+        )),
     ],
 )  # fmt: skip
 def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, dtype: torch.dtype) -> None:

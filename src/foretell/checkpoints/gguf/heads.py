@@ -287,9 +287,7 @@ def _dflash(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
         _only(file, key, allowed)
     mask = file.get("tokenizer.ggml.mask_token_id")
     if type(mask) is not int:
-        raise ModelError(
-            f"{file.where} states tokenizer.ggml.mask_token_id = {mask!r}; expected the id of a token"
-        )
+        raise ModelError(f"{file.where} states tokenizer.ggml.mask_token_id = {mask!r}; expected the id of a token")
     states, is_spark = _layers_read(file), "markov_head.markov_w1.weight" in tensors
     kind, causal = "dspark" if is_spark else "dflash", _flag(file, "attention.causal", default=False)
     own: dict[str, Any] = {

@@ -142,13 +142,9 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     begins = kind == "gemma4" or file.get("tokenizer.ggml.add_bos_token", bos)  # Gemma 4's files say it wrongly
     first = named["bos"] if begins else None
     if begins and first is None:
-        say(
-            f"{file.where} wants a BOS before every text, and names none (bos_token_id): there is none"
-        )
+        say(f"{file.where} wants a BOS before every text, and names none (bos_token_id): there is none")
     if suppressed := file.get("tokenizer.ggml.suppress_tokens"):
-        say(
-            f"{file.where} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here"
-        )
+        say(f"{file.where} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here")
     last = named["eos"] if file.get("tokenizer.ggml.add_eos_token", False) else None
     if first is not None or last is not None:
         edges = [(token, vocab[token]) for token in (first, last) if token is not None]

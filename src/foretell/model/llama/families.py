@@ -49,7 +49,7 @@ TRAITS: Mapping[str, Mapping[str, Any]] = {
 """Type -> fields of ``Traits`` that all its models have."""
 BIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("arcee", "hyperclovax", "granite_swa", "internlm3", "iquestcoder", "jais2", "nemotron"), _LLAMA),
-    **dict.fromkeys(("cwm", "exaone4", "exaone_moe", "minimax_m2", "ministral", "ernie4_5_moe"), {}),
+    **{kind: {} for kind in ("cwm", "exaone4", "exaone_moe", "minimax_m2", "ministral", "ernie4_5_moe")},
     "ernie4_5": {"use_bias": (*_ATTENTION, *_MLP)},
     "glm": {"attention_bias": _QKV},
     "helium": {"attention_bias": _QKV, "mlp_bias": _MLP},

@@ -84,9 +84,10 @@ class LayerReader:
         else:
             inner = ("gate", "up") if traits.has_gate else ("up",)
             mlp = GatedMLP(linear(*inner), linear("down"), _activated(traits), len(inner))
+        has_second = traits.norms_before and not traits.is_parallel
         return Layer(
             norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
-            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before and not traits.is_parallel), mlp,
+            norm("attention_after", traits.norms_after), norm("mlp_norm", has_second), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
             self._spread(names), shape.limits(index),
             self.source.read(names["sinks"], torch.float32, device) if traits.has_sinks else None,
