@@ -88,18 +88,19 @@ class Splitting:
 
 _LLAMA3 = Splitting(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole=True, bos=True)
 _SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the models' own tokenizer.json
-    ("gpt-2", "olmo", "mpt"): Splitting(),
+    ("gpt-2", "olmo", "mpt", "exaone4"): Splitting(),
     ("smollm", "starcoder", "refact", "command-r", "codeshell"): Splitting(digits=True),
     ("lfm2", "falcon-h1"): _LLAMA3,
     ("qwen35",): Splitting(_MARKED, nfc=True),
     ("qwen2",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}", nfc=True),
-    ("deepseek-r1-qwen",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
+    ("seed-coder",): Splitting(rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
+    ("deepseek-r1-qwen", "hunyuan"): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"): _LLAMA3,
     ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): Splitting(_LLAMA3.pattern),
     ("tekken",): Splitting(CASED % ("", "", ""), whole=True, bos=True),
-    ("gpt-4o",): Splitting(CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}")),
+    ("gpt-4o", "minimax-m2"): Splitting(CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}")),
     ("deepseek-llm",): Splitting(r"\p{N}", DEEPSEEK2),
-    ("deepseek-v3",): Splitting(DEEPSEEK3[-1], DEEPSEEK3[:-1]),
+    ("deepseek-v3", "hunyuan-dense"): Splitting(DEEPSEEK3[-1], DEEPSEEK3[:-1]),
     ("default",): Splitting(DEFAULT[-1], DEFAULT[:-1]),
 }
 _PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens after which white space stays

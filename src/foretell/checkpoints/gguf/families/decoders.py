@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.gguf.families.architecture import LINEARS, Architecture, Change
+from foretell.checkpoints.gguf.families.architecture import BIASES, LINEARS, WHOLE, Architecture, Change
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.rope import read_rope
 from foretell.checkpoints.gguf.values import decimal, depth, each, only, refuse, whole
@@ -36,11 +36,13 @@ EXPERTS = {  # all of a layer in one tensor
 }
 _OLMO3_PATTERN = 4  # every fourth layer of OLMo 3 sees the whole text
 _NO_ROPE_STEP = 4  # every fourth layer of SmolLM3 is not rotated
+_EXAONE_PATTERN = _COHERE_PATTERN = 4  # of those of EXAONE 4 and Cohere 2 that have windows
 
 
-def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False) -> dict[str, Any]:
+def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False, layer_norm: bool = False) -> dict[str, Any]:
     """What all of them state: sizes, heads, the epsilon and the rotation. partial: of a part of a head; fused: q, k and v
-    are one tensor. Raises ModelError where they contradict each other, or q."""
+    are one tensor; layer_norm: the epsilon is of layer norms, and left out. Raises ModelError where they contradict each
+    other, or q."""
     arch = file.get("general.architecture")
     hidden, heads = whole(file, "embedding_length"), whole(file, "attention.head_count")
     kv_heads = whole(file, "attention.head_count_kv", heads)
@@ -74,7 +76,7 @@ def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False) -> dict
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
+        **({} if layer_norm else {"rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon")}),
         "rope_parameters": {
             **read_rope(file, rotated, context), **({"partial_rotary_factor": rotated / head_dim} if partial else {}),
         },
@@ -89,6 +91,57 @@ def dense(file: GGUFFile, **options: bool) -> dict[str, Any]:
 def _llama(file: GGUFFile) -> dict[str, Any]:
     biases = {"attention_bias": "attn_q", "mlp_bias": "ffn_gate"}
     return {**dense(file), **{key: f"blk.0.{name}.bias" in file.tensors for key, name in biases.items()}}
+
+
+def _biased(file: GGUFFile, **names: str) -> dict[str, bool]:
+    """Fields of a configuration: whether a linear of the first layer has a bias."""
+    return {field: f"blk.0.{name}.bias" in file.tensors for field, name in names.items()}
+
+
+def _seed_oss(file: GGUFFile) -> dict[str, Any]:
+    return {
+        **dense(file), **_biased(file, attention_bias="attn_q", attention_out_bias="attn_output", mlp_bias="ffn_gate"),
+    }  # fmt: skip
+
+
+def _ernie(file: GGUFFile) -> dict[str, Any]:
+    return {**dense(file), **_biased(file, use_bias="attn_q")}
+
+
+def _hunyuan(file: GGUFFile) -> dict[str, Any]:
+    return {**dense(file), **_biased(file, attention_bias="attn_q")}
+
+
+def _arcee(file: GGUFFile) -> dict[str, Any]:
+    return {**dense(file), **_biased(file, attention_bias="attn_q", mlp_bias="ffn_up")}
+
+
+def _exaone4(file: GGUFFile) -> dict[str, Any]:
+    found, window = dense(file), whole(file, "attention.sliding_window", 0) or None
+    num_layers = found["num_hidden_layers"]
+    kinds = ["full_attention"] * num_layers if window is None else layer_types(file, num_layers, _EXAONE_PATTERN)
+    return {**found, "sliding_window": window, "layer_types": kinds}
+
+
+def _cohere(file: GGUFFile) -> dict[str, Any]:
+    eps, scale = decimal(file, "attention.layer_norm_epsilon"), decimal(file, "logit_scale")
+    found = {**dense(file, layer_norm=True), "layer_norm_eps": eps, "logit_scale": scale}
+    del found["head_dim"]  # a property of Cohere 2's configuration
+    return {**found, **_biased(file, attention_bias="attn_q")}
+
+
+def _cohere2(file: GGUFFile) -> dict[str, Any]:
+    found = _cohere(file)
+    kinds = layer_types(file, found["num_hidden_layers"], _COHERE_PATTERN)
+    return {**found, "sliding_window": whole(file, "attention.sliding_window"), "layer_types": kinds}
+
+
+def _starcoder2(file: GGUFFile) -> dict[str, Any]:
+    return {
+        **dense(file, layer_norm=True), **_biased(file, use_bias="attn_q"),
+        "norm_epsilon": decimal(file, "attention.layer_norm_epsilon"),
+        "sliding_window": whole(file, "attention.sliding_window", 0) or None,
+    }  # fmt: skip
 
 
 def _olmo2(file: GGUFFile) -> dict[str, Any]:
@@ -217,6 +270,24 @@ _GLM4 = {
     "ffn_down.weight": "mlp.down_proj.weight",
     "post_ffw_norm.weight": "post_mlp_layernorm.weight",
 }
+_HEAD_NORMS = {
+    f"attn_{x}_norm.weight": f"self_attn.{name}_layernorm.weight" for x, name in (("q", "query"), ("k", "key"))
+}
+_SEED_OSS = {**ATTENTION, "post_attention_norm.weight": "post_attention_layernorm.weight", **MLP}
+_STARCODER2 = {
+    **ATTENTION,
+    **FFN_NORM,
+    "attn_norm.bias": "input_layernorm.bias",
+    "ffn_norm.bias": "post_attention_layernorm.bias",
+    "ffn_up.weight": "mlp.c_fc.weight",
+    "ffn_down.weight": "mlp.c_proj.weight",
+}
+_STARCODER2_BIASES = {
+    **{theirs: ours for theirs, ours in BIASES.items() if theirs.startswith("attn")},
+    "ffn_up.bias": "mlp.c_fc.bias",
+    "ffn_down.bias": "mlp.c_proj.bias",
+}
+_ARCEE = {theirs: ours for theirs, ours in LLAMA.items() if theirs != "ffn_gate.weight"}
 _OLMO2 = {theirs: ours for theirs, ours in SANDWICH.items() if theirs not in ("attn_norm.weight", "ffn_norm.weight")}
 
 DECODERS = {
@@ -229,4 +300,19 @@ DECODERS = {
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", {**_OLMO2, **QK_NORMS}, _olmo2, may={}),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, _phi3, may={}),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, _glm4, may=QKV_BIASES),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _SEED_OSS, _seed_oss),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", _ARCEE, _arcee, adjust=turned),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, _ernie),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", {**LLAMA, **_HEAD_NORMS}, _hunyuan),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", {**_OLMO2, **QK_NORMS}, _exaone4, may={}),
+    "command-r": Architecture("cohere", "CohereForCausalLM", {**ATTENTION, **MLP}, _cohere),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", {**ATTENTION, **MLP}, _cohere2, may={}),
+    "starcoder2": Architecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        _STARCODER2,
+        _starcoder2,
+        may=_STARCODER2_BIASES,
+        whole={**WHOLE, "output_norm.bias": "model.norm.bias"},
+    ),
 }
