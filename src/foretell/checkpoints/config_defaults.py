@@ -15,6 +15,13 @@ HYBRIDS = {
     "bamba": "BambaForCausalLM",
 }
 """Types of models, some of whose layers have a recurrent mixer in place of attention, or beside it."""
+_OTHERS = """
+    arcee:Arcee cohere:Cohere cohere2:Cohere2 cwm:Cwm ernie4_5:Ernie4_5 ernie4_5_moe:Ernie4_5_Moe exaone4:Exaone4
+    exaone_moe:ExaoneMoe flex_olmo:FlexOlmo glm:Glm granite_swa:GraniteSWA granitemoe_swa:GraniteMoeSWA helium:Helium
+    hunyuan_v1_dense:HunYuanDenseV1 hunyuan_v1_moe:HunYuanMoEV1 hy_v3:HYV3 hyperclovax:HyperCLOVAX
+    internlm3:InternLM3 iquestcoder:IQuestCoder jais2:Jais2 mellum:Mellum minimax_m2:MiniMaxM2 ministral:Ministral
+    nemotron:Nemotron seed_oss:SeedOss stablelm:StableLm starcoder2:Starcoder2 vaultgemma:VaultGemma
+"""
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -40,34 +47,7 @@ ARCHITECTURES = {
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
-    "arcee": "ArceeForCausalLM",
-    "cohere": "CohereForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "cwm": "CwmForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "exaone_moe": "ExaoneMoeForCausalLM",
-    "flex_olmo": "FlexOlmoForCausalLM",
-    "glm": "GlmForCausalLM",
-    "granite_swa": "GraniteSWAForCausalLM",
-    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
-    "helium": "HeliumForCausalLM",
-    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
-    "hy_v3": "HYV3ForCausalLM",
-    "hyperclovax": "HyperCLOVAXForCausalLM",
-    "internlm3": "InternLM3ForCausalLM",
-    "iquestcoder": "IQuestCoderForCausalLM",
-    "jais2": "Jais2ForCausalLM",
-    "mellum": "MellumForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "ministral": "MinistralForCausalLM",
-    "nemotron": "NemotronForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "vaultgemma": "VaultGemmaForCausalLM",
+    **{kind: f"{name}ForCausalLM" for kind, name in (pair.split(":") for pair in _OTHERS.split())},
     **HYBRIDS,
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""

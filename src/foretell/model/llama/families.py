@@ -11,17 +11,15 @@ _QKV, _ATTENTION, _MLP = ("q", "k", "v"), ("q", "k", "v", "o"), ("gate", "up", "
 _LLAMA = {"attention_bias": _ATTENTION, "mlp_bias": _MLP}
 _LAYER_NORM: dict[str, Any] = {"is_layer_norm": True, "norm_biases": True}
 _COHERE: dict[str, Any] = {"is_layer_norm": True, "is_parallel": True, "interleaved": True}
-_HUNYUAN: dict[str, Any] = {
-    "qk_norm": "heads",
-    "norms_last": True,
-    "renames": ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
-}
+_HEAD_NORMS = ((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm."))
+_HUNYUAN: dict[str, Any] = {"qk_norm": "heads", "norms_last": True, "renames": _HEAD_NORMS}
+VAULT = ((".pre_feedforward_layernorm.", ".post_attention_layernorm."),)
+_C = ((".c_fc.", ".up_proj."), (".c_proj.", ".down_proj."))
 
 TRAITS: Mapping[str, Mapping[str, Any]] = {
     "arcee": {"has_gate": False},
     "cohere": _COHERE,
     "cohere2": _COHERE,
-    "cwm": {},
     "ernie4_5": {"interleaved": True},
     "ernie4_5_moe": {"interleaved": True},
     "exaone4": {"qk_norm": "heads", "norms_before": False, "norms_after": True},
@@ -32,20 +30,14 @@ TRAITS: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
     "hy_v3": {"qk_norm": "heads"},
-    "internlm3": {},
-    "iquestcoder": {},
     "jais2": {**_LAYER_NORM, "has_gate": False},
     "mellum": {"qk_norm": "heads"},
     "minimax_m2": {"qk_norm": "all"},
-    "ministral": {},
     "nemotron": {**_LAYER_NORM, "has_gate": False, "norm_offset": 1.0},
     "nemotron_h": {"has_gate": False},
-    "seed_oss": {},
     "stablelm": _LAYER_NORM,
-    "starcoder2": {
-        **_LAYER_NORM, "has_gate": False, "renames": ((".c_fc.", ".up_proj."), (".c_proj.", ".down_proj.")),
-    },
-}  # fmt: skip
+    "starcoder2": {**_LAYER_NORM, "has_gate": False, "renames": _C},
+}
 """Type -> fields of ``Traits`` that all its models have."""
 BIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("arcee", "hyperclovax", "granite_swa", "internlm3", "iquestcoder", "jais2", "nemotron"), _LLAMA),
@@ -65,8 +57,8 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "stablelm": {"qk_layernorm": False},
 }
 """Type -> field of the configuration -> the one value that is implemented."""
-BY_LLAMA = ("internlm3", "iquestcoder")
-"""Types that transformers runs by Llama's own class."""
+BUILT_BY = dict.fromkeys(("internlm3", "iquestcoder"), "LlamaForCausalLM")
+"""The class by which transformers runs types that have none of their own."""
 PARTLY_TURNED = (
     "phi3", "glm", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "minimax_m2", "nemotron",
     "stablelm",

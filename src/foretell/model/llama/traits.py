@@ -35,6 +35,7 @@ class Rope:
 
 
 _SANDWICH = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_HYPERCLOVA_SANDWICH = ("post_norm1", "post_attention_layernorm", "post_norm2")
 _GLM4_SANDWICH = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
@@ -112,9 +113,7 @@ def unsupported(config: Any) -> str | None:
     kind = config.model_type
     architecture = ARCHITECTURES.get(kind)
     named = getattr(config, "architectures", None) or [architecture]
-    if kind in families.BY_LLAMA and "LlamaForCausalLM" in named:
-        named = [architecture]
-    if architecture is None or architecture not in named:
+    if architecture is None or not {architecture, families.BUILT_BY.get(kind)} & {*named}:
         return f"architecture {named[0] or kind!r}; known: {', '.join(ARCHITECTURES.values())}"
     wanted = "silu" if families.TRAITS.get(kind, {}).get("has_gate", True) else "relu2"
     if activation_of(config) not in (wanted, "gelu_pytorch_tanh"):
@@ -125,7 +124,8 @@ def unsupported(config: Any) -> str | None:
     if getattr(config, "use_bidirectional_attention", None):
         return "attention in both directions"
     for rope in _rope_entries(config):
-        if rope.get("rope_type", "default") not in ROPE_TYPES and not _stretches(config, rope):
+        dynamic = ("dynamic",) if kind.startswith("hunyuan_v1") and rope.get("alpha") else ()
+        if rope.get("rope_type", "default") not in (*ROPE_TYPES, *dynamic):
             return f"rope type {rope['rope_type']!r}; implemented: {', '.join(ROPE_TYPES)}"
         if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind not in families.PARTLY_TURNED:
             return f"partial rope ({rope['partial_rotary_factor']})"
@@ -154,32 +154,25 @@ def traits_of(config: Any) -> Traits:
             activation=activation,
             norm_offset=1.0,
             norms_after=after,
-            renames=() if after else ((".pre_feedforward_layernorm.", ".post_attention_layernorm."),),
+            renames=families.VAULT if kind == "vaultgemma" else (),
             qk_norm="heads" if kind == "gemma3_text" else "",
             embedding_scale=config.hidden_size**0.5,
             score_scale=scalar**-0.5 if newer and scalar else None,
             score_cap=getattr(config, "attn_logit_softcapping", None) if kind in ("gemma2", "vaultgemma") else None,
             logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
         )
-    if kind.startswith("granite"):
+    if kind.startswith("granite") or kind == "hyperclovax":
+        is_granite, scaling = kind != "hyperclovax", float(config.logits_scaling)
         return Traits(
             activation=activation,
             embedding_scale=float(config.embedding_multiplier),
             score_scale=float(config.attention_multiplier),
             residual_scale=float(config.residual_multiplier),
-            logit_scale=1.0 / float(config.logits_scaling),
+            logit_scale=1.0 / scaling if is_granite else scaling,
             is_fused=kind == "granitemoehybrid",
             has_sinks=kind.endswith("_swa"),
-        )
-    if kind == "hyperclovax":
-        return Traits(
-            activation=activation,
-            embedding_scale=float(config.embedding_multiplier),
-            score_scale=float(config.attention_multiplier),
-            residual_scale=float(config.residual_multiplier),
-            logit_scale=float(config.logits_scaling),
-            norms_after=config.use_post_norm,
-            norm_names=("post_norm1", "post_attention_layernorm", "post_norm2"),
+            norms_after=not is_granite and config.use_post_norm,
+            norm_names=_HYPERCLOVA_SANDWICH,
         )
     if kind in ("olmo2", "olmo3"):
         return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
@@ -217,7 +210,7 @@ def traits_of(config: Any) -> Traits:
         norm_offset=1.0 if is_qwen else 0.0,
         qk_norm=qk_norm,
         is_parallel=bool(getattr(config, "use_parallel_residual", False)),
-        logit_scale=float(getattr(config, "logit_scale", 1.0)),
+        logit_scale=getattr(config, "logit_scale", 1.0),
         is_fused=kind == "phi3",
         rotated=_rotated(config),
         is_gated=is_qwen,
@@ -261,16 +254,14 @@ def ropes_of(config: Any) -> tuple[Rope, ...]:
     still = Rope((0.0,) * (head_dim(config) // 2))
     if config.model_type == "nemotron_h" or getattr(config, "position_embedding_type", "rope") != "rope":
         return (still,) * num_layers
-    usual = config.rope_parameters
     if thetas := getattr(config, "layer_rope_theta", None):
+        usual = config.rope_parameters
         return tuple(_rope(config, {**usual, "rope_theta": theta}) if theta else still for theta in thetas)
-    rope = _rope(config, usual)
+    rope = _rope(config, config.rope_parameters)
+    rotating = config.no_rope_layers if config.model_type == "smollm3" else [True] * num_layers
     if config.model_type in families.SLIDING_TURNED and (config.sliding_window or config.model_type == "cohere2"):
-        sliding = (config.sliding_window and kind == "sliding_attention" for kind in config.layer_types)
-        return tuple(rope if rotates else still for rotates in sliding)
-    if config.model_type == "smollm3":
-        return tuple(rope if rotates else still for rotates in config.no_rope_layers)
-    return (rope,) * num_layers
+        rotating = [config.sliding_window and kind == "sliding_attention" for kind in config.layer_types]
+    return tuple(rope if rotates else still for rotates in rotating)
 
 
 def windows_of(config: Any) -> tuple[int | None, ...]:
@@ -330,15 +321,10 @@ def _rope_entries(config: Any) -> list[dict[str, Any]]:
     return nested or [rope]
 
 
-def _stretches(config: Any, rope: dict[str, Any]) -> bool:
-    """Whether a rope of type dynamic does not depend on the length: Hunyuan's, whose base is larger by a fixed factor."""
-    return bool(config.model_type.startswith("hunyuan_v1") and rope.get("rope_type") == "dynamic" and rope.get("alpha"))
-
-
 def _rope(config: Any, rope: dict[str, Any]) -> Rope:
     """The rotation by an entry of ``rope_parameters``."""
     dim = head_dim(config)
-    if _stretches(config, rope):
+    if rope.get("rope_type") == "dynamic":  # Hunyuan's, by a fixed factor
         base = rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2))
         rope = {"rope_type": "default", "rope_theta": base}
     rotated = int(dim * (rope.get("partial_rotary_factor") or 1.0))

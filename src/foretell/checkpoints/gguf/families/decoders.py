@@ -1,5 +1,6 @@
 """Dense architectures: the Llama family and its kin."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ EXPERTS = {  # all of a layer in one tensor
 }
 _OLMO3_PATTERN = 4  # every fourth layer of OLMo 3 sees the whole text
 _NO_ROPE_STEP = 4  # every fourth layer of SmolLM3 is not rotated
-_EXAONE_PATTERN = _COHERE_PATTERN = 4  # of those of EXAONE 4 and Cohere 2 that have windows
 
 
 def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False, layer_norm: bool = False) -> dict[str, Any]:
@@ -93,55 +93,35 @@ def _llama(file: GGUFFile) -> dict[str, Any]:
     return {**dense(file), **{key: f"blk.0.{name}.bias" in file.tensors for key, name in biases.items()}}
 
 
-def _biased(file: GGUFFile, **names: str) -> dict[str, bool]:
-    """Fields of a configuration: whether a linear of the first layer has a bias."""
-    return {field: f"blk.0.{name}.bias" in file.tensors for field, name in names.items()}
-
-
-def _seed_oss(file: GGUFFile) -> dict[str, Any]:
-    return {
-        **dense(file), **_biased(file, attention_bias="attn_q", attention_out_bias="attn_output", mlp_bias="ffn_gate"),
-    }  # fmt: skip
-
-
-def _ernie(file: GGUFFile) -> dict[str, Any]:
-    return {**dense(file), **_biased(file, use_bias="attn_q")}
-
-
-def _hunyuan(file: GGUFFile) -> dict[str, Any]:
-    return {**dense(file), **_biased(file, attention_bias="attn_q")}
-
-
-def _arcee(file: GGUFFile) -> dict[str, Any]:
-    return {**dense(file), **_biased(file, attention_bias="attn_q", mlp_bias="ffn_up")}
+def _biased(file: GGUFFile, *, layer_norm: bool = False, **names: str) -> dict[str, Any]:
+    """A dense model, of which a field of the configuration says whether a linear of each layer has a bias."""
+    found = {field: f"blk.0.{name}.bias" in file.tensors for field, name in names.items()}
+    return {**dense(file, layer_norm=layer_norm), **found}
 
 
 def _exaone4(file: GGUFFile) -> dict[str, Any]:
-    found, window = dense(file), whole(file, "attention.sliding_window", 0) or None
-    num_layers = found["num_hidden_layers"]
-    kinds = ["full_attention"] * num_layers if window is None else layer_types(file, num_layers, _EXAONE_PATTERN)
-    return {**found, "sliding_window": window, "layer_types": kinds}
+    return {**dense(file), **_windows(file, whole(file, "attention.sliding_window", 0) or None)}
+
+
+def _windows(file: GGUFFile, window: int | None) -> dict[str, Any]:
+    """Of models with a window in three layers of four, or in none."""
+    count = depth(file)[0]
+    kinds = ["full_attention"] * count if window is None else layer_types(file, count, 4)
+    return {"sliding_window": window, "layer_types": kinds}
 
 
 def _cohere(file: GGUFFile) -> dict[str, Any]:
     eps, scale = decimal(file, "attention.layer_norm_epsilon"), decimal(file, "logit_scale")
-    found = {**dense(file, layer_norm=True), "layer_norm_eps": eps, "logit_scale": scale}
-    del found["head_dim"]  # a property of Cohere 2's configuration
-    return {**found, **_biased(file, attention_bias="attn_q")}
+    return {**_biased(file, layer_norm=True, attention_bias="attn_q"), "layer_norm_eps": eps, "logit_scale": scale}
 
 
 def _cohere2(file: GGUFFile) -> dict[str, Any]:
-    found = _cohere(file)
-    kinds = layer_types(file, found["num_hidden_layers"], _COHERE_PATTERN)
-    return {**found, "sliding_window": whole(file, "attention.sliding_window"), "layer_types": kinds}
+    return {**_cohere(file), **_windows(file, whole(file, "attention.sliding_window"))}
 
 
 def _starcoder2(file: GGUFFile) -> dict[str, Any]:
-    return {
-        **dense(file, layer_norm=True), **_biased(file, use_bias="attn_q"),
-        "norm_epsilon": decimal(file, "attention.layer_norm_epsilon"),
-        "sliding_window": whole(file, "attention.sliding_window", 0) or None,
-    }  # fmt: skip
+    eps, window = decimal(file, "attention.layer_norm_epsilon"), whole(file, "attention.sliding_window", 0) or None
+    return {**_biased(file, layer_norm=True, use_bias="attn_q"), "norm_epsilon": eps, "sliding_window": window}
 
 
 def _olmo2(file: GGUFFile) -> dict[str, Any]:
@@ -274,21 +254,21 @@ _HEAD_NORMS = {
     f"attn_{x}_norm.weight": f"self_attn.{name}_layernorm.weight" for x, name in (("q", "query"), ("k", "key"))
 }
 _SEED_OSS = {**ATTENTION, "post_attention_norm.weight": "post_attention_layernorm.weight", **MLP}
-_STARCODER2 = {
-    **ATTENTION,
-    **FFN_NORM,
-    "attn_norm.bias": "input_layernorm.bias",
-    "ffn_norm.bias": "post_attention_layernorm.bias",
-    "ffn_up.weight": "mlp.c_fc.weight",
-    "ffn_down.weight": "mlp.c_proj.weight",
-}
-_STARCODER2_BIASES = {
-    **{theirs: ours for theirs, ours in BIASES.items() if theirs.startswith("attn")},
-    "ffn_up.bias": "mlp.c_fc.bias",
-    "ffn_down.bias": "mlp.c_proj.bias",
-}
+_ALL_BIASES = {**BIASES, "attn_norm.bias": "input_layernorm.bias", "ffn_norm.bias": "post_attention_layernorm.bias"}
+_STARCODER2, _STARCODER2_MAY = (
+    {
+        theirs: ours.replace("up_proj", "c_fc").replace("down_proj", "c_proj")
+        for theirs, ours in names.items()
+        if "gate" not in theirs
+    }
+    for names in (LLAMA, _ALL_BIASES)
+)
 _ARCEE = {theirs: ours for theirs, ours in LLAMA.items() if theirs != "ffn_gate.weight"}
 _OLMO2 = {theirs: ours for theirs, ours in SANDWICH.items() if theirs not in ("attn_norm.weight", "ffn_norm.weight")}
+
+_BIASED_WHOLE = {**WHOLE, "output_norm.bias": "model.norm.bias"}
+_with_bias = partial(_biased, attention_bias="attn_q")
+_seed_oss = partial(_with_bias, attention_out_bias="attn_output", mlp_bias="ffn_gate")
 
 DECODERS = {
     "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, _llama, adjust=turned),
@@ -301,18 +281,15 @@ DECODERS = {
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3, _phi3, may={}),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, _glm4, may=QKV_BIASES),
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _SEED_OSS, _seed_oss),
-    "arcee": Architecture("arcee", "ArceeForCausalLM", _ARCEE, _arcee, adjust=turned),
-    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, _ernie),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", {**LLAMA, **_HEAD_NORMS}, _hunyuan),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", _ARCEE, partial(_with_bias, mlp_bias="ffn_up"), adjust=turned),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, partial(_biased, use_bias="attn_q")),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", {**LLAMA, **_HEAD_NORMS}, _with_bias
+    ),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", {**_OLMO2, **QK_NORMS}, _exaone4, may={}),
     "command-r": Architecture("cohere", "CohereForCausalLM", {**ATTENTION, **MLP}, _cohere),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", {**ATTENTION, **MLP}, _cohere2, may={}),
     "starcoder2": Architecture(
-        "starcoder2",
-        "Starcoder2ForCausalLM",
-        _STARCODER2,
-        _starcoder2,
-        may=_STARCODER2_BIASES,
-        whole={**WHOLE, "output_norm.bias": "model.norm.bias"},
+        "starcoder2", "Starcoder2ForCausalLM", _STARCODER2, _starcoder2, may=_STARCODER2_MAY, whole=_BIASED_WHOLE
     ),
 }

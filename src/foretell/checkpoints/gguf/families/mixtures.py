@@ -55,10 +55,10 @@ _GPT_OSS = {
     "ffn_down_exps.weight": "mlp.experts.down_proj",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
-_MINIMAX = {
-    **{theirs: ours for theirs, ours in ROUTED.items() if "shexp" not in theirs},
-    "exp_probs_b.bias": "mlp.e_score_correction_bias",
-}
+_PLAIN = {**ATTENTION, **FFN_NORM}
+_ROUTED_ALONE = {theirs: ours for theirs, ours in ROUTED.items() if "shexp" not in theirs}
+_MINIMAX = {**_ROUTED_ALONE, "exp_probs_b.bias": "mlp.e_score_correction_bias"}
+_ERNIE_BIAS = {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"}
 _APART = {
     f"ffn_{key}_exps.weight": f"mlp.experts.{key}_proj.weight" for key in ("gate", "up", "down")
 }  # of gpt-oss: matrices as they are, which may be packed
@@ -140,9 +140,8 @@ def _gpt_oss(file: GGUFFile) -> dict[str, Any]:
 
 
 def _ernie_moe(file: GGUFFile) -> dict[str, Any]:
-    found = sizes(file)
     return {
-        **found,
+        **sizes(file),
         "intermediate_size": whole(file, "feed_forward_length"),
         "moe_intermediate_size": whole(file, "expert_feed_forward_length"),
         "moe_num_experts": whole(file, "expert_count"),
@@ -150,19 +149,13 @@ def _ernie_moe(file: GGUFFile) -> dict[str, Any]:
         "moe_num_shared_experts": whole(file, "expert_shared_count", 0),
         "moe_layer_start_index": dense_layers(file),
         "moe_layer_interval": whole(file, "interleave_moe_layer_step"),
-        "moe_layer_end_index": found["num_hidden_layers"] - 1,
-        "use_bias": False,
     }
 
 
 def _ernie_layer(file: GGUFFile, layer: int) -> Mapping[str, str]:
     if layer < dense_layers(file) or (layer + 1) % whole(file, "interleave_moe_layer_step"):
         return MLP
-    shared = whole(file, "expert_shared_count", 0)
-    return {
-        **{theirs: ours for theirs, ours in ROUTED.items() if shared or "shexp" not in theirs},
-        "exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias",
-    }
+    return {**(ROUTED if whole(file, "expert_shared_count", 0) else _ROUTED_ALONE), **_ERNIE_BIAS}
 
 
 def _minimax(file: GGUFFile) -> dict[str, Any]:
@@ -247,21 +240,10 @@ MIXTURES = {
         adjust=stacked,
     ),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe",
-        "Ernie4_5_MoeForCausalLM",
-        {**ATTENTION, **FFN_NORM},
-        _ernie_moe,
-        some=_ernie_layer,
-        may={},
-        adjust=_ernie_adjust,
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _PLAIN, _ernie_moe, some=_ernie_layer, may={}, adjust=_ernie_adjust
     ),
     "minimax-m2": Architecture(
-        "minimax_m2",
-        "MiniMaxM2ForCausalLM",
-        {**ATTENTION, **FFN_NORM, **QK_NORMS, **_MINIMAX},
-        _minimax,
-        may={},
-        adjust=stacked,
+        "minimax_m2", "MiniMaxM2ForCausalLM", {**_PLAIN, **QK_NORMS, **_MINIMAX}, _minimax, may={}, adjust=stacked
     ),
     "gpt-oss": Architecture(
         "gpt_oss", "GptOssForCausalLM", _GPT_OSS, _gpt_oss, may={}, adjust=_interleaved, apart=_APART
