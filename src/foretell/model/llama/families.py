@@ -59,10 +59,8 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
 """Type -> field of the configuration -> the one value that is implemented."""
 BUILT_BY = dict.fromkeys(("internlm3", "iquestcoder"), "LlamaForCausalLM")
 """The class by which transformers runs types that have none of their own."""
-PARTLY_TURNED = (
-    "phi3", "glm", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba", "minimax_m2", "nemotron",
-    "stablelm",
-)  # fmt: skip
+_QWENS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+PARTLY_TURNED = (*_QWENS, "phi3", "glm", "glm4", "glm4_moe", "bamba", "minimax_m2", "nemotron", "stablelm")
 """Types of which a part of each head may be rotated."""
 SLIDING_TURNED = ("cohere2", "exaone4", "exaone_moe")
 """Types whose layers that see everything do not rotate, where others have a window."""

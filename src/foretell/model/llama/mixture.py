@@ -19,20 +19,22 @@ from foretell.model.llama.read.interleaved import InterleavedExperts
 from foretell.model.llama.read.parts import Part, PartWeights
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
-_FURTHER = (
-    "glm4_moe", "dots1", "solar_open", "exaone_moe", "hy_v3", "ernie4_5_moe",
-)  # fmt: skip  # n_shared_experts beside each other make one
-_SIGMOID = ("lfm2_moe", "nemotron_h", "minimax_m2", *(kind for kind in _FURTHER if kind != "ernie4_5_moe"))
+_BESIDE = ("glm4_moe", "dots1", "solar_open", "exaone_moe", "hy_v3")
+_FURTHER = (*_BESIDE, "ernie4_5_moe")  # n_shared_experts beside each other make one
+_SIGMOID = ("lfm2_moe", "nemotron_h", "minimax_m2", *_BESIDE)
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
-TYPES = (
-    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss", *_SIGMOID,
-    "mellum", "flex_olmo", "granitemoe_swa", "hunyuan_v1_moe", "ernie4_5_moe",
-)  # fmt: skip
+_GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa")
+_ONE_SIZE = (
+    *_GRANITES,
+    "mixtral",
+    "olmoe",
+    "gpt_oss",
+    "minimax_m2",
+    "flex_olmo",
+    "hunyuan_v1_moe",
+)  # of all their MLPs
+TYPES = (*_ONE_SIZE, *_GATED, *_SIGMOID, "qwen3_moe", "mellum", "ernie4_5_moe")
 """The types with experts that are covered."""
-_ONE_SIZE = (  # of all their MLPs
-    "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa", "gpt_oss", "minimax_m2",
-    "flex_olmo", "hunyuan_v1_moe",
-)  # fmt: skip
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _CHOSEN = ("num_experts_per_tok", "moe_topk")
 _NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
