@@ -171,7 +171,8 @@ class LeanModel(CausalModel):
             layer = self._layers[index]
             mlp = layer.mlp
             if isinstance(mlp, GatedMLP):
-                mlp = replace(mlp, gate_up=adapted(mlp.gate_up, "gate", "up"), down=adapted(mlp.down, "down"))
+                gate_up = adapted(mlp.gate_up, *("gate", "up")[-mlp.parts :])
+                mlp = replace(mlp, gate_up=gate_up, down=adapted(mlp.down, "down"))
             qkv, out = adapted(layer.qkv, "q", "k", "v"), adapted(layer.out, "o")
             self._layers[index] = replace(layer, qkv=qkv, out=out, mlp=mlp)
         self.loras = tuple(loras)
