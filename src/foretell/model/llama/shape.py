@@ -55,10 +55,10 @@ class LlamaShape:
 
     def limited(self, limit: DraftWindow, *, name: str) -> "LlamaShape":
         """The same as a draft that reads so much of a text alone. Raises ConfigError where it cannot be."""
-        if any(rope.growth is not None for rope in self.ropes):
+        if self.traits.norms_last or any(rope.growth is not None for rope in self.ropes):
+            what = "are normed behind their rotation" if self.traits.norms_last else "grow with their positions"
             raise ConfigError(
-                f"draft_window = {limit.size}: queries of draft {name!r} grow with their positions, for which there are no "
-                "windows; drop it"
+                f"draft_window = {limit.size}: queries of draft {name!r} {what}, for which there are no windows; drop it"
             )
         endless = limit.most <= self.max_positions
         most, cut = (UNBOUNDED, "") if endless else (self.max_positions, self.cut)
