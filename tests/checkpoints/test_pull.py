@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -358,10 +359,13 @@ def test_the_catalogue() -> None:
     """Every entry is whole; the default has a clean licence and comes from the index too."""
     for name, model in CATALOGUE.items():
         assert model.name == name
-        assert len(model.sha256) == 64
+        assert model.sha256 is None or re.fullmatch("[0-9a-f]{64}", model.sha256)
         assert model.size > 1e7
+        assert 0 < model.read <= 1
         assert model.sources
         assert "/" not in name
+    sums = [model.sha256 for model in CATALOGUE.values() if model.sha256 is not None]
+    assert len(sums) == len({*sums})
     default = CATALOGUE[catalogue.DEFAULT]
     assert default.licence == "Apache-2.0"
     assert any(isinstance(source, IndexPackage) for source in default.sources)
@@ -390,10 +394,59 @@ def test_how_to_guess_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_that_are_not_here(root: Path) -> None:
     with pytest.raises(ModelError, match=r"tiny is not here yet \(1 MB\): fetch it with 'foretell pull tiny'"):
         resolve("tiny")
-    with pytest.raises(ConfigError, match="no model called 'tinny' to pull; did you mean 'tiny'"):
+    with pytest.raises(ConfigError, match="'foretell list' has no model called 'tinny'; did you mean 'tiny'"):
         pull("tinny")
     with pytest.raises(ConfigError, match="did you mean 'tiny'"):
         remove("tinny")
+
+
+def test_a_colon_is_a_hyphen(root: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ollama writes names."""
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny-1b", replace(TINY, name="tiny-1b"))
+    sources(WRITE)
+    assert pull("tiny:1b") == pulled("tiny-1b") == root / "tiny-1b" / "tiny.gguf"
+    assert remove("tiny:1b") == len(CONTENT)
+
+
+STATED = "; pathlib.Path(sys.argv[1], 'sum').write_text({!r})"
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        (TINY.sha256, None), (f'"{TINY.sha256}"', None), ("0" * 64, "000000000000... was expected"),
+        ("", "it states none by which to check it"), (None, "it states none by which to check it"),
+    ],
+)  # fmt: skip
+def test_without_a_sum_of_its_own_the_hubs_is_taken(
+    root: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch, stated: str | None, said: str | None
+) -> None:
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", replace(TINY, sha256=None, sources=(HUB,)))
+    sources(WRITE if stated is None else WRITE + STATED.format(stated))
+    if said is None:
+        assert [item.name for item in pull("tiny").parent.iterdir()] == ["tiny.gguf"]
+        return
+    with pytest.raises(ModelError, match=re.escape(said)):
+        pull("tiny")
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "free", "fits"), [((HUB,), 1.2, True), ((HUB,), 1.0, False), ((HUB, INDEX), 1.9, False)]
+)
+def test_room_for_one_file_or_two(
+    root: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch, found: Any, free: float, fits: bool
+) -> None:
+    """What comes out of a package lies beside it for a while; the hub's file is moved."""
+    sources(WRITE)
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", replace(TINY, sources=found))
+    usage = shutil.disk_usage(root.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=int(free * len(CONTENT))))
+    if fits:
+        assert pull("tiny").exists()
+        return
+    with pytest.raises(ModelError, match="make room"):
+        pull("tiny")
 
 
 class _Hub(BaseHTTPRequestHandler):
@@ -415,6 +468,7 @@ class _Hub(BaseHTTPRequestHandler):
 
     def _start(self, status: int, length: int, start: int = 0) -> None:
         self.send_response(status)
+        self.send_header("X-Linked-ETag", f'"{hashlib.sha256(self.content).hexdigest()}"')
         self.send_header("Content-Length", str(length))
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
@@ -432,7 +486,7 @@ def test_the_fetch_from_the_hub_resumes(root: Path, monkeypatch: pytest.MonkeyPa
     for name, value in {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}.items():
         monkeypatch.setenv(name, value)
     sha256 = hashlib.sha256(_Hub.content).hexdigest()
-    model = replace(TINY, size=len(_Hub.content), sha256=sha256, sources=(HUB,))
+    model = replace(TINY, size=len(_Hub.content), sha256=None, sources=(HUB,))
     monkeypatch.setitem(catalogue.CATALOGUE, "tiny", model)
 
     def interrupt(what: str, done: int, total: int) -> None:

@@ -1,8 +1,11 @@
 """``foretell pull``, ``list``, ``rm``; names and GGUF files as targets; what the default target is."""
 
 import json
+import re
+import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from foretell.checkpoints import catalogue, pull
+from foretell.cli.commands import pull as pull_command
+from foretell.kernels import functions
 from foretell.model.load import load_tokenizer
 from tests.checkpoints.gguf.make import write
 from tests.checkpoints.test_pull import FAIL, HANG, INDEX, TINY, WRITE
@@ -45,7 +50,9 @@ def test_pull_list_and_remove(invoke: Invoke, root: Path) -> None:
     done = invoke("pull", "tiny")
     assert done.exit_code == 0
     assert done.stdout == f"tiny is here: {file}\n"
-    assert done.stderr == "fetching tiny from the Hugging Face hub (1 MB)\n"
+    first, second = done.stderr.splitlines()
+    assert re.fullmatch(r"tiny \(MIT\): 1 MB to fetch, about 1 MB of memory \(.* are free\)", first)
+    assert second == "fetching tiny from the Hugging Face hub (1 MB)"
     assert invoke("pull", "tiny").stdout == f"tiny was here already: {file}\n"
     found = json.loads(invoke("pull", "tiny", "--json").stdout)
     assert found == {"name": "tiny", "file": str(file), "fetched": False}
@@ -66,6 +73,7 @@ def test_pull_list_and_remove(invoke: Invoke, root: Path) -> None:
         (["pull"], 2, "no model is named: give one of smollm2-135m"),
         (["pull", "tiny", "--list"], 2, "--list shows the models and fetches none: drop it, or drop tiny"),
         (["pull", "smolm2-135m"], 2, "did you mean 'smollm2-135m'?"),
+        (["rm", "tinny"], 2, "'foretell list' has no model called 'tinny'; did you mean 'tiny'?"),
         (["rm", "tiny"], 1, "tiny is not here: there is nothing to remove"),
         (["rm"], 2, "missing argument 'NAME' (A model that was pulled, or a part of one); see 'foretell rm --help'"),
         (["generate", "x", "--target", "tiny"], 1, "tiny is not here yet (1 MB): fetch it with 'foretell pull tiny'"),
@@ -106,8 +114,33 @@ def test_signals(invoke: Invoke, root: Path, monkeypatch: pytest.MonkeyPatch, nu
     monkeypatch.setattr(pull, "_say", press)
     result = invoke("pull", "tiny")
     assert result.exit_code == status
-    assert result.stderr == "fetching tiny from the Hugging Face hub (1 MB)\n"
+    assert result.stderr.endswith("\nfetching tiny from the Hugging Face hub (1 MB)\n")
+    assert result.stderr.count("\n") == 2
     assert not root.exists()
+
+
+def test_what_a_model_takes_and_reaches_is_said_before(
+    invoke: Invoke, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture reads a part of its weights a token; memory that is too small is said, and prevents nothing."""
+    made = replace(TINY, name="tiny-20b", size=12_000_000_000, read=0.25, sources=TINY.sources[:1])
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny-20b", made)
+    monkeypatch.setattr(functions, "dram_read_bandwidth", lambda *args, **options: 12e9)
+    monkeypatch.setattr(pull_command, "free_memory", lambda: 8_000_000_000)
+    usage = shutil.disk_usage(root.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=13_000_000_000))
+    result = invoke("pull", "tiny:20b")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0] == (
+        "tiny-20b (MIT): 12.0 GB to fetch, about 13.2 GB of memory (8.0 GB are free, too little); a token reads about "
+        "3.0 GB, at 12.0 GB/s at most 4 tokens/s without guesses"
+    )
+    assert invoke("rm", "tiny:20b").stdout == "tiny-20b is removed, 1 MB\n"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=12_000_000_000))
+    refused = invoke("pull", "tiny-20b")
+    assert refused.exit_code == 1
+    assert "12750 MB are needed for the fetch and 12000 MB are free" in refused.stderr
+    assert refused.stdout == ""
 
 
 def test_a_gguf_target(invoke: Invoke, models: dict[str, Path], gguf: Path) -> None:
@@ -128,7 +161,7 @@ def test_a_damaged_gguf_target(invoke: Invoke, gguf: Path, tmp_path: Path) -> No
     path.write_bytes(gguf.read_bytes()[:-100])
     result = invoke("generate", "x", "--target", path)
     assert result.exit_code == 1
-    assert "is cut short" in result.stderr
+    assert f"foretell: {path} is cut short" in result.stderr, "its name is said once"
     assert result.stderr.count("\n") == 1
 
 

@@ -23,6 +23,7 @@ from tests.methods.eagle.eagles import random_head, same_trees
 from tests.methods.eagle.test_drafter import CONFIGS, decoded
 from tests.methods.eagle.test_native import Levels, distance
 from tests.methods.test_native import flash, requests, run, target, twin
+from tests.model.llama.family import make_model
 from tests.model.tiny import VOCAB, tiny_module
 
 CPU = torch.device("cpu")
@@ -228,3 +229,10 @@ def test_what_has_no_windows_is_refused() -> None:
     model = TransformersModel(tiny_module("llama"))
     with pytest.raises(ConfigError, match=r"draft_window = 4: implementation 'transformers' .* 'native'"):
         model.limited(LIMIT)
+
+
+@pytest.mark.parametrize("kind", [LeanModel, NativeModel])
+@pytest.mark.parametrize(("name", "said"), [("hunyuan_v1_dense", "are normed behind"), ("ministral3", "grow with")])
+def test_queries_that_cannot_be_turned_back_are_refused(name: str, said: str, kind: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"queries of draft .* {said} their .*, for which there are no windows"):
+        kind.from_hf(make_model(name)).limited(LIMIT)

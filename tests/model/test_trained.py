@@ -182,7 +182,8 @@ def test_weights_that_change_are_looked_at_again(module: PreTrainedModel, entry:
 
 
 def test_every_model_with_a_head_is_known_by_its_weights() -> None:
-    for entry in CATALOGUE.values():
+    found = [entry for entry in CATALOGUE.values() if entry.drafts]
+    for entry in found:
         assert entry.hub_ids
         assert re.fullmatch("[0-9a-f]{16}", entry.weights_hash or "")
-    assert len({entry.weights_hash for entry in CATALOGUE.values()}) == len(CATALOGUE)
+    assert len({entry.weights_hash for entry in found}) == len(found) == 3

@@ -75,6 +75,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cohere": ("CohereConfig", {"logit_scale": 0.25}),
+    "starcoder2": ("Starcoder2Config", {}),
     "granite": ("GraniteConfig", {"logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "bitnet": ("BitNetConfig", {"num_attention_heads": 2}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 8, "sliding_window": WINDOW, "num_local_experts": 4}),

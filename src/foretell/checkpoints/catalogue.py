@@ -1,10 +1,12 @@
 """Models by short names: what ``foretell pull`` fetches, where from, and what guesses for them.
 
-A name stands wherever a target is asked for. A file is pulled by its sha256 alone, whichever source it came from; what
-guesses for a model does so for every form of its weights (``trained.entry_of``).
+A name stands wherever a target is asked for. A file is pulled by its sha256 alone, whichever source it came from: by that
+of its entry, or, where an entry has none, by the one that the hub states. What guesses for a model does so for every form
+of its weights (``trained.entry_of``). ``catalogue.json`` lists models with which nothing comes.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,8 @@ class NamedModel:
     title: str
     licence: str
     file: str
-    size: int  # bytes
-    sha256: str
+    size: int  # bytes; of ``catalogue.json`` to three digits
+    sha256: str | None  # None: the hub's word is taken
     sources: tuple[HubFile | IndexPackage, ...]  # in the order in which they are tried
     weights_hash: str | None = None  # ``identity.weights_hash``: other files of the same weights are known by it
     hub_ids: tuple[str, ...] = ()  # of the same weights
@@ -47,6 +49,14 @@ class NamedModel:
     """How to guess for it where nothing is said: keys of a speculative configuration."""
     drafts: Mapping[str, str] = field(default_factory=dict)
     """Method -> the draft model or head that the method takes where none is given."""
+    read: float = 1.0  # the share of its weights that a token reads, of a mixture of experts
+
+
+def _further() -> Iterator[NamedModel]:
+    """The models of ``catalogue.json``."""
+    for entry in json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8")):
+        source = HubFile(entry.pop("repository"), entry["file"])
+        yield NamedModel(**{"sha256": None, **entry}, sources=(source,))
 
 
 CATALOGUE = {
@@ -94,6 +104,7 @@ CATALOGUE = {
             speculative={"method": "hybrid", "second_tokens": 5},
             drafts={"eagle3": "bundled/qwen2.5-coder-1.5b/eagle3"},
         ),
+        *_further(),
     )
 }
 DEFAULT = "smollm2-135m"
@@ -101,10 +112,12 @@ BUNDLED = ("bundled", "bundled/target")
 
 
 def find(name: str) -> NamedModel:
-    """The entry of a name. Raises ConfigError for one that is not in the catalogue."""
-    if name not in CATALOGUE:
-        raise ConfigError(f"there is no model called {name!r} to pull{nearest(name, CATALOGUE)}")
-    return CATALOGUE[name]
+    """The entry of a name, in which Ollama's colon (gpt-oss:20b) is a hyphen. Raises ConfigError for one that is not in the
+    catalogue."""
+    found = CATALOGUE.get(name.replace(":", "-"))
+    if found is None:
+        raise ConfigError(f"'foretell list' has no model called {name!r}{nearest(name, CATALOGUE)}")
+    return found
 
 
 def place(model: NamedModel) -> Path:

@@ -15,6 +15,13 @@ HYBRIDS = {
     "bamba": "BambaForCausalLM",
 }
 """Types of models, some of whose layers have a recurrent mixer in place of attention, or beside it."""
+_OTHERS = """
+    arcee:Arcee cohere:Cohere cohere2:Cohere2 cwm:Cwm ernie4_5:Ernie4_5 ernie4_5_moe:Ernie4_5_Moe exaone4:Exaone4
+    exaone_moe:ExaoneMoe flex_olmo:FlexOlmo glm:Glm granite_swa:GraniteSWA granitemoe_swa:GraniteMoeSWA helium:Helium
+    hunyuan_v1_dense:HunYuanDenseV1 hunyuan_v1_moe:HunYuanMoEV1 hy_v3:HYV3 hyperclovax:HyperCLOVAX
+    internlm3:InternLM3 iquestcoder:IQuestCoder jais2:Jais2 mellum:Mellum minimax_m2:MiniMaxM2 ministral:Ministral
+    nemotron:Nemotron seed_oss:SeedOss stablelm:StableLm starcoder2:Starcoder2 vaultgemma:VaultGemma
+"""
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -46,6 +53,7 @@ ARCHITECTURES = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "youtu": "YoutuForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
+    **{kind: f"{name}ForCausalLM" for kind, name in (pair.split(":") for pair in _OTHERS.split())},
     **HYBRIDS,
 }
 """All types of models (``model_type`` of a config.json) that the decoder of the Llama family runs."""

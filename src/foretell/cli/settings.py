@@ -89,7 +89,7 @@ def loading(target: str, *, no_color: bool, stopped: str = "") -> Iterator[None]
             fits = [name for name, model in CATALOGUE.items() if TWICE * model.size < left and name != target]
             raise ModelError(
                 f"{target} does not fit{needs}: {left / 1e9:.1f} GB are left to this process (see ulimit -v); make room or "
-                f"take a smaller model ({' or '.join(fits) or 'bundled'} would fit)"
+                f"take a smaller model ({' or '.join(fits[:3]) or 'bundled'} would fit)"
             ) from None
 
 

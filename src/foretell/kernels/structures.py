@@ -44,7 +44,10 @@ class Expert(ctypes.Structure):
 class Stored(ctypes.Structure):
     """Where files have the gates, the ups or the downs of a layer's experts, all alike."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "rows", "row_bytes", "step", "at")]
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("kind", "rows", "row_bytes", "step", "at")),
+        ("grid", ctypes.c_void_p),
+    ]
 
 
 class Store(ctypes.Structure):
@@ -184,6 +187,7 @@ class Model(ctypes.Structure):
         ("disk", ctypes.POINTER(Disk)),
         *((name, ctypes.c_int64) for name in ("rank", "rope", "nope", "value", "query_rank")),
         ("latent_eps", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("centred", "parallel", "norms_last")),
     ]
 
 

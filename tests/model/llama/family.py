@@ -120,6 +120,66 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SPARSE, "num_local_experts": 5, "sliding_window": 6, "layer_types": _LAYERS, "swiglu_alpha": 1.3,
          "swiglu_limit": 0.5, "rope_parameters": {**_YARN, "truncate": False}},
     ),
+    "arcee": ("Arcee", {"mlp_bias": True, "attention_bias": True}),
+    "cohere": ("Cohere", {**_WIDE, "layer_norm_eps": 1e-3, "logit_scale": 0.3}),
+    "cohere2": ("Cohere2", {**_WIDE, "sliding_window": 6, "layer_types": _LAYERS, "attention_bias": True}),
+    "cwm": ("Cwm", {"sliding_window": 6, "layer_types": _LAYERS, "rope_parameters": _LLAMA3}),
+    "ernie4_5-bias": ("Ernie4_5", {"use_bias": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {**_SPARSE, **_WIDE, "moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 2, "moe_intermediate_size": 40,
+         "moe_layer_start_index": 1, "moe_layer_end_index": 1},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 6, "layer_types": _LAYERS}),
+    "exaone4-no-window": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {**_QWEN, "sliding_window": 6, "layer_types": _LAYERS, "mlp_layer_types": ["sparse", "dense", "sparse"],
+         "n_group": 2, "topk_group": 1, "num_shared_experts": 2, "routed_scaling_factor": 1.7},
+    ),
+    "flex_olmo": ("FlexOlmo", {**_SPARSE, **_WIDE, "num_experts": 5, "norm_topk_prob": False}),
+    "glm": ("Glm", {"rope_parameters": _PART, "attention_bias": True, "pad_token_id": 0}),
+    "granite_swa": (
+        "GraniteSWA",
+        {**_SCALED, **_WIDE, "sliding_window": 6, "layer_types": _LAYERS, "layer_rope_theta": [1e4, 0, 5e5],
+         "mlp_bias": True},
+    ),
+    "granitemoe_swa": (
+        "GraniteMoeSWA",
+        {**_SPARSE, **_WIDE, **_SCALED, "num_local_experts": 4, "shared_intermediate_size": 56, "sliding_window": 6,
+         "layer_types": _LAYERS, "layer_rope_theta": [1e4, 0, 5e5]},
+    ),
+    "helium": ("Helium", {"hidden_size": 64, "attention_bias": True, "mlp_bias": True}),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"num_experts": 5, "moe_topk": 2, **_SPARSE, "num_experts_per_tok": ...}),
+    "hy_v3": (
+        "HYV3",
+        {**_QWEN, "mlp_layer_types": ["dense", "sparse", "sparse"], "num_shared_experts": 2,
+         "router_scaling_factor": 1.7, "attention_bias": True},
+    ),
+    "hyperclovax": ("HyperCLOVAX", {**_SCALED, "use_post_norm": True, "attention_bias": True}),
+    "hyperclovax-no-post": ("HyperCLOVAX", {"use_post_norm": False, "logits_scaling": 0.3, "mlp_bias": True}),
+    "internlm3": ("InternLM3", {"attention_bias": True, "mlp_bias": True}),
+    "jais2": ("Jais2", {"layer_norm_eps": 1e-3, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": ...}),
+    "mellum": (
+        "Mellum",
+        {**_QWEN, "sliding_window": 6, "layer_types": _LAYERS, "mlp_layer_types": ["sparse", "dense", "sparse"],
+         "rope_parameters": {"full_attention": _YARN, "sliding_attention": _SLIDING}},
+    ),
+    "minimax_m2": ("MiniMaxM2", {**_SPARSE, "num_local_experts": 6, "rope_parameters": _PART}),
+    "ministral": ("Ministral", {"sliding_window": 6, "layer_types": _LAYERS}),
+    "nemotron": ("Nemotron", {"norm_eps": 1e-3, "rope_parameters": _PART, "mlp_bias": True}),
+    "seed_oss": ("SeedOss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
+    "stablelm": (
+        "StableLm",
+        {**_WIDE, "layer_norm_eps": 1e-3, "rope_parameters": _PART, "use_qkv_bias": True, "use_parallel_residual": True},
+    ),
+    "stablelm-in-turn": ("StableLm", {**_WIDE, "layer_norm_eps": 1e-3, "rope_parameters": _PART}),
+    "starcoder2-window": ("Starcoder2", {**_WIDE, "norm_epsilon": 1e-3, "sliding_window": 7}),
+    "vaultgemma": ("VaultGemma", {**_GEMMA3, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}),
     "bitnet": ("BitNet", {**_WIDE, "bos_token_id": 0, "eos_token_id": 0}),
     "deepseek2": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
     "deepseek3": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": 32, "attention_bias": True}),
@@ -129,7 +189,7 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 FAMILY = tuple(_KINDS)
-SPARSE = tuple(kind for kind, (_, traits) in _KINDS.items() if "num_experts_per_tok" in traits)
+SPARSE = tuple(kind for kind, (_, traits) in _KINDS.items() if {"num_experts_per_tok", "moe_topk"} & {*traits})
 """Mixtures of experts."""
 
 
@@ -139,7 +199,8 @@ def make_model(kind: str, **overrides: Any) -> Any:
     name, traits = _KINDS[kind]
     settings = {**_COMMON, "tie_word_embeddings": "-tied" in kind, **traits, **overrides}
     config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
-    model = getattr(transformers, f"{name}ForCausalLM")(config(**{k: v for k, v in settings.items() if v is not ...}))
+    cls = getattr(transformers, f"{name}ForCausalLM", transformers.LlamaForCausalLM)
+    model = cls(config(**{k: v for k, v in settings.items() if v is not ...}))
     with torch.no_grad():
         for part, weight in model.named_parameters():
             if weight.dim() >= 2:

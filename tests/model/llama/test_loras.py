@@ -35,6 +35,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Sequence[str]]] = {
     "norms after": ("gemma2", {"head_dim": 16}, ALL),
     "scaled": ("granite", {"num_attention_heads": 2}, ALL),
     "norms within": ("bitnet", {}, ALL),
+    "an MLP beside attention": ("cohere", {"num_attention_heads": 2}, ALL),
+    "no gate": ("starcoder2", {"num_attention_heads": 2}, ("q_proj", "o_proj", "c_fc", "c_proj")),
     "beside experts": ("qwen3_moe", {"head_dim": 16}, ALL[:4]),
     "of latent vectors": (
         "deepseek_v3",

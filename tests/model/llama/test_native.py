@@ -84,14 +84,16 @@ def test_move_and_keep_do_what_the_plain_cache_does() -> None:
     "kind",
     [
         "qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite",
-        "qwen3moe", "qwen2moe", "gptoss", "deepseek3",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3moe-dense-between", "granitemoe")),
+        "qwen3moe", "qwen2moe", "gptoss", "deepseek3", "hunyuan_v1_dense",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
+            "qwen3moe-dense-between", "granitemoe", "cohere", "stablelm", "starcoder2-window", "ernie4_5_moe",
+        )),
     ],
 )  # fmt: skip
 def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, dtype: torch.dtype) -> None:
     """One text of 34 tokens, decoded one by one; then in every other way that comes to the same."""
     # 48 and 72: K with a tail; the head dimension of the others here is hidden / heads
-    own = ("llama", "qwen2moe", "granitemoe")
+    own = ("llama", "qwen2moe", "granitemoe", "cohere", "stablelm", "starcoder2-window", "ernie4_5_moe")
     sizes = {} if kind in own else {"hidden_size": 96, "intermediate_size": 200}
     _, model = native_of(kind, dtype, **sizes)
     torch.set_num_threads(2)

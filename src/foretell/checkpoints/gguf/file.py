@@ -64,6 +64,11 @@ class GGUFFile:
     tensors: dict[str, TensorInfo]
     data: NDArray[np.uint8]
 
+    @property
+    def where(self) -> str:
+        """How messages begin."""
+        return called(self.name, self.path)
+
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of one tensor, in the mapping. Never written to."""
         info = self.tensors[name]
@@ -87,8 +92,13 @@ def listed(file: GGUFFile, key: str, kind: type[Listed], *more: type) -> list[Li
     if not isinstance(value, list) or not all(issubclass(each, (kind, *more)) for each in {type(one) for one in value}):
         shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
         expected = f"expected a list of {kind.__name__}"
-        raise ModelError(f"{file.name}: {file.path.name} is damaged: tokenizer.ggml.{key} is {shown}; {expected}")
+        raise ModelError(f"{file.where} is damaged: tokenizer.ggml.{key} is {shown}; {expected}")
     return value
+
+
+def called(name: str, path: Path) -> str:
+    """What the user called a file, and, where that was another name, the file."""
+    return name if Path(name).name == path.name else f"{name}: {path.name}"
 
 
 def is_gguf(path: Path) -> bool:
@@ -109,7 +119,7 @@ def open_gguf(path: Path, *, name: str) -> GGUFFile:
 @lru_cache(maxsize=1)  # weights, configuration and tokenizer are read one after the other
 def _open(path: Path, name: str, changed: int, size: int) -> GGUFFile:
     if size < 24:
-        raise ModelError(f"{name}: {path.name} has {size} bytes, too few for a GGUF file; download it again")
+        raise ModelError(f"{called(name, path)} has {size} bytes, too few for a GGUF file; download it again")
     # Copy on write, so that tensors of it may be handed to libraries that ask for writable memory; nobody writes.
     data = np.memmap(path, dtype=np.uint8, mode="c")
     return _Reader(path, name, data).read()
@@ -124,7 +134,7 @@ class _Reader:
         self.at = 0
 
     def fail(self, what: str) -> NoReturn:
-        raise ModelError(f"{self.name}: {self.path.name} {what}")
+        raise ModelError(f"{called(self.name, self.path)} {what}")
 
     def read(self) -> GGUFFile:
         """The whole header."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretell.checkpoints.gguf.families.architecture import Change
 from foretell.checkpoints.gguf.families.decoders import turned
-from foretell.checkpoints.gguf.file import GGUFFile, open_gguf
+from foretell.checkpoints.gguf.file import GGUFFile, called, open_gguf
 from foretell.checkpoints.gguf.rope import read_rope
 from foretell.checkpoints.gguf.values import decimal, refuse, whole
 from foretell.checkpoints.gguf.weights import GGUFWeights
@@ -122,10 +122,10 @@ def read_head(path: Path, *, name: str) -> HeadFile:
     file = open_gguf(path, name=name)
     kind = str(file.get("general.architecture"))
     if kind in _REFUSED:
-        raise ModelError(f"{name}: {path.name} holds a draft head of architecture {kind!r}: {_REFUSED[kind]}")
+        raise ModelError(f"{called(name, path)} holds a draft head of architecture {kind!r}: {_REFUSED[kind]}")
     if kind not in NAMES:
         raise ModelError(
-            f"{name}: {path.name} holds a model of architecture {kind!r}{nearest(kind, NAMES)}, and no draft head; a "
+            f"{called(name, path)} holds a model of architecture {kind!r}{nearest(kind, NAMES)}, and no draft head; a "
             "model of its own drafts by method 'draft_model', the MTP module inside a target's file by method 'mtp'"
         )
     num_layers = whole(file, "block_count")
@@ -158,7 +158,7 @@ class HeadTensors(GGUFWeights):
 
 def _known(file: GGUFFile, kind: str, num_layers: int) -> dict[str, str]:
     """theirs -> ours of the tensors of a file, all of which are known and can be read."""
-    where, names = f"{file.name}: {file.path.name}", NAMES[kind]
+    where, names = file.where, NAMES[kind]
     if num_layers > len(file.tensors):
         raise ModelError(
             f"{where} is damaged: {kind}.block_count is {num_layers}, for {len(file.tensors)} tensors; download it again"
@@ -250,19 +250,19 @@ def _eagle3(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
     lent = _flag(file, OUTPUT_LENT, default=False)
     if lent and ("d2t" not in tensors or "lm_head.weight" in tensors):
         raise ModelError(
-            f"{file.name}: {file.path.name} states eagle3.{OUTPUT_LENT} = true, which goes with a tensor d2t and without "
+            f"{file.where} states eagle3.{OUTPUT_LENT} = true, which goes with a tensor d2t and without "
             "output.weight; download it again"
         )
     if not lent and "lm_head.weight" not in tensors:
         raise ModelError(
-            f"{file.name}: {file.path.name} has no output.weight: its guesses are read by the target's output head, and "
+            f"{file.where} has no output.weight: its guesses are read by the target's output head, and "
             "an eagle3 head needs its own here"
         )
     before = _flag(file, "norm_before_fc", default=False)
     if before != ("input_norm.weight" in tensors):
         has = "no" if before else "a"
         raise ModelError(
-            f"{file.name}: {file.path.name} states eagle3.norm_before_fc = {before} and has {has} tensor "
+            f"{file.where} states eagle3.norm_before_fc = {before} and has {has} tensor "
             "enc.output_norm.weight: they are of different heads"
         )
     return {
@@ -287,9 +287,7 @@ def _dflash(file: GGUFFile, num_layers: int, tensors: Mapping[str, Tensor]) -> d
         _only(file, key, allowed)
     mask = file.get("tokenizer.ggml.mask_token_id")
     if type(mask) is not int:
-        raise ModelError(
-            f"{file.name}: {file.path.name} states tokenizer.ggml.mask_token_id = {mask!r}; expected the id of a token"
-        )
+        raise ModelError(f"{file.where} states tokenizer.ggml.mask_token_id = {mask!r}; expected the id of a token")
     states, is_spark = _layers_read(file), "markov_head.markov_w1.weight" in tensors
     kind, causal = "dspark" if is_spark else "dflash", _flag(file, "attention.causal", default=False)
     own: dict[str, Any] = {

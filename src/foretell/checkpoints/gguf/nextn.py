@@ -50,7 +50,7 @@ def has_trunk(file: GGUFFile) -> bool:
 
 def read_nextn(file: GGUFFile) -> NextnTensors:
     """Raises ModelError for a file without a module, and for tensors that are missing, unknown or cannot be read."""
-    where = f"{file.name}: {file.path.name}"
+    where = file.where
     count = whole(file, "nextn_predict_layers", 0)
     if not count:
         arch = file.get("general.architecture")

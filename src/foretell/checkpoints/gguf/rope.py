@@ -37,9 +37,7 @@ def read_rope(file: GGUFFile, rotated: int, context: int) -> dict[str, Any]:
         return base | _by_factors(file, theta, rotated, context, factor, attention)
     if len(tensors) == 1:
         lacks = LONG if tensors == [SHORT] else SHORT
-        raise ModelError(
-            f"{file.name}: {file.path.name} lacks tensor {lacks}; expected both tensors of LongRoPE's factors"
-        )
+        raise ModelError(f"{file.where} lacks tensor {lacks}; expected both tensors of LongRoPE's factors")
     if tensors:
         return base | _longrope(file, rotated, context, factor, attention)
     if kind == "yarn":

@@ -88,18 +88,19 @@ class Splitting:
 
 _LLAMA3 = Splitting(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole=True, bos=True)
 _SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the models' own tokenizer.json
-    ("gpt-2", "olmo", "mpt"): Splitting(),
+    ("gpt-2", "olmo", "mpt", "exaone4"): Splitting(),
     ("smollm", "starcoder", "refact", "command-r", "codeshell"): Splitting(digits=True),
     ("lfm2", "falcon-h1"): _LLAMA3,
     ("qwen35",): Splitting(_MARKED, nfc=True),
     ("qwen2",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}", nfc=True),
-    ("deepseek-r1-qwen",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
+    ("seed-coder",): Splitting(rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
+    ("deepseek-r1-qwen", "hunyuan"): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"): _LLAMA3,
     ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): Splitting(_LLAMA3.pattern),
     ("tekken",): Splitting(CASED % ("", "", ""), whole=True, bos=True),
-    ("gpt-4o",): Splitting(CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}")),
+    ("gpt-4o", "minimax-m2"): Splitting(CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}")),
     ("deepseek-llm",): Splitting(r"\p{N}", DEEPSEEK2),
-    ("deepseek-v3",): Splitting(DEEPSEEK3[-1], DEEPSEEK3[:-1]),
+    ("deepseek-v3", "hunyuan-dense"): Splitting(DEEPSEEK3[-1], DEEPSEEK3[:-1]),
     ("default",): Splitting(DEFAULT[-1], DEFAULT[:-1]),
 }
 _PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens after which white space stays
@@ -111,12 +112,12 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     """The tokenizer. Raises ModelError where the file has none, or one of a kind that is not known."""
     tokens = listed(file, "tokens", str)
     if not tokens:
-        raise ModelError(f"{file.name}: {file.path.name} holds no tokenizer (tokenizer.ggml.tokens)")
+        raise ModelError(f"{file.where} holds no tokenizer (tokenizer.ggml.tokens)")
     types = listed(file, "token_type", int) or [1] * len(tokens)
     rows = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else len(tokens)
     if len(types) != len(tokens) or len(tokens) > rows:
         counts = f"{len(tokens)} tokens, {len(types)} token types and {rows} rows of the embedding"
-        raise ModelError(f"{file.name}: {file.path.name} is damaged: it has {counts}")
+        raise ModelError(f"{file.where} is damaged: it has {counts}")
     ends = set(end_ids(file) or ())  # special whatever their type: they are no part of a text
     types = [CONTROL if index in ends else type_ for index, type_ in enumerate(types)]
     kind = file.get("tokenizer.ggml.model")
@@ -142,13 +143,9 @@ def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     begins = kind == "gemma4" or file.get("tokenizer.ggml.add_bos_token", bos)  # Gemma 4's files say it wrongly
     first = named["bos"] if begins else None
     if begins and first is None:
-        say(
-            f"{file.name}: {file.path.name} wants a BOS before every text, and names none (bos_token_id): there is none"
-        )
+        say(f"{file.where} wants a BOS before every text, and names none (bos_token_id): there is none")
     if suppressed := file.get("tokenizer.ggml.suppress_tokens"):
-        say(
-            f"{file.name}: {file.path.name} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here"
-        )
+        say(f"{file.where} names tokens that are never to be sampled, {suppressed!r:.60}: they can be here")
     last = named["eos"] if file.get("tokenizer.ggml.add_eos_token", False) else None
     if first is not None or last is not None:
         edges = [(token, vocab[token]) for token in (first, last) if token is not None]
@@ -201,7 +198,7 @@ def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[To
     if pre is None:  # files of before May 2024
         pre = "default"
         say(
-            f"{file.name}: {file.path.name} does not say how its tokenizer splits text (tokenizer.ggml.pre): llama.cpp's "
+            f"{file.where} does not say how its tokenizer splits text (tokenizer.ggml.pre): llama.cpp's "
             "rule for such files is taken, which few models were trained with; convert the model again for its own"
         )
     splitting = SPLITTINGS.get(str(pre))

@@ -59,7 +59,7 @@ def all_read(file: GGUFFile) -> Iterator[GGUFFile]:
     odd = [key for key in keys if not _is_neutral(key.removeprefix(prefix), metadata[key])]
     if odd:
         stated = ", ".join(f"{key} = {metadata[key]!r:.40}" for key in odd)
-        say(f"{file.name}: {file.path.name} states {stated}, which nothing here reads: the model may need it")
+        say(f"{file.where} states {stated}, which nothing here reads: the model may need it")
 
 
 def _is_neutral(key: str, value: Any) -> bool:
@@ -126,4 +126,4 @@ def only(file: GGUFFile, key: str, allowed: Any, why: str) -> None:
 def refuse(file: GGUFFile, key: str, expected: str) -> NoReturn:
     """Raise ModelError for the value of a key."""
     arch, value = file.get("general.architecture"), file.get(f"{{arch}}.{key}")
-    raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r:.80}; {expected}")
+    raise ModelError(f"{file.where} states {arch}.{key} = {value!r:.80}; {expected}")

@@ -39,13 +39,13 @@ class GGUFWeights(WeightSource):
         blocks = file.get("{arch}.block_count")
         if not isinstance(blocks, int) or not 0 < blocks <= len(file.tensors):
             file_says = f"{name}.block_count is {blocks!r}"
-            raise ModelError(f"{file.name}: {file.path.name} is damaged: {file_says}, for {len(file.tensors)} tensors")
+            raise ModelError(f"{file.where} is damaged: {file_says}, for {len(file.tensors)} tensors")
         num_layers, num_heads = depth(file)
         whole = dict(architecture.required(num_layers, file))
         missing = [name for name in whole if name not in file.tensors]
         if missing:
             raise ModelError(
-                f"{file.name}: {file.path.name} lacks {len(missing)} of its {len(whole)} tensors (the first: "
+                f"{file.where} lacks {len(missing)} of its {len(whole)} tensors (the first: "
                 f"{missing[0]}); expected a whole {name} model"
             )
         optional = dict(architecture.optional(num_layers, file))
@@ -56,7 +56,7 @@ class GGUFWeights(WeightSource):
         if strange:
             mixtures = [arch for arch in ARCHITECTURES if arch.endswith("moe")]
             raise ModelError(
-                f"{file.name}: {file.path.name} has {len(strange)} tensors that no {name} model has here (the "
+                f"{file.where} has {len(strange)} tensors that no {name} model has here (the "
                 f"first: {strange[0]}): another variant, which is not supported; mixtures of experts that are: "
                 f"{', '.join(mixtures)}"
             )

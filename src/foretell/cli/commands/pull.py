@@ -8,16 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from foretell.checkpoints.catalogue import CATALOGUE, DEFAULT, pulled
+from foretell.checkpoints.catalogue import CATALOGUE, DEFAULT, find, pulled
 from foretell.cli import options as o
 from foretell.cli.errors import TERMINATED
 from foretell.cli.interrupt import Terminated, interruptible
 from foretell.cli.layout import console_of, console_of_errors
 from foretell.cli.output import deliver
 from foretell.core.errors import ConfigError
+from foretell.core.platform import free_memory
 from foretell.model.trained import default_speculation
 
 WIDE = 120
+HELD = 1.1  # memory in the size of a file: matrices, and what a few texts take beside them
+SMALL = 50_000_000  # bytes a token, of which caches hold much
+MEASURED = 1 << 28  # bytes that are read to know how fast memory is
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A model of 'foretell list', e.g. smollm2-135m.")]
 ListThem = Annotated[bool, typer.Option("--list", help="Show the models there are instead, as 'foretell list' does.")]
 
@@ -35,14 +39,39 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
         return
     if name is None:
         raise ConfigError(f"no model is named: give one of {', '.join(CATALOGUE)}")
+    name = find(name).name
     was_here = pulled(name) is not None
     try:
+        if not was_here:
+            print(outlook(name), file=sys.stderr, flush=True)
         file = fetch(name, no_color=no_color)
     except Terminated:
         raise typer.Exit(TERMINATED) from None
     line = f"{name} {'was here already' if was_here else 'is here'}: {file}"
     told = {"name": name, "file": str(file), "fetched": not was_here}
     deliver(told, json_=json_, show=lambda: typer.echo(line))
+
+
+def outlook(name: str) -> str:
+    """What a model takes and reaches on this machine, in one line: its file, memory, and, where reading memory bounds it,
+    the tokens a second that one text can have without guesses."""
+    model, free = CATALOGUE[name], free_memory()
+    size, needed = _amount(model.size), HELD * model.size
+    short = "" if needed <= free else ", too little"
+    said = f"{name} ({model.licence}): {size} to fetch, about {_amount(needed)} of memory"
+    said += f" ({_amount(free)} are free{short})"
+    read = model.size * model.read
+    if read < SMALL:
+        return said
+    from foretell.kernels.functions import dram_read_bandwidth
+
+    rate = dram_read_bandwidth(MEASURED, repeats=3, huge=True)
+    most = f"at {_amount(rate)}/s at most {rate / read:.2g} tokens/s without guesses"
+    return f"{said}; a token reads about {_amount(read)}, {most}"
+
+
+def _amount(size: float) -> str:
+    return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 
 def fetch(name: str, *, no_color: bool = False, patience_s: float | None = None) -> Path:
@@ -93,6 +122,7 @@ def rm(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that wa
     """Delete a pulled model, and what an interrupted fetch of it has left."""
     from foretell.checkpoints.pull import remove
 
+    name = find(name).name
     typer.echo(f"{name} is removed, {remove(name) / 1e6:.0f} MB")
 
 

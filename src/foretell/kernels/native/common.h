@@ -62,6 +62,7 @@ typedef struct {
 typedef struct {
   int64_t kind, rows, row_bytes; /* as the file has them, the kind by GGUF's number; rows 0: there is no such matrix */
   int64_t step, at;              /* rows that are read at a time, whole tiles; where the matrix begins in a frame */
+  const int8_t *grid;            /* see pack_rows */
 } Stored;
 typedef struct {
   Stored parts[3];      /* gate, up and down, of every expert alike */
@@ -180,6 +181,9 @@ typedef struct {
   Disk *disk; /* of experts that stay in files, or NULL: none does */
   int64_t rank, rope, nope, value, query_rank; /* of latent attention (latent.h), or 0 */
   double latent_eps;
+  int64_t centred;    /* norms of the stream are layer norms, whose biases [hidden] stand behind their weights */
+  int64_t parallel;   /* the MLP reads what attention reads */
+  int64_t norms_last; /* heads are normed behind their rotation */
 } Model;
 
 typedef struct {

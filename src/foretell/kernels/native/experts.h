@@ -88,11 +88,15 @@ static void choose(const Experts *x, float *logits, int32_t *expert, float *weig
   uint64_t taken[MAX_EXPERTS / 64] = {0};
   float ranks[MAX_EXPERTS], all = 0.0f, gate[16];
   if (x->shared_gate.data) v_store(gate, exp16(v_all(-logits[x->count])));
-  if (x->sigmoid) all = score(logits, x->count, 1, 0.0f);
-  for (int64_t e = 0; e < x->count; e++) ranks[e] = x->bias ? logits[e] + x->bias[e] : logits[e];
+  const int scored = x->sigmoid || x->bias; /* else of logits: softmax has their order, and would round */
+  float largest = logits[0];
+  for (int64_t e = 1; e < x->count; e++) largest = MAX(largest, logits[e]);
+  if (scored) all = score(logits, x->count, (int)x->sigmoid, largest);
+  const float by = x->sigmoid || !scored ? 1.0f : all;
+  for (int64_t e = 0; e < x->count; e++) ranks[e] = x->bias ? logits[e] / by + x->bias[e] : logits[e];
   if (x->groups > 1) leave_groups(x, ranks, taken);
   for (int64_t k = 0; k < x->top; k++) expert[k] = (int32_t)take(ranks, x->count, taken);
-  if (!x->sigmoid) all = score(logits, x->count, 0, logits[expert[0]]);
+  if (!scored) all = score(logits, x->count, 0, logits[expert[0]]);
   float total = x->sigmoid || x->over_chosen ? 0.0f * all : all; /* NaN where any logit is, though none such is chosen */
   if (x->sigmoid && !x->over_chosen) total += 1.0f;
   for (int64_t k = 0; k < x->top && x->over_chosen; k++) total += logits[expert[k]];

@@ -7,7 +7,7 @@
 
 /* Where gate and up stand, and where their product goes: all of `rows` rows. */
 typedef struct {
-  const float *gate, *up; /* [rows, ld]; gate NULL: the activation is relu(up)^2 */
+  const float *gate, *up; /* [rows, ld]; gate NULL: there is none */
   int64_t rows, ld, size; /* size: values of a row */
   char *plain;            /* [rows, ld_plain] in the model's type, or (both where a row has an adapter) ... */
   int64_t ld_plain;
@@ -15,7 +15,7 @@ typedef struct {
   float *raw;             /* [rows, ld] floats, to be normed first, in place of both; may be `up`. NULL: they are not */
 } Gated;
 
-/* silu(gate) * up, gelu(gate) * up, relu(gate)^2 * up or relu(up)^2 for columns [a, b) of every row, as what comes next reads it: a is a multiple
+/* silu(gate) * up, gelu(gate) * up or relu(gate)^2 * up, without a gate gelu(up) or relu(up)^2, for columns [a, b) of every row, as what comes next reads it: a is a multiple
  * of 32 for blocks. gpt-oss's with alpha and limit: gate is at most limit, up within it, and gate * sigmoid(alpha * gate) *
  * (up + 1). NaN stays: v_min and v_max return their second operand where one is. */
 static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t a, int64_t b, int t) {
@@ -31,7 +31,8 @@ static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t
       const Lanes lanes = first_lanes(b - j);
       vec u = v_load_some(lanes, up + j);
       vec g = v_load_some(lanes, gate + j);
-      if (!x->gate) {
+      if (!x->gate && m->gelu) u = v_all(1.0f);
+      else if (!x->gate) {
         g = v_max(v_zero(), g); /* NaN stays */
         store_as(is_bf16, to, j, lanes, v_mul(g, g));
         if (as_blocks && p->loras) store_as((int)m->bf16, x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4), j, lanes, v_mul(g, g));
@@ -188,8 +189,13 @@ static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, 
   settle(p, l, t, phase, next);
 }
 
-/* The gated MLP of the normed residual, onto the residual. */
-static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *next) {
+/* What the MLP's first matrices read. */
+INLINE int mlp_reads(const Pass *p, const Layer *l) {
+  return (l->gate.data ? reads(&l->gate) : 0) | reads(&l->up) | (p->loras ? PLAIN : 0);
+}
+
+/* The MLP of x, or (NULL) of the normed residual, onto the residual. */
+static void mlp_part(Pass *p, int index, int t, unsigned *phase, const Input *given, const void *next) {
   const Model *m = p->model;
   const Layer *l = &m->layers[index];
   const int64_t H = m->hidden, I = m->intermediate, rows = p->rows;
@@ -197,7 +203,7 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   share_rows(&l->down, H, t, p->threads, &d0, &d1), share_inner(l, I, t, p->threads, &i0, &i1);
   const void *up = row_of(&l->up, i0), *down = row_of(&l->down, d0);
   const int gated = l->gate.data != 0;
-  Input x = norm(p, (gated ? reads(&l->gate) : 0) | reads(&l->up) | (p->loras ? PLAIN : 0), l->mlp_norm, t, phase);
+  Input x = given ? *given : norm(p, mlp_reads(p, l), l->mlp_norm, t, phase);
   if (p->loras) {
     reduce(p, l, OF_GATE, OF_UP, (int)m->bf16, x.plain, p->ld_hidden, t);
     fetch_raise(p, l, OF_GATE, i0, i1), fetch_raise(p, l, OF_UP, i0, i1);

@@ -26,14 +26,14 @@ INLINE const void *layer_start(const Model *m, const Layer *l, int t, int thread
 /* Which columns of what the layer returns last are thread t's. */
 INLINE void share_outputs(const Model *m, const Layer *l, int t, int threads, int64_t *a, int64_t *b) {
   if (l->experts) share_down(m, l->experts, t, threads, a, b);
-  else share_rows(l->down.data ? &l->down : l->q.data ? &l->o : &l->mixer->out, m->hidden, t, threads, a, b);
+  else share_rows(l->down.data && !m->parallel ? &l->down : l->q.data ? &l->o : &l->mixer->out, m->hidden, t, threads, a, b);
 }
 
 /* A layer's MLP or mixture. */
 static void feed_part(Pass *p, int index, int t, unsigned *phase, const void *next) {
   const Layer *l = &p->model->layers[index];
   if (l->experts) experts_part(p, l, t, phase, next);
-  else mlp_part(p, index, t, phase, next);
+  else mlp_part(p, index, t, phase, 0, next);
 }
 
 static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
@@ -44,13 +44,16 @@ static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *ne
   int wanted = 0;
   for (int i = 0; l->mixer && i < l->mixer->parts; i++) wanted |= reads(&l->mixer->in[i]);
   if (l->q.data) wanted |= attention_reads(m, l) | (p->loras ? PLAIN : 0);
+  if (m->parallel) wanted |= mlp_reads(p, l);
   if (wanted) {
     const Input x = norm(p, wanted, l->input_norm, t, phase);
     if (l->mixer)
       mixer_part(p, index, t, phase, x, p->ld_hidden, l->q.data ? attention_start(m, l, t, p->threads) : mlp);
+    if (m->parallel) /* first, for attention writes its blocks where those of the norm are */
+      mlp_part(p, index, t, phase, &x, attention_start(m, l, t, p->threads)), barrier(p, phase);
     if (l->q.data) attention_part(p, index, t, phase, x, p->ld_hidden, mlp);
   }
-  if (has_mlp) feed_part(p, index, t, phase, next);
+  if (has_mlp && !m->parallel) feed_part(p, index, t, phase, next);
 }
 
 #endif

@@ -177,6 +177,29 @@ static void norm_row(int is_bf16, const float *x, const float *weight, int64_t n
   }
 }
 
+/* A row of the stream, normed as the model has it; y may be the thread's p->row. */
+static void norm_stream(Pass *p, int is_bf16, const float *x, const float *weight, int t, void *y) {
+  const int64_t n = p->model->hidden;
+  const float eps = (float)p->model->eps;
+  float *row = p->row + t * p->ld_row;
+  if (!p->model->centred) {
+    norm_row(is_bf16, x, weight, n, eps, y);
+    return;
+  }
+  vec sum = v_zero();
+  for (int64_t i = 0; i < n; i += 16) sum = v_add(sum, v_load_some(first_lanes(n - i), x + i));
+  const vec mean = v_all(sum1(sum) / (float)n);
+  for (int64_t i = 0; i < n; i += 16) {
+    const Lanes lanes = first_lanes(n - i);
+    v_store_some(row + i, lanes, v_sub(v_load_some(lanes, x + i), mean));
+  }
+  norm_row(0, row, weight, n, eps, row);
+  for (int64_t i = 0; i < n; i += 16) {
+    const Lanes lanes = first_lanes(n - i);
+    store_as(is_bf16, y, i, lanes, v_add(v_load_some(lanes, row + i), v_load_some(lanes, weight + n + i)));
+  }
+}
+
 /* Where thread t keeps the blocks of rows of n values: its own where rows are few. */
 INLINE Block *blocks_for(Pass *p, int64_t n, int t) {
   return (Block *)((char *)p->blocks + (p->rows <= FEW_ROWS ? t * blocks_bytes(n, p->rows) : 0));
@@ -194,9 +217,9 @@ static Input norm(Pass *p, int wanted, const float *weight, int t, unsigned *pha
   if (!own) share(p->rows, t, p->threads, &a, &b);
   for (int64_t i = a; i < b; i++) {
     const float *x = p->residual + i * m->hidden;
-    if (wanted & PLAIN) norm_row(m->bf16, x, weight, m->hidden, (float)m->eps, to + i * row_bytes);
+    if (wanted & PLAIN) norm_stream(p, (int)m->bf16, x, weight, t, to + i * row_bytes);
     if (!(wanted & BLOCKS)) continue;
-    norm_row(0, x, weight, m->hidden, (float)m->eps, row);
+    norm_stream(p, 0, x, weight, t, row);
     quantise_row(row, m->hidden, blocks + i, stride);
     quantise_padding(m->hidden, blocks + i, stride);
   }
@@ -253,7 +276,8 @@ static void rotate(const Pass *p, int64_t rope, const float *x, const float *wei
   const Model *m = p->model;
   const int64_t still = m->rank, half = (m->dim - still) / 2;
   float normed[MAX_DIM];
-  if (weight && !m->flat) {
+  const int last = (int)m->norms_last;
+  if (weight && !m->flat && !last) {
     norm_row(0, x, weight, still ? still : m->dim, (float)(still ? m->latent_eps : m->eps), normed);
     memcpy(normed + still, x + still, still ? (m->dim - still) * sizeof(float) : 0);
     x = normed;
@@ -269,6 +293,7 @@ static void rotate(const Pass *p, int64_t rope, const float *x, const float *wei
     v_store_some(y + i, lanes, v_fnma(v, s, v_mul(u, c)));
     v_store_some(y + half + i, lanes, v_fma(u, s, v_mul(v, c)));
   }
+  if (weight && last) norm_row(0, y, weight, m->dim, (float)m->eps, y);
 }
 
 #endif

@@ -142,7 +142,8 @@ static int64_t load_piece(const Experts *x, int64_t e, int k, int64_t piece, cha
   const int is_same = !is_quantised(w) && part->row_bytes == w->row_bytes;
   const int64_t failed = read_at(place[0], is_same ? to : room, count * part->row_bytes, place[1] + row * part->row_bytes);
   if (failed || is_same) return failed;
-  if (is_quantised(w)) pack_rows(w->format, part->kind, (const uint8_t *)room, count, w->columns, part->row_bytes, to);
+  if (is_quantised(w))
+    pack_rows(w->format, part->kind, (const uint8_t *)room, count, w->columns, part->row_bytes, part->grid, to);
   for (int64_t i = 0; i < count && !is_quantised(w); i++)
     for (int64_t j = 0; j < w->columns; j++)
       ((float *)(to + i * w->row_bytes))[j] = float_at(part->kind, (const uint8_t *)room + i * part->row_bytes, j);

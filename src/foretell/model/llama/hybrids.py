@@ -7,6 +7,7 @@ Falcon-H1 and Bamba. Their tensors: ``read/hybrid_weights.py``; their experts: `
 from typing import Any
 
 from foretell.checkpoints.config_defaults import HYBRIDS
+from foretell.model.llama import families
 from foretell.model.llama.mixers import MAX_TAPS, Mixer
 
 
@@ -63,10 +64,11 @@ def intermediate_size(config: Any) -> int:
 
 def norm_eps(config: Any) -> float:
     """What norms add to the mean of squares."""
-    return float(next(getattr(config, key) for key in _EPS if getattr(config, key, None) is not None))
+    keys = _EPS[1:] if families.TRAITS.get(config.model_type, {}).get("is_layer_norm") else _EPS
+    return float(next(getattr(config, key) for key in keys if getattr(config, key, None) is not None))
 
 
-_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 
 
 def _delta_net(config: Any) -> Mixer:

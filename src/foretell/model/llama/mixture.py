@@ -19,19 +19,21 @@ from foretell.model.llama.read.interleaved import InterleavedExperts
 from foretell.model.llama.read.parts import Part, PartWeights
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
-_DEEPSEEK = ("glm4_moe", "dots1", "solar_open", "deepseek_v3", "glm4_moe_lite")
-_SIGMOID = ("lfm2_moe", "nemotron_h", *_DEEPSEEK)
-_FURTHER = ("deepseek_v2", *_DEEPSEEK)  # n_shared_experts beside each other make one
+_DEEPSEEK = ("glm4_moe", "dots1", "solar_open", "deepseek_v3", "glm4_moe_lite", "exaone_moe", "hy_v3")
+_SIGMOID = ("lfm2_moe", "nemotron_h", "minimax_m2", *_DEEPSEEK)
+_FURTHER = ("deepseek_v2", "ernie4_5_moe", *_DEEPSEEK)  # n_shared_experts beside each other make one
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
-TYPES = (
-    "qwen3_moe", *_GATED, "mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss",
-    "deepseek_v2", *_SIGMOID,
-)  # fmt: skip
+_GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa")
+_ONE_SIZE = (*_GRANITES, "mixtral", "olmoe", "gpt_oss", "minimax_m2", "flex_olmo", "hunyuan_v1_moe")  # of all their MLPs
+TYPES = (*_ONE_SIZE, *_GATED, *_SIGMOID, "qwen3_moe", "mellum", "ernie4_5_moe", "deepseek_v2")
 """The types with experts that are covered."""
-_ONE_SIZE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "granitemoehybrid", "gpt_oss")  # of all their MLPs
 _METHODS = ("greedy", "group_limited_greedy")  # DeepSeek-V2's topk_method: groups are ranked by their best expert
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
-_FIRST = ("num_dense_layers", "first_k_dense_replace")  # the first layer that may have experts
+_CHOSEN = ("num_experts_per_tok", "moe_topk")
+_NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SCALE = ("routed_scaling_factor", "router_scaling_factor")
+_FIRST = ("num_dense_layers", "first_k_dense_replace", "moe_layer_start_index")  # the first layer that may have experts
+_STEP = ("decoder_sparse_step", "moe_layer_interval")
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")
 
 
@@ -82,9 +84,14 @@ def unsupported(config: Any) -> str | None:
     """Why the experts of a configuration of TYPES are not supported; None where they are, or where there are none."""
     if getattr(config, "clip_qkv", None) is not None:
         return f"queries, keys and values are clipped (clip_qkv {config.clip_qkv})"
+    counts = {key: getattr(config, key, 0) for key in (*_COUNTS, *_CHOSEN)}
+    if (varied := next((key for key, count in counts.items() if isinstance(count, list)), None)) is not None:
+        return f"layers with different numbers of experts ({varied})"
     found = mixture_of(config)
     if found is None:
         return None
+    if getattr(config, "moe_norm_min", 0.0) > 1e-6:  # below it no sum of probabilities comes
+        return f"moe_norm_min {config.moe_norm_min}; implemented: at most 1e-06"
     if found.num_experts > MAX_EXPERTS:
         return f"{found.num_experts} experts a layer; at most {MAX_EXPERTS}"
     if config.model_type == "deepseek_v2" and config.topk_method not in _METHODS:
@@ -107,8 +114,8 @@ def mixture_of(config: Any) -> Mixture | None:
     if not num_experts or not layers:
         return None
     inner = config.intermediate_size if kind in _ONE_SIZE else config.moe_intermediate_size
-    num_shared = _first(config, ("n_shared_experts",), 0) if kind in _FURTHER else 0
-    router: dict[str, Any] = {}
+    num_shared = 1 if kind == "hunyuan_v1_moe" else _first(config, _NUM_SHARED, 0) if kind in _FURTHER else 0
+    router: dict[str, Any] = {"has_bias": kind == "ernie4_5_moe"}
     if kind == "deepseek_v2":  # its norm_topk_prob is read by nothing
         limited = config.topk_method == "group_limited_greedy"
         router = {
@@ -121,12 +128,12 @@ def mixture_of(config: Any) -> Mixture | None:
             "is_sigmoid": True,
             "has_bias": bool(getattr(config, "use_expert_bias", True)),
             "groups": (_first(config, ("n_group",), 1), _first(config, ("topk_group",), 1)),
-            "epsilon": 1e-6 if kind == "lfm2_moe" else 1e-20,
-            "scale": float(config.routed_scaling_factor),
+            "epsilon": {"lfm2_moe": 1e-6, "minimax_m2": 0.0}.get(kind, 1e-20),
+            "scale": float(_first(config, _SCALE, 1.0)),
         }
     return Mixture(
         num_experts=num_experts,
-        num_chosen=_first(config, ("num_experts_per_tok",), 0),
+        num_chosen=_first(config, _CHOSEN, 0),
         inner=inner,
         shared_inner=inner * num_shared or _first(config, _SHARED, 0),
         sums_over_chosen=kind != "deepseek_v2" and bool(getattr(config, "norm_topk_prob", True)),
@@ -138,7 +145,7 @@ def mixture_of(config: Any) -> Mixture | None:
     )
 
 
-def _first(config: Any, keys: Sequence[str], default: int) -> int:
+def _first(config: Any, keys: Sequence[str], default: Any) -> Any:
     """The first of these fields that a configuration has."""
     return next((getattr(config, key) for key in keys if getattr(config, key, None) is not None), default)
 
@@ -147,11 +154,11 @@ def _layers(config: Any) -> frozenset[int]:
     """Those that have experts."""
     if config.model_type == "nemotron_h":
         return frozenset(layer for layer, kind in enumerate(config.layers_block_type) if kind == "moe")
-    if config.model_type == "glm4_moe_lite":
-        return frozenset(layer for layer, kind in enumerate(config.mlp_layer_types) if kind == "sparse")
-    first, step = _first(config, _FIRST, 0), _first(config, ("decoder_sparse_step",), 1)
+    if kinds := getattr(config, "mlp_layer_types", None):
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    first, step = _first(config, _FIRST, 0), _first(config, _STEP, 1)
     dense = getattr(config, "mlp_only_layers", None) or ()
-    layers = range(first, config.num_hidden_layers)
+    layers = range(first, _first(config, ("moe_layer_end_index",), config.num_hidden_layers - 1) + 1)
     return frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0)
 
 
@@ -227,7 +234,12 @@ _RENAMED = (
     (re.compile(r"(\.experts(?:\.\d+)?)\.w2\."), r"\1.down_proj."),
     (re.compile(r"(\.experts(?:\.\d+)?)\.w3\."), r"\1.up_proj."),
     (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),  # GLM-4.5
+    (re.compile(r"\.mlp\.router\.gate\."), ".mlp.gate."),  # Hy3
     (re.compile(r"\.mlp\.router\."), ".mlp.gate."),  # gpt-oss
+    (re.compile(r"\.mlp\.gate\.wg\."), ".mlp.gate."),  # Hunyuan
+    (re.compile(r"\.mlp\.shared_mlp\."), ".mlp.shared_expert."),
+    (re.compile(r"\.mlp\.(gate\.)?moe_statics\."), ".mlp.gate."),  # ERNIE
+    (re.compile(r"\.mlp\.(e_score_correction_bias|expert_bias)$"), ".mlp.gate.e_score_correction_bias"),
 )
 
 
@@ -270,8 +282,11 @@ class ExpertWeights(PartWeights):
         super().__init__(source, places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See ``WeightSource.shape``. llama.cpp keeps the shared expert's gate as a vector."""
+        """See ``WeightSource.shape``. llama.cpp keeps the shared expert's gate as a vector, ERNIE the router's bias as a
+        row."""
         shape = super().shape(name)
+        if name.endswith("e_score_correction_bias"):
+            return shape[-1:]
         return (1, *shape) if name.endswith("shared_expert_gate.weight") and len(shape) == 1 else shape
 
 
@@ -283,7 +298,8 @@ def route(logits: Tensor, mixture: Mixture, bias: Tensor | None = None) -> tuple
     """
     wide = logits.float()
     scores = wide.sigmoid() if mixture.is_sigmoid else torch.softmax(wide, -1)
-    ranks = scores if mixture.is_sigmoid else wide  # of equal order, and softmax would round
+    # Of logits without a bias softmax has the order, and would round.
+    ranks = wide if bias is None and not mixture.is_sigmoid else scores
     ranks = ranks if bias is None else ranks + bias
     groups, num_left = mixture.groups
     if groups > 1:  # those of the groups whose best have the largest sums

@@ -56,10 +56,10 @@ class LlamaShape:
 
     def limited(self, limit: DraftWindow, *, name: str) -> "LlamaShape":
         """The same as a draft that reads so much of a text alone. Raises ConfigError where it cannot be."""
-        if any(rope.growth is not None for rope in self.ropes):
+        if self.traits.norms_last or any(rope.growth is not None for rope in self.ropes):
+            what = "are normed behind their rotation" if self.traits.norms_last else "grow with their positions"
             raise ConfigError(
-                f"draft_window = {limit.size}: queries of draft {name!r} grow with their positions, for which there are no "
-                "windows; drop it"
+                f"draft_window = {limit.size}: queries of draft {name!r} {what}, for which there are no windows; drop it"
             )
         endless = limit.most <= self.max_positions
         most, cut = (UNBOUNDED, "") if endless else (self.max_positions, self.cut)
@@ -89,7 +89,7 @@ class LlamaShape:
             if self.traits.latent is not None:
                 found = tuple(self.traits.latent.sizes(self.hidden_size, self.num_heads))
         if self.has_mlp(layer) and not self.is_sparse(layer):
-            found += ("up", "down") if self.traits.activation == "relu2" else ("gate", "up", "down")
+            found += ("gate", "up", "down") if self.traits.has_gate else ("up", "down")
         return found
 
     def norms(self, layer: int) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class LlamaShape:
             heads = ("q_norm", "k_norm") if latent.query_rank else ("k_norm",)
         within = ("mixed_norm", "inner_norm") if self.traits.sub_norms else ()
         first = ("input_norm",) if before and has_branch else ()
-        second = ("mlp_norm",) if before and has_mlp else ()
+        second = ("mlp_norm",) if before and has_mlp and not self.traits.is_parallel else ()
         return (*heads, *within, *first, *second, *(("attention_after", "mlp_after") if after else ()))
 
     @property

@@ -9,14 +9,15 @@ GLM-4 in pairs of neighbours; Ministral 3's queries grow with their positions. M
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretell.checkpoints.config_defaults import ARCHITECTURES, HYBRIDS
-from foretell.model.llama import hybrids, latent as latents, mixture as mixtures
+from foretell.model.llama import families, hybrids, latent as latents, mixture as mixtures
 from foretell.model.llama.latent import Latent
 
 
@@ -35,6 +36,7 @@ class Rope:
 
 
 _SANDWICH = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_HYPERCLOVA_SANDWICH = ("post_norm1", "post_attention_layernorm", "post_norm2")
 _GLM4_SANDWICH = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
@@ -42,14 +44,19 @@ _GLM4_SANDWICH = ("post_self_attn_layernorm", "post_attention_layernorm", "post_
 class Traits:
     """Differences from Llama; the default is Llama."""
 
-    # "gelu": its tanh form; "relu2": relu(up)^2, and no gate; "gated_relu2": relu(gate)^2 * up
+    # "gelu": its tanh form; "relu2": relu(x)^2 without a gate; "gated_relu2": relu(gate)^2 * up
     activation: str = "silu"
+    has_gate: bool = True  # MLPs are down(activation(gate) * up), else down(activation(up))
     swiglu: tuple[float, float] | None = None  # (alpha, limit) of gpt-oss's activation: see ``clamped_swiglu``
     has_sinks: bool = False  # each head has a score beside those of keys, with no value
     norm_offset: float = 0.0  # added to the weights of norms
+    is_layer_norm: bool = False  # norms of the stream subtract its mean
+    norm_biases: bool = False  # ... and add a bias
+    is_parallel: bool = False  # attention and MLP read one norm, and both are added
     norms_before: bool = True  # attention and MLP read normed streams
     norms_after: bool = False  # what they return is normed
     qk_norm: str = ""  # "heads": each head of queries and keys by itself; "all": all queries together, all keys
+    norms_last: bool = False  # queries and keys are normed behind their rotation
     embedding_scale: float = 1.0
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
     score_cap: float | None = None  # scores s become cap * tanh(s / cap)
@@ -70,6 +77,7 @@ class Traits:
     interleaved: bool = False  # values (2i, 2i + 1) of a head are a pair, and not (i, i + half)
     latent: Latent | None = None  # keys and values are made of one vector, which is what is kept
     norm_names: tuple[str, str, str] = _SANDWICH  # after attention, before and after the MLP, where ``norms_after``
+    renames: tuple[tuple[str, str], ...] = ()  # (text of the checkpoint's names, what ``shape.layer_names`` has for it)
 
     def finished(self, products: Tensor) -> Tensor:
         """Products of the output head as logits: scaled and capped."""
@@ -83,6 +91,13 @@ def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tens
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., n] divided by its root mean square, times weight [n]; or its layer norm by weights and biases [2, n]."""
+    if weight.dim() == 1:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.layer_norm(x, weight.shape[1:], weight[0], weight[1], eps)
+
+
 def capped(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap)."""
     return torch.tanh(x / cap) * cap
@@ -91,11 +106,10 @@ def capped(x: Tensor, cap: float) -> Tensor:
 LLAMA = Traits()
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
-_PARTLY_TURNED = ("phi3", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "bamba")
 _WITHOUT_O = ("glm4", "glm4_moe", "solar_open")  # whose attention_bias is of queries, keys and values
 _MLP_BIASED = ("llama", "granite", "smollm3", "falcon_h1", "nemotron_h", "bamba", "minicpm3")  # where they say so
-_WINDOWED = ("mistral", "ministral3", "phi3", "mixtral")  # every layer has the window
-_TWO_ROPES = ("gemma3_text", "olmo3")  # by kind of layer
+_WINDOWED = ("mistral", "ministral3", "phi3", "mixtral", "starcoder2")  # every layer has the window
+_TWO_ROPES = ("gemma3_text", "olmo3", "mellum")  # by kind of layer
 _WINDOWLESS = (
     "llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe", "granitemoeshared", "glm4_moe", "solar_open",
     *HYBRIDS,
@@ -107,12 +121,11 @@ def unsupported(config: Any) -> str | None:
     kind = config.model_type
     architecture = ARCHITECTURES.get(kind)
     named = getattr(config, "architectures", None) or [architecture]
-    if architecture is None or architecture not in named:
+    if architecture is None or not {architecture, families.BUILT_BY.get(kind)} & {*named}:
         return f"architecture {named[0] or kind!r}; known: {', '.join(ARCHITECTURES.values())}"
-    if activation_of(config) not in _ACTIVATIONS or (
-        activation_of(config) == "relu2" and kind not in ("nemotron_h", "bitnet")
-    ):
-        return f"activation {activation_of(config)!r}; implemented: {', '.join(_ACTIVATIONS)}"
+    wanted = "silu" if families.TRAITS.get(kind, {}).get("has_gate", True) else "relu2"
+    if activation_of(config) not in (wanted, "gelu_pytorch_tanh", *(("relu2",) if kind == "bitnet" else ())):
+        return f"activation {activation_of(config)!r}; implemented: {wanted}, gelu_pytorch_tanh"
     method = _stored(config, "quant_method")
     if method == "bitnet" and kind in ("bitnet", "llama"):
         if _stored(config, "use_rms_norm"):
@@ -122,9 +135,10 @@ def unsupported(config: Any) -> str | None:
     if getattr(config, "use_bidirectional_attention", None):
         return "attention in both directions"
     for rope in _rope_entries(config):
-        if rope.get("rope_type", "default") not in ROPE_TYPES:
+        dynamic = ("dynamic",) if kind.startswith("hunyuan_v1") and rope.get("alpha") else ()
+        if rope.get("rope_type", "default") not in (*ROPE_TYPES, *dynamic):
             return f"rope type {rope['rope_type']!r}; implemented: {', '.join(ROPE_TYPES)}"
-        if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind not in _PARTLY_TURNED:
+        if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind not in families.PARTLY_TURNED:
             return f"partial rope ({rope['partial_rotary_factor']})"
     if len(_rope_entries(config)) > 1 and kind not in _TWO_ROPES:
         return "rope parameters differ between layers"
@@ -132,7 +146,7 @@ def unsupported(config: Any) -> str | None:
         return f"odd head dimension {head_dim(config)}"
     if (_rotated(config) or 0) % 2:
         return f"{_rotated(config)} of {head_dim(config)} values of a head are rotated, an odd number"
-    reason = hybrids.unsupported(config) if kind in HYBRIDS else None
+    reason = hybrids.unsupported(config) if kind in HYBRIDS else families.refused(config)
     reason = latents.unsupported(config) if kind in latents.TYPES else reason
     return reason or mixtures.unsupported(config)
 
@@ -157,27 +171,32 @@ def traits_of(config: Any) -> Traits:
     if kind == "bitnet":
         activation = "gated_relu2" if activation == "relu2" else activation
         return Traits(activation=activation, sub_norms=True, ternary=_ternary(config))
-    if kind.startswith("gemma"):
-        newer = kind != "gemma"
+    if "gemma" in kind:
+        newer, after = kind != "gemma", kind not in ("gemma", "vaultgemma")
         scalar = getattr(config, "query_pre_attn_scalar", None)
         return Traits(
             activation=activation,
             norm_offset=1.0,
-            norms_after=newer,
+            norms_after=after,
+            renames=families.VAULT if kind == "vaultgemma" else (),
             qk_norm="heads" if kind == "gemma3_text" else "",
             embedding_scale=config.hidden_size**0.5,
             score_scale=scalar**-0.5 if newer and scalar else None,
-            score_cap=getattr(config, "attn_logit_softcapping", None) if kind == "gemma2" else None,
+            score_cap=getattr(config, "attn_logit_softcapping", None) if kind in ("gemma2", "vaultgemma") else None,
             logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
         )
-    if kind.startswith("granite"):
+    if kind.startswith("granite") or kind == "hyperclovax":
+        is_granite, scaling = kind != "hyperclovax", float(config.logits_scaling)
         return Traits(
             activation=activation,
             embedding_scale=float(config.embedding_multiplier),
             score_scale=float(config.attention_multiplier),
             residual_scale=float(config.residual_multiplier),
-            logit_scale=1.0 / float(config.logits_scaling),
+            logit_scale=1.0 / scaling if is_granite else scaling,
             is_fused=kind == "granitemoehybrid",
+            has_sinks=kind.endswith("_swa"),
+            norms_after=not is_granite and config.use_post_norm,
+            norm_names=_HYPERCLOVA_SANDWICH,
         )
     if kind in ("olmo2", "olmo3"):
         return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
@@ -224,20 +243,23 @@ def traits_of(config: Any) -> Traits:
         or (kind == "glm4_moe" and config.use_qk_norm)
     )
     qk_norm = "heads" if by_heads else "all" if kind == "olmoe" else ""
-    return Traits(
+    usual = Traits(
         activation=activation,
         norm_offset=1.0 if is_qwen else 0.0,
         qk_norm=qk_norm,
+        is_parallel=bool(getattr(config, "use_parallel_residual", False)),
+        logit_scale=getattr(config, "logit_scale", 1.0),
         is_fused=kind == "phi3",
         rotated=_rotated(config),
         is_gated=is_qwen,
         ternary=_ternary(config),
     )
+    return replace(usual, **families.TRAITS.get(kind, {}))
 
 
 def _rotated(config: Any) -> int | None:
     """Values of a head that are rotated; None: all."""
-    if config.model_type not in _PARTLY_TURNED:
+    if config.model_type not in families.PARTLY_TURNED:
         return None
     rotated = int(head_dim(config) * (config.rope_parameters.get("partial_rotary_factor") or 1.0))
     return rotated if rotated < head_dim(config) else None
@@ -246,6 +268,10 @@ def _rotated(config: Any) -> int | None:
 def biases_of(config: Any) -> frozenset[str]:
     """Which linears have a bias, as transformers builds them: keys of ``shape.layer_names``."""
     kind = config.model_type
+    if kind in families.BIASES:
+        return frozenset(
+            key for field, keys in families.BIASES[kind].items() if getattr(config, field, False) for key in keys
+        )
     if kind == "qwen2" or (kind == "qwen2_moe" and config.qkv_bias):
         return frozenset(("q", "k", "v"))
     if kind in ("mistral", "ministral3", "mixtral", "phi3", "qwen2_moe"):
@@ -264,15 +290,19 @@ def ropes_of(config: Any) -> tuple[Rope, ...]:
     """The rotation of each layer, as transformers computes it."""
     num_layers: int = config.num_hidden_layers
     if config.model_type in _TWO_ROPES:
-        by_kind = {kind: _rope(config, kind) for kind in set(config.layer_types)}
+        by_kind = {kind: _rope(config, config.rope_parameters[kind]) for kind in set(config.layer_types)}
         return tuple(by_kind[kind] for kind in config.layer_types)
     still = Rope((0.0,) * (head_dim(config) // 2))
     if config.model_type == "nemotron_h" or getattr(config, "position_embedding_type", "rope") != "rope":
         return (still,) * num_layers
-    rope = _rope(config, None)
-    if config.model_type == "smollm3":
-        return tuple(rope if rotates else still for rotates in config.no_rope_layers)
-    return (rope,) * num_layers
+    if thetas := getattr(config, "layer_rope_theta", None):
+        usual = config.rope_parameters
+        return tuple(_rope(config, {**usual, "rope_theta": theta}) if theta else still for theta in thetas)
+    rope = _rope(config, config.rope_parameters)
+    rotating = config.no_rope_layers if config.model_type == "smollm3" else [True] * num_layers
+    if config.model_type in families.SLIDING_TURNED and (config.sliding_window or config.model_type == "cohere2"):
+        rotating = [config.sliding_window and kind == "sliding_attention" for kind in config.layer_types]
+    return tuple(rope if rotates else still for rotates in rotating)
 
 
 def windows_of(config: Any) -> tuple[int | None, ...]:
@@ -334,9 +364,12 @@ def _rope_entries(config: Any) -> list[dict[str, Any]]:
     return nested or [rope]
 
 
-def _rope(config: Any, kind: str | None) -> Rope:
-    rope = config.rope_parameters if kind is None else config.rope_parameters[kind]
+def _rope(config: Any, rope: dict[str, Any]) -> Rope:
+    """The rotation by an entry of ``rope_parameters``."""
     dim = head_dim(config)
+    if rope.get("rope_type") == "dynamic":  # Hunyuan's, by a fixed factor
+        base = rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2))
+        rope = {"rope_type": "default", "rope_theta": base}
     rotated = int(dim * (rope.get("partial_rotary_factor") or 1.0))
     if rope.get("rope_type", "default") == "default":
         exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated

@@ -60,9 +60,11 @@ def save(name: str, folder: Path) -> None:
     path.write_text(
         json.dumps({key: value for key, value in config.items() if value is not None or key not in entry.published})
     )
-    if entry.config == "Phi3Config":  # the converter asks for a file of sentencepiece otherwise
+    # The converter asks for a file of sentencepiece otherwise; ERNIE's tokenizer puts no space in front of a text.
+    more = {"Phi3Config": {"tokenizer_class": "GPT2Tokenizer"}}
+    if wanted := more.get(entry.config, {"add_prefix_space": False} if entry.config.startswith("Ernie") else None):
         path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "GPT2Tokenizer"}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **wanted}))
     if entry.pre == "gemma":
         (folder / "tokenizer.model").write_bytes(_sentencepiece())
 

@@ -177,6 +177,29 @@ ARCHITECTURES: dict[str, Tiny] = {
         "DeepseekV2Config", {**_LATENT, **_ROUTED, "n_shared_experts": 2}, "deepseek-llm", (),
         {"scoring_func": "softmax"},
     ),
+    "seed_oss": Tiny("SeedOssConfig", _HEADS, "seed-coder"),
+    "arcee": Tiny("ArceeConfig", _WIDE),
+    "ernie4_5": Tiny("Ernie4_5Config", _HEADS, "gemma"),
+    "ernie4_5-moe": Tiny(
+        "Ernie4_5_MoeConfig",
+        {**_WIDE, "intermediate_size": 64, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32,
+         "moe_num_shared_experts": 1},
+        "gemma",
+    ),
+    "hunyuan-dense": Tiny("HunYuanDenseV1Config", _HEADS, "hunyuan-dense"),
+    "exaone4": Tiny("Exaone4Config", {**_WIDE, "sliding_window": None, "layer_types": ["full_attention"] * 3}, "exaone4"),
+    "command-r": Tiny("CohereConfig", {**_WIDE, "logit_scale": 0.5}, "refact"),
+    "cohere2": Tiny(
+        "Cohere2Config", {**_WIDE, "num_hidden_layers": 4, "logit_scale": 0.5, "sliding_window": WINDOW}, "refact", (),
+        {"rotary_pct": 1.0},
+    ),
+    "starcoder2": Tiny("Starcoder2Config", _WIDE, "refact"),
+    "minimax-m2": Tiny(
+        "MiniMaxM2Config",
+        {**_HEADS, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        "minimax-m2", (), {"rotary_dim": 8, "scoring_func": "sigmoid"},
+    ),
 }  # fmt: skip
 
 

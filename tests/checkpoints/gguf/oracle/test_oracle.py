@@ -10,16 +10,18 @@ from tests.checkpoints.gguf.oracle import case, checkpoint, labels
 from tests.checkpoints.gguf.oracle.table import ARCHITECTURES, VOCAB
 from tests.checkpoints.gguf.oracle.tokens import SPECIAL, TEXTS, tokenizer_of
 
-ROUGH = ("tekken", "gpt-4o")  # llama.cpp's patterns for these leave out the marks of Devanagari
+ROUGH = ("tekken", "gpt-4o", "minimax-m2")  # llama.cpp's patterns for these leave out the marks of Devanagari
 CLOSE = 1e-4  # of the largest logit
-TABLE = 1e-2  # the same for Gemma: llama.cpp reads GELU from a table of float16, and the next layers enlarge its steps
+TABLE = (
+    1e-2  # the same for Gemma and StarCoder 2: llama.cpp reads GELU from a table of float16, whose steps layers enlarge
+)
 SAME = {"gemma4moe": "gemma4", "deepseek2-v2": "deepseek2"}  # checkpoints of one architecture
 
 
 @pytest.mark.parametrize("label", labels(quantised=False))
 def test_transformers_computes_llama_cpp_s_logits(label: str) -> None:
     kept = case(label)
-    bound = (TABLE if label.startswith("gemma") else CLOSE) * kept.largest
+    bound = (TABLE if label.startswith("gemma") else TABLE / 10 if label == "starcoder2" else CLOSE) * kept.largest
     assert kept.noise < bound
     with torch.no_grad():
         for index, tokens in enumerate(kept.sequences):

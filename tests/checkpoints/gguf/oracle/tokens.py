@@ -69,6 +69,13 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "refact": (),
     "deepseek-llm": _DEEPSEEK,
     "deepseek-v3": _DEEPSEEK3,
+    "hunyuan-dense": _DEEPSEEK3,
+    "minimax-m2": (_CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", "{1,3}"),),
+    "exaone4": (),
+    "seed-coder": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+",
+    ),
 }  # fmt: skip
 """How a byte-level vocabulary of each ``tokenizer.ggml.pre`` splits text; "refact": each digit, then GPT-2's rule."""
 
@@ -92,7 +99,7 @@ def _counted() -> Tokenizer:
 def byte_level(pre: str) -> PreTrainedTokenizerFast:
     """The tokenizer of a ``tokenizer.ggml.pre``."""
     tokenizer = Tokenizer.from_str(_counted().to_str())
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "refact")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("refact", "exaone4"))
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in PATTERNS[pre]]
     if pre == "refact":
         splits = [pre_tokenizers.Digits(individual_digits=True)]
@@ -100,7 +107,9 @@ def byte_level(pre: str) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
-    return _named(tokenizer, bos=pre in ("lfm2", "pixtral", "falcon-h1", "tekken", "deepseek-llm", "deepseek-v3"))
+    return _named(
+        tokenizer, bos=pre in ("llama-bpe", "lfm2", "pixtral", "falcon-h1", "tekken", "deepseek-llm", "deepseek-v3")
+    )
 
 
 _PIECES = (

@@ -18,7 +18,7 @@ def architecture_of(file: GGUFFile) -> Architecture:
     name = str(file.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise ModelError(
-            f"{file.name}: {file.path.name} holds a model of architecture {name!r}"
+            f"{file.where} holds a model of architecture {name!r}"
             f"{nearest(name, ARCHITECTURES)} (of GGUF files; save_pretrained directories run nearly all)"
         )
     return ARCHITECTURES[name]

@@ -1,12 +1,13 @@
 """Dense architectures: the Llama family and its kin."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretell.checkpoints.gguf.families.architecture import LINEARS, Architecture, Change
+from foretell.checkpoints.gguf.families.architecture import BIASES, LINEARS, WHOLE, Architecture, Change
 from foretell.checkpoints.gguf.file import GGUFFile
 from foretell.checkpoints.gguf.rope import read_rope
 from foretell.checkpoints.gguf.values import decimal, depth, each, only, refuse, whole
@@ -39,9 +40,10 @@ _OLMO3_PATTERN = 4  # every fourth layer of OLMo 3 sees the whole text
 _NO_ROPE_STEP = 4  # every fourth layer of SmolLM3 is not rotated
 
 
-def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False) -> dict[str, Any]:
+def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False, layer_norm: bool = False) -> dict[str, Any]:
     """What all of them state: sizes, heads, the epsilon and the rotation. partial: of a part of a head; fused: q, k and v
-    are one tensor. Raises ModelError where they contradict each other, or q."""
+    are one tensor; layer_norm: the epsilon is of layer norms, and left out. Raises ModelError where they contradict each
+    other, or q."""
     arch = file.get("general.architecture")
     hidden, heads = whole(file, "embedding_length"), whole(file, "attention.head_count")
     kv_heads = whole(file, "attention.head_count_kv", heads)
@@ -75,7 +77,7 @@ def sizes(file: GGUFFile, *, partial: bool = False, fused: bool = False) -> dict
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon"),
+        **({} if layer_norm else {"rms_norm_eps": decimal(file, "attention.layer_norm_rms_epsilon")}),
         "rope_parameters": {
             **read_rope(file, rotated, context), **({"partial_rotary_factor": rotated / head_dim} if partial else {}),
         },
@@ -90,6 +92,37 @@ def dense(file: GGUFFile, **options: bool) -> dict[str, Any]:
 def _llama(file: GGUFFile) -> dict[str, Any]:
     biases = {"attention_bias": "attn_q", "mlp_bias": "ffn_gate"}
     return {**dense(file), **{key: f"blk.0.{name}.bias" in file.tensors for key, name in biases.items()}}
+
+
+def _biased(file: GGUFFile, *, layer_norm: bool = False, **names: str) -> dict[str, Any]:
+    """A dense model, of which a field of the configuration says whether a linear of each layer has a bias."""
+    found = {field: f"blk.0.{name}.bias" in file.tensors for field, name in names.items()}
+    return {**dense(file, layer_norm=layer_norm), **found}
+
+
+def _exaone4(file: GGUFFile) -> dict[str, Any]:
+    return {**dense(file), **_windows(file, whole(file, "attention.sliding_window", 0) or None)}
+
+
+def _windows(file: GGUFFile, window: int | None) -> dict[str, Any]:
+    """Of models with a window in three layers of four, or in none."""
+    count = depth(file)[0]
+    kinds = ["full_attention"] * count if window is None else layer_types(file, count, 4)
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _cohere(file: GGUFFile) -> dict[str, Any]:
+    eps, scale = decimal(file, "attention.layer_norm_epsilon"), decimal(file, "logit_scale")
+    return {**_biased(file, layer_norm=True, attention_bias="attn_q"), "layer_norm_eps": eps, "logit_scale": scale}
+
+
+def _cohere2(file: GGUFFile) -> dict[str, Any]:
+    return {**_cohere(file), **_windows(file, whole(file, "attention.sliding_window"))}
+
+
+def _starcoder2(file: GGUFFile) -> dict[str, Any]:
+    eps, window = decimal(file, "attention.layer_norm_epsilon"), whole(file, "attention.sliding_window", 0) or None
+    return {**_biased(file, layer_norm=True, use_bias="attn_q"), "norm_epsilon": eps, "sliding_window": window}
 
 
 def _olmo2(file: GGUFFile) -> dict[str, Any]:
@@ -227,7 +260,25 @@ _BITNET = {
     "attn_sub_norm.weight": "self_attn.attn_sub_norm.weight",
     "ffn_sub_norm.weight": "mlp.ffn_sub_norm.weight",
 }
+_HEAD_NORMS = {
+    f"attn_{x}_norm.weight": f"self_attn.{name}_layernorm.weight" for x, name in (("q", "query"), ("k", "key"))
+}
+_SEED_OSS = {**ATTENTION, "post_attention_norm.weight": "post_attention_layernorm.weight", **MLP}
+_ALL_BIASES = {**BIASES, "attn_norm.bias": "input_layernorm.bias", "ffn_norm.bias": "post_attention_layernorm.bias"}
+_STARCODER2, _STARCODER2_MAY = (
+    {
+        theirs: ours.replace("up_proj", "c_fc").replace("down_proj", "c_proj")
+        for theirs, ours in names.items()
+        if "gate" not in theirs
+    }
+    for names in (LLAMA, _ALL_BIASES)
+)
+_ARCEE = {theirs: ours for theirs, ours in LLAMA.items() if theirs != "ffn_gate.weight"}
 _OLMO2 = {theirs: ours for theirs, ours in SANDWICH.items() if theirs not in ("attn_norm.weight", "ffn_norm.weight")}
+
+_BIASED_WHOLE = {**WHOLE, "output_norm.bias": "model.norm.bias"}
+_with_bias = partial(_biased, attention_bias="attn_q")
+_seed_oss = partial(_with_bias, attention_out_bias="attn_output", mlp_bias="ffn_gate")
 
 DECODERS = {
     "llama": Architecture("llama", "LlamaForCausalLM", LLAMA, _llama, adjust=turned),
@@ -242,4 +293,16 @@ DECODERS = {
     # llama.cpp's has the activation of the first models, Microsoft's that of bitnet-b1.58-2B-4T.
     "bitnet": Architecture("bitnet", "BitNetForCausalLM", _BITNET, _bitnet("silu"), may={}),
     "bitnet-b1.58": Architecture("bitnet", "BitNetForCausalLM", _BITNET, _bitnet("relu2"), may={}),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _SEED_OSS, _seed_oss),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", _ARCEE, partial(_with_bias, mlp_bias="ffn_up"), adjust=turned),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", LLAMA, partial(_biased, use_bias="attn_q")),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", {**LLAMA, **_HEAD_NORMS}, _with_bias
+    ),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", {**_OLMO2, **QK_NORMS}, _exaone4, may={}),
+    "command-r": Architecture("cohere", "CohereForCausalLM", {**ATTENTION, **MLP}, _cohere),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", {**ATTENTION, **MLP}, _cohere2, may={}),
+    "starcoder2": Architecture(
+        "starcoder2", "Starcoder2ForCausalLM", _STARCODER2, _starcoder2, may=_STARCODER2_MAY, whole=_BIASED_WHOLE
+    ),
 }

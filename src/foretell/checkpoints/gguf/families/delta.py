@@ -34,7 +34,7 @@ def recurrent(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | No
 
 def _logarithm(file: GGUFFile, name: str, parts: list[Tensor]) -> Tensor:
     if not bool((parts[0] < 0).all()):
-        raise ModelError(f"{file.name}: {file.path.name} is damaged: tensor {name} has values that are not below 0")
+        raise ModelError(f"{file.where} is damaged: tensor {name} has values that are not below 0")
     return torch.log(-parts[0].double()).float().reshape(-1)
 
 

@@ -311,7 +311,7 @@ def _falcon(file: GGUFFile) -> dict[str, Any]:
     ModelError where the head is the embedding: its own multiplier is lost then."""
     if "output.weight" not in file.tensors:
         raise ModelError(
-            f"{file.name}: {file.path.name} lacks tensor output.weight; of a falcon-h1 model whose head is the embedding "
+            f"{file.where} lacks tensor output.weight; of a falcon-h1 model whose head is the embedding "
             "a GGUF file has lost the multipliers: run the save_pretrained directory"
         )
     found, mamba = _common(file), _mamba(file)

@@ -55,6 +55,10 @@ _GPT_OSS = {
     "ffn_down_exps.weight": "mlp.experts.down_proj",
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
+_PLAIN = {**ATTENTION, **FFN_NORM}
+_ROUTED_ALONE = {theirs: ours for theirs, ours in ROUTED.items() if "shexp" not in theirs}
+_MINIMAX = {**_ROUTED_ALONE, "exp_probs_b.bias": "mlp.e_score_correction_bias"}
+_ERNIE_BIAS = {"exp_probs_b.bias": "mlp.gate.moe_statics.e_score_correction_bias"}
 _APART = {
     f"ffn_{key}_exps.weight": f"mlp.experts.{key}_proj.weight" for key in ("gate", "up", "down")
 }  # of gpt-oss: matrices as they are, which may be packed
@@ -135,6 +139,41 @@ def _gpt_oss(file: GGUFFile) -> dict[str, Any]:
     }
 
 
+def _ernie_moe(file: GGUFFile) -> dict[str, Any]:
+    return {
+        **sizes(file),
+        "intermediate_size": whole(file, "feed_forward_length"),
+        "moe_intermediate_size": whole(file, "expert_feed_forward_length"),
+        "moe_num_experts": whole(file, "expert_count"),
+        "moe_k": whole(file, "expert_used_count"),
+        "moe_num_shared_experts": whole(file, "expert_shared_count", 0),
+        "moe_layer_start_index": dense_layers(file),
+        "moe_layer_interval": whole(file, "interleave_moe_layer_step"),
+    }
+
+
+def _ernie_layer(file: GGUFFile, layer: int) -> Mapping[str, str]:
+    if layer < dense_layers(file) or (layer + 1) % whole(file, "interleave_moe_layer_step"):
+        return MLP
+    return {**(ROUTED if whole(file, "expert_shared_count", 0) else _ROUTED_ALONE), **_ERNIE_BIAS}
+
+
+def _minimax(file: GGUFFile) -> dict[str, Any]:
+    only(file, "expert_gating_func", _SIGMOID, "MiniMax-M2's router takes the sigmoid")
+    return {
+        **sizes(file, partial=True),
+        "intermediate_size": whole(file, "expert_feed_forward_length"),
+        "num_local_experts": whole(file, "expert_count"),
+        "num_experts_per_tok": whole(file, "expert_used_count"),
+    }
+
+
+def _ernie_adjust(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
+    if ours.endswith("e_score_correction_bias"):  # of one group of experts
+        return Change(shape=(1, file.tensors[theirs[0]].shape[-1]))
+    return stacked(file, ours, theirs)
+
+
 def stacked(file: GGUFFile, ours: str, theirs: tuple[str, ...]) -> Change | None:
     """Gate and up of each expert in one matrix, as transformers keeps them: [experts, 2 inner, hidden]."""
     if not ours.endswith("experts.gate_up_proj") or len(theirs) == 1:
@@ -199,6 +238,12 @@ MIXTURES = {
         some=_glm4moe_layer,
         may={**QKV_BIASES, **QK_NORMS},
         adjust=stacked,
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _PLAIN, _ernie_moe, some=_ernie_layer, may={}, adjust=_ernie_adjust
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2", "MiniMaxM2ForCausalLM", {**_PLAIN, **QK_NORMS, **_MINIMAX}, _minimax, may={}, adjust=stacked
     ),
     "gpt-oss": Architecture(
         "gpt_oss", "GptOssForCausalLM", _GPT_OSS, _gpt_oss, may={}, adjust=_interleaved, apart=_APART

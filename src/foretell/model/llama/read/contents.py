@@ -79,6 +79,8 @@ def _biases_of_first_layer(names: Collection[str], shape: LlamaShape) -> frozens
 def _outer(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield EMBEDDING, (shape.vocab_size, shape.hidden_size)
     yield FINAL_NORM, (shape.hidden_size,)
+    if shape.traits.norm_biases:
+        yield bias_name(FINAL_NORM), (shape.hidden_size,)
     if not shape.tied:
         yield HEAD, (shape.vocab_size, shape.hidden_size)
 
@@ -112,6 +114,8 @@ def _layer(index: int, shape: LlamaShape, biases: Collection[str]) -> Iterator[t
         norm_sizes = {"q_norm": latent.query_rank, "k_norm": latent.rank}
     for key in shape.norms(index):
         yield names[key], (norm_sizes.get(key, hidden),)
+        if traits.norm_biases and key not in norm_sizes:
+            yield bias_name(names[key]), (hidden,)
     mixer = shape.mixer(index)
     if mixer is not None:
         yield from mixer.tensors(index)

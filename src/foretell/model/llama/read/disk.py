@@ -84,7 +84,7 @@ class DiskExperts:
                 places[expert, part, 0], places[expert, part, 1] = file, layout.stored.offset
                 if expert == 0:
                     step = max(TILE, _AT_ONCE // row_bytes // TILE * TILE)
-                    stored[part] = structures.Stored(layout.number, layout.rows, row_bytes, step, at)
+                    stored[part] = structures.Stored(layout.number, layout.rows, row_bytes, step, at, layout.grid)
                     self._view.reading = max(self._view.reading, min(step, layout.rows) * row_bytes)
                     at += _lines(layout.num_bytes)
         frame, held = (torch.full((size,), -1, dtype=torch.int32) for size in (count, frames))

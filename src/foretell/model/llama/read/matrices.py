@@ -101,11 +101,16 @@ def pack_into(out: Tensor, form: str, kind: str | torch.dtype, rows: Tensor, col
     assert rows.device.type == "cpu"
     assert (form in ("Q8", "Q4")) if isinstance(kind, torch.dtype) else form == FORMAT_OF[kind]
     assert out.numel() >= -(-len(rows) // TILE) * TILE * FORMATS[form].row_bytes(columns)
-    grid = grid_of(kind) if isinstance(kind, str) else None
     pack_function()(
         FORMATS[form].number, _KINDS[kind], rows.data_ptr(), len(rows), columns, rows.stride(0) * rows.itemsize,
-        None if grid is None else grid.ctypes.data, out.data_ptr(),
+        _grid(kind), out.data_ptr(),
     )  # fmt: skip
+
+
+def _grid(kind: str | torch.dtype) -> int | None:
+    """The address of ``grid_of`` a kind."""
+    grid = grid_of(kind) if isinstance(kind, str) else None
+    return None if grid is None else grid.ctypes.data
 
 
 def pack_function() -> Callable[..., int]:
@@ -269,6 +274,7 @@ class MatrixLayout(NamedTuple):
     num_bytes: int
     stored: Located | None  # None: it cannot be made of a file's rows as they are
     number: int  # of the file's kind, by GGUF
+    grid: int | None = None  # see ``grid_of``: its address
 
 
 def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> MatrixLayout:
@@ -281,8 +287,6 @@ def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype)
         form, row_bytes = FORMATS[plan.format].number, FORMATS[plan.format].row_bytes(columns)
     if stored is not None and stored.kind not in (floats if plan.packed is None else (plan.packed.kind,)):
         stored = None
-    matrix, number = (
-        structures.Matrix(None, None, form, columns, row_bytes),
-        -1 if stored is None else _KINDS[stored.kind],
-    )
-    return MatrixLayout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number)
+    matrix = structures.Matrix(None, None, form, columns, row_bytes)
+    number, grid = (-1, None) if stored is None else (_KINDS[stored.kind], _grid(stored.kind))
+    return MatrixLayout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number, grid)

@@ -1,5 +1,5 @@
 """Fused matrices (Phi-3: qkv_proj, gate_up_proj; GLM-4: the latter) under the names of their parts, and partial or
-interleaved rope as that of whole heads."""
+interleaved rope as that of whole heads; names that are not Llama's."""
 
 import re
 
@@ -24,7 +24,8 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
         interleaved = shape.traits.interleaved
         return LatentWeights(source, latent, shape.num_heads, interleaved=interleaved, name=name, any_width=any_width)
     order, parts = _order(shape), dict[str, Part]()
-    if order is None and not shape.traits.is_fused:
+    renames = shape.traits.renames
+    if order is None and not shape.traits.is_fused and not renames:
         return source
     dim, inner = shape.head_dim, shape.intermediate_size
     queries, keys = shape.num_heads * dim, shape.num_kv_heads * dim
@@ -33,13 +34,16 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
         "gate_up_proj": (("gate_proj", inner), ("up_proj", inner)),
         "q_proj": (("q_proj", queries),),
         "k_proj": (("k_proj", keys),),
-        "q_norm": (("q_norm", dim),),
-        "k_norm": (("k_norm", dim),),
+        "q_norm": (("q_norm", queries if shape.traits.qk_norm == "all" else dim),),
+        "k_norm": (("k_norm", keys if shape.traits.qk_norm == "all" else dim),),
     }
     for theirs in source.names:
-        found = re.search(rf"\.({'|'.join(sizes)})\.", theirs)
+        named = theirs
+        for old, new in renames:
+            named = named.replace(old, new)
+        found = re.search(rf"\.({'|'.join(sizes)})\.", named)
         if found is None:
-            parts[theirs] = Part(theirs)
+            parts[named] = Part(theirs)
             continue
         if theirs.endswith(".weight") and len(sizes[found[1]]) > 1:
             width = None if any_width else shape.hidden_size
@@ -51,7 +55,7 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
                 rows = start + in_heads(order, size)
             elif len(sizes[found[1]]) == 1:
                 rows = None
-            parts[theirs.replace(found[1], part)] = Part(theirs, rows)
+            parts[named.replace(found[1], part)] = Part(theirs, rows)
             start += size
     wholes = [whole for whole in sizes if any(f".{whole}." in each for each in source.names)]
 
@@ -59,6 +63,8 @@ def split_weights(source: WeightSource, shape: LlamaShape, *, name: str, any_wid
         for whole in wholes:
             for part, _ in sizes[whole]:
                 ours = ours.replace(f".{part}.", f".{whole}.")
+        for old, new in renames:
+            ours = ours.replace(new, old)
         return ours
 
     return PartWeights(source, parts, back)

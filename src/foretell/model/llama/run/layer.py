@@ -63,12 +63,16 @@ class LayerReader:
     kv: str = "auto"
 
     def norm(self, name: str) -> Tensor:
-        """The factors of a norm; in float32 where an offset would be rounded."""
-        offset, dtype = self.shape.traits.norm_offset, self.dtype
-        if not offset:
-            return self.source.read(name, dtype, self.device)
-        wide = dtype if dtype == torch.float64 else torch.float32
-        return self.source.read(name, wide, self.device) + offset
+        """The factors of a norm, of a layer norm [2, H] with its biases; in float32 where an offset would be rounded."""
+        traits, dtype = self.shape.traits, self.dtype
+        if traits.norm_offset or traits.is_layer_norm:
+            dtype = dtype if dtype == torch.float64 else torch.float32
+        weight = self.source.read(name, dtype, self.device)
+        weight = weight + traits.norm_offset if traits.norm_offset else weight
+        if not traits.is_layer_norm or "_norm." in name:  # of heads
+            return weight
+        bias = self.source.read(llama.bias_name(name), dtype, self.device) if traits.norm_biases else None
+        return torch.stack((weight, torch.zeros_like(weight) if bias is None else bias))
 
     def layer(self, index: int) -> Layer:
         """One layer of the model."""
@@ -92,14 +96,16 @@ class LayerReader:
         if shape.is_sparse(index):
             mlp: GatedMLP | Experts = self._experts(index)
         else:
+            parts = ("gate", "up") if traits.has_gate else ("up",)
             activated = _activated(traits)
             if (inner := norm("inner_norm", traits.sub_norms)) is not None:
                 activated = _normed(activated, inner, shape.norm_eps)
-            mlp = GatedMLP(linear("gate", "up"), linear("down"), activated)
+            mlp = GatedMLP(linear(*parts), linear("down"), activated, len(parts))
+        has_second = traits.norms_before and not traits.is_parallel
         return Layer(
             norm("input_norm", traits.norms_before), linear(*("q", "k", "v")[: 2 if traits.latent else 3]), qk_norm,
             linear("o"),
-            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
+            norm("attention_after", traits.norms_after), norm("mlp_norm", has_second), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
             self._spread(names), shape.limits(index),
             self.source.read(names["sinks"], torch.float32, device) if traits.has_sinks else None,
@@ -169,6 +175,10 @@ class LayerReader:
 
 
 def _activated(traits: Traits) -> Activated:
+    if not traits.has_gate:
+        if traits.activation == "relu2":
+            return lambda up: F.relu(up).square()
+        return lambda up: F.gelu(up, approximate="tanh")
     if (swiglu := traits.swiglu) is not None:
         return lambda gate, up: clamped_swiglu(gate, up, *swiglu)
     if traits.activation == "silu":

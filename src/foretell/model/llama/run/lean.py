@@ -37,7 +37,7 @@ from foretell.model.llama.run.layer import LatentParts, Layer, LayerReader
 from foretell.model.llama.run.loras import AdaptedLinear, Assigned, merged_weights, parts_of, terms_of
 from foretell.model.llama.run.pack import MIN_ROWS, Experts, GatedMLP, Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
-from foretell.model.llama.traits import capped
+from foretell.model.llama.traits import capped, normed as normed_by
 from foretell.model.target import WHOLE, CausalModel, Output, PassOptions
 from foretell.model.windows import DraftWindow, sunk_attention, weights_of
 
@@ -104,7 +104,8 @@ class LeanModel(CausalModel):
         self.spec = shape.spec(name, "lean", dtype, device, kv=kv)
         self.has_blocks = device.type != "cpu"
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
-        own = dtype != torch.float64 and shape.traits.qk_norm != "all"
+        traits = shape.traits
+        own = dtype != torch.float64 and traits.qk_norm != "all" and not (traits.is_layer_norm or traits.norms_last)
         self._gpu = ops(device.type) if own else None  # Triton's kernels between the products
         self._group = shape.num_heads // shape.num_kv_heads
         ropes = list(dict.fromkeys(shape.ropes))
@@ -116,7 +117,7 @@ class LeanModel(CausalModel):
             source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
-        scale = shape.traits.embedding_scale
+        scale = traits.embedding_scale
         # The factor is rounded to the weights' dtype first, as the modules do.
         self._scale = None if scale == 1.0 else self._embedding.new_tensor(scale)
         reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed, kv)
@@ -173,7 +174,8 @@ class LeanModel(CausalModel):
             layer = self._layers[index]
             mlp = layer.mlp
             if isinstance(mlp, GatedMLP):
-                mlp = replace(mlp, gate_up=adapted(mlp.gate_up, "gate", "up"), down=adapted(mlp.down, "down"))
+                gate_up = adapted(mlp.gate_up, *("gate", "up")[-mlp.parts :])
+                mlp = replace(mlp, gate_up=gate_up, down=adapted(mlp.down, "down"))
             qkv, out = adapted(layer.qkv, "q", "k", "v"), adapted(layer.out, "o")
             self._layers[index] = replace(layer, qkv=qkv, out=out, mlp=mlp)
         self.loras = tuple(loras)
@@ -294,7 +296,7 @@ class LeanModel(CausalModel):
         if self._gpu is not None:
             normed: Tensor = self._gpu.norm(x, weight, self.shape.norm_eps)
             return normed
-        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.shape.norm_eps).to(x.dtype)
+        return normed_by(x.to(weight.dtype), weight, self.shape.norm_eps).to(x.dtype)
 
     def _add(self, x: Tensor, part: Tensor, norm: Tensor | None) -> Tensor:
         """The stream with what attention or MLP returned."""
@@ -360,15 +362,18 @@ class LeanModel(CausalModel):
                 cache.table, cache.keys[index], cache.values[index],
             )  # fmt: skip
             return self._after(layer, x, self._seen(index, query, shared, cache), shared)
+        last = shape.traits.norms_last
         if layer.latent is not None:
             qk = self._absorbed(layer.latent, qkv)
             value = qk[:, :, heads:, :0]
         else:
             qkv = qkv.view(*x.shape[:2], heads + 2 * kv_heads, dim)
             qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
-        if layer.qk_norm is not None:
+        if layer.qk_norm is not None and not last:
             qk = self._norm_heads(qk, layer.qk_norm)
         qk = _turned(qk, cos, sin)
+        if layer.qk_norm is not None and last:
+            qk = self._norm_heads(qk, layer.qk_norm)
         if layer.rope in shared.growths:
             qk = torch.cat((qk[:, :, :heads] * shared.growths[layer.rope], qk[:, :, heads:]), 2)
         if layer.spread is not None:
@@ -410,8 +415,9 @@ class LeanModel(CausalModel):
 
     def _after(self, layer: Layer, x: Tensor, mixed: Tensor, shared: _Pass) -> Tensor:
         """The stream after a layer: what attention has mixed is added, and then the MLP's part."""
+        before = self._norm(x, layer.input_norm) if self.shape.traits.is_parallel else None
         x = self._add(x, layer.out(self._norm(mixed, layer.mixed_norm)), layer.attention_after)
-        normed = self._norm(x, layer.mlp_norm)
+        normed = self._norm(x, layer.mlp_norm) if before is None else before
         if isinstance(layer.mlp, Experts):  # padding would read experts of its own
             part = F.pad(layer.mlp(normed[:, : shared.width]), (0, 0, 0, x.shape[1] - shared.width))
         else:

@@ -49,6 +49,7 @@ from foretell.model.llama.run.loras import KINDS, merged_weights, placed, terms_
 from foretell.model.llama.run.states import HybridCache, NativeCache
 from foretell.model.llama.run.tuning import fewest_threads
 from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.traits import normed as normed_by
 from foretell.model.target import WHOLE, CausalModel, Decoded, DiskFigures, Output, PassOptions
 from foretell.model.windows import DraftWindow
 
@@ -432,7 +433,7 @@ class NativeModel(CausalModel):
 
     def normed(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.normed``; in float32."""
-        return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
+        return normed_by(hidden.float(), self._final_norm, self.shape.norm_eps)
 
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel.head``; float32. By torch, in the weights' dtype, where a gradient is wanted."""
@@ -545,6 +546,16 @@ class NativeModel(CausalModel):
             return self._tensors[-1].data_ptr()
 
         traits = shape.traits
+
+        def norm(name: str) -> int:
+            address = vector(name, traits.norm_offset)
+            if not traits.is_layer_norm:
+                return address
+            weight = self._tensors[-1]
+            bias = source.read(llama.bias_name(name), torch.float32, cpu) if traits.norm_biases else None
+            self._tensors[-1] = torch.stack((weight, torch.zeros_like(weight) if bias is None else bias))
+            return self._tensors[-1].data_ptr()
+
         self._ropes = list(dict.fromkeys(shape.ropes))
         self._growing = [rope for rope in self._ropes if rope.growth is not None]
 
@@ -573,7 +584,7 @@ class NativeModel(CausalModel):
                 self._tensors += [spread, unspread := 1.0 / spread]
                 layer.spread, layer.unspread = spread.data_ptr(), unspread.data_ptr()
             for key in shape.norms(index):
-                setattr(layer, key, vector(names[key], traits.norm_offset))
+                setattr(layer, key, norm(names[key]))
             layer.sink_logits = vector(names["sinks"]) if traits.has_sinks else None
             mixer = shape.mixer(index)
             if mixer is not None:
@@ -584,7 +595,7 @@ class NativeModel(CausalModel):
             _limit(layer, shape.limits(index))
             grows = rope.growth is not None
             layer.query_rope = len(self._ropes) + self._growing.index(rope) if grows else layer.rope
-        final_norm = vector(llama.FINAL_NORM, traits.norm_offset)
+        final_norm = norm(llama.FINAL_NORM)
         self._final_norm = self._tensors[-1]
         return structures.Model(
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
@@ -600,7 +611,8 @@ class NativeModel(CausalModel):
             traits.is_gated, *mixers.sizes_of(shape.mixers),
             *(0.0 if x == 1.0 else x for x in (traits.attention_scale, traits.gate_scale, traits.mlp_scale)),
             0, *(traits.swiglu or (0.0, 0.0)), None if disk is None else disk.view,
-            *((x.rank, x.rope, x.nope, x.value, x.query_rank, x.eps) if (x := traits.latent) is not None else ()),
+            *((x.rank, x.rope, x.nope, x.value, x.query_rank, x.eps) if (x := traits.latent) is not None else (0,) * 6),
+            traits.is_layer_norm, traits.is_parallel, traits.norms_last,
         )  # fmt: skip
 
 

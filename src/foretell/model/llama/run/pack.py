@@ -79,8 +79,8 @@ def make_linear(weight: Tensor, bias: Tensor | None, *, packed: bool) -> Linear:
     return PackedLinear(weight, bias) if packed else PlainLinear(weight, bias)
 
 
-Activated = Callable[[Tensor, Tensor], Tensor]
-"""What an MLP makes of gate, which it may overwrite, and up."""
+Activated = Callable[..., Tensor]
+"""What an MLP makes of gate, which it may overwrite, and up; without a gate of up."""
 MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4
 
 
@@ -88,14 +88,14 @@ MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4
 class GatedMLP:
     """One expert, or the MLP of a layer without: H -> H."""
 
-    gate_up: Linear  # H -> 2 * inner
+    gate_up: Linear  # H -> 2 * inner; without a gate inner
     down: Linear  # inner -> H
     activated: Activated
+    parts: int = 2  # 1: there is no gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] of x [..., H]."""
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(self.activated(gate, up))
+        return self.down(self.activated(*self.gate_up(x).chunk(self.parts, -1)))
 
     def padded(self, x: Tensor) -> Tensor:
         """[n, H] of x [n, H], at a number of rows that kernels are made for."""
