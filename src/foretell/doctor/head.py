@@ -52,7 +52,7 @@ def diagnose(
     except ModelError as error:
         refused = f.refused(str(error))
         if refused is None:
-            hint = "what guesses here, a draft model too, is measured by 'foretell doctor --target FILE --draft FILE'"
+            hint = "a draft model is examined by 'foretell doctor --draft NAME' (method draft_model), a target by --target"
             raise ModelError(f"{error}; {hint}") from error
         return _unread(name, engine, refused, record)
     if not isinstance(head, KINDS):
