@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 _NAMES = {
     "core.errors": "CapacityError ConfigError DrafterError EngineError ForetellError ModelError PromptError QueueFullError"
-    " ServiceClosedError TrainError VerifierError VocabularyMismatchError",
+    " ServiceClosedError TrainError UnreadableError VerifierError VocabularyMismatchError",
     "core.noise": "Noise",
     "core.params": "SamplingParams",
     "core.probs": "History Processors",
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         QueueFullError as QueueFullError,
         ServiceClosedError as ServiceClosedError,
         TrainError as TrainError,
+        UnreadableError as UnreadableError,
         VerifierError as VerifierError,
         VocabularyMismatchError as VocabularyMismatchError,
     )

@@ -52,7 +52,9 @@ def diagnose(
     except ModelError as error:
         refused = f.refused(str(error))
         if refused is None:
-            hint = "a draft model is examined by 'foretell doctor --draft NAME' (method draft_model), a target by --target"
+            hint = (
+                "a draft model is examined by 'foretell doctor --draft NAME' (method draft_model), a target by --target"
+            )
             raise ModelError(f"{error}; {hint}") from error
         return _unread(name, engine, refused, record)
     if not isinstance(head, KINDS):

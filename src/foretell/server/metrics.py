@@ -55,6 +55,7 @@ POSSIBLE = {
     "speedup_lost_width": ("width", "Of it lost by passes over guesses deeper than those that are kept."),
 }
 """Gauges, to the field of ``Possible``."""
+
 DISK_GAUGES = {
     "total_bytes": "Of all experts, as they lie in memory.",
     "held_bytes": "Of the experts that are held in memory, at most.",

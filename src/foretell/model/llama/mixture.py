@@ -24,7 +24,15 @@ _SIGMOID = ("lfm2_moe", "nemotron_h", "minimax_m2", *_DEEPSEEK)
 _FURTHER = ("deepseek_v2", "ernie4_5_moe", *_DEEPSEEK)  # n_shared_experts beside each other make one
 _GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # their shared expert has a gate
 _GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa")
-_ONE_SIZE = (*_GRANITES, "mixtral", "olmoe", "gpt_oss", "minimax_m2", "flex_olmo", "hunyuan_v1_moe")  # of all their MLPs
+_ONE_SIZE = (
+    *_GRANITES,
+    "mixtral",
+    "olmoe",
+    "gpt_oss",
+    "minimax_m2",
+    "flex_olmo",
+    "hunyuan_v1_moe",
+)  # of all their MLPs
 TYPES = (*_ONE_SIZE, *_GATED, *_SIGMOID, "qwen3_moe", "mellum", "ernie4_5_moe", "deepseek_v2")
 """The types with experts that are covered."""
 _METHODS = ("greedy", "group_limited_greedy")  # DeepSeek-V2's topk_method: groups are ranked by their best expert

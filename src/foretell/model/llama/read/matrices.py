@@ -289,4 +289,6 @@ def layout_of(source: WeightSource, name: str, weights: str, dtype: torch.dtype)
         stored = None
     matrix = structures.Matrix(None, None, form, columns, row_bytes)
     number, grid = (-1, None) if stored is None else (_KINDS[stored.kind], _grid(stored.kind))
-    return MatrixLayout(name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number, grid)
+    return MatrixLayout(
+        name, plan.kind.removeprefix("torch."), matrix, rows, plan.num_bytes(dtype), stored, number, grid
+    )
