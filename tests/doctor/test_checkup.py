@@ -292,7 +292,8 @@ def test_smaller_models_of_the_same_vocabulary_that_were_pulled_are_draft_models
     """A SmolLM2 stood in the list for a Qwen."""
     vocab = {str(index): index for index in range(300)}
     own, other = (SimpleNamespace(get_vocab=lambda found=found: found) for found in (vocab, {**vocab, "x": 7}))
-    monkeypatch.setattr(finding, "pulled", Path)
+    known = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "smollm2-135m")
+    monkeypatch.setattr(finding, "pulled", lambda name: Path(name) if name in known else None)
     monkeypatch.setattr(finding, "load_tokenizer", lambda name: own if name.startswith("qwen") else other)
     target: Any = SimpleNamespace(name="qwen2.5-coder-1.5b", weight_bytes=10**9)
     for tokenizer, drafts in ((own, ["qwen2.5-coder-0.5b"]), (other, ["smollm2-135m"]), (None, [])):
