@@ -169,7 +169,7 @@ def test_no_two_folders_import_each_other() -> None:
     assert circles(folders) == [["core", "kernels"]]
 
 
-MOST_LINES = {"src": 82_556, "tests": 94_691}
+MOST_LINES = {"src": 82_561, "tests": 94_691}
 """Of Python. A change that raises a number says in its commit what that buys; the aims are 72,000 and 78,000."""
 MOST_TWICE, MOST_UNFORMATTED = 21, 376
 """Names of classes that two files of the package have, and places that the formatter leaves as they are."""

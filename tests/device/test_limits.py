@@ -63,7 +63,7 @@ def test_grafts_ask_nothing_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(grafting, "graft_there", counted)
     monkeypatch.setattr(Worth, "num_grafted", lambda self, score: 2)
-    monkeypatch.setattr(Worth, "prefers_suffix", lambda self, score: False)
+    monkeypatch.setattr(Worth, "prefers_suffix", lambda *_: False)
     config = {"method": "hybrid", "second_shape": "eagle2/size=8"}
     given = requests([replace(LONG, temperature=0.0)], ["x = 1; x = 1; x = 1; x"])
     expected, found = both(config, given)

@@ -752,7 +752,7 @@ def test_a_recurrent_draft_behind_suffix_grows_no_trees() -> None:
 def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that knows nothing, and greedy text that repeats: kept nodes are a suffix's, which the draft did not grow and
     has yet to read."""
-    monkeypatch.setattr(Worth, "prefers_suffix", lambda self, score: False)
+    monkeypatch.setattr(Worth, "prefers_suffix", lambda *_: False)
     requests = [
         Request([3, 4, 5, 3, 4, k], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
         for k in range(4)

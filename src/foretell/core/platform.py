@@ -27,6 +27,11 @@ _PRIVATE, _FIXED = 0x02, 0x10  # mmap's flags on every Unix
 _MEM_RESET, _READ_WRITE = 0x80000, 0x04  # VirtualAlloc's
 
 
+def can_read_at() -> bool:
+    """Whether a file can be read at a place by several threads at once: not on Windows."""
+    return hasattr(os, "pread")
+
+
 def anonymous_memory(num_bytes: int, *, huge: bool) -> mmap.mmap:
     """Zeros whose pages are allocated when they are written; in huge pages or in none of them, where the system lets one
     choose. Raises OSError. On Windows the whole of it counts as used at once, though it takes no memory yet."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretell.checkpoints.weights import WeightSource
 from foretell.core.errors import ModelError, UnreadableError
-from foretell.core.platform import free_memory
+from foretell.core.platform import can_read_at, free_memory
 from foretell.kernels import structures
 from foretell.kernels.native import need
 from foretell.model.llama.mixture import Mixture, expert_names
@@ -193,7 +193,7 @@ def _unreadable(layers: Mapping[int, Sequence[Parts]], weights: str) -> str | No
     """Why experts cannot be read as they are needed; None where they can: a layer's are all stored alike."""
     if not layers:
         return "only a mixture's experts can stay on disk"
-    if not hasattr(os, "pread"):
+    if not can_read_at():
         return "this system cannot read experts as they are needed"
     if weights == "least":
         return "weights='least' is of drafts, whose experts do not stay on disk"
